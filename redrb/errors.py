@@ -279,6 +279,8 @@ class BatchTimeout(RedrbError, TimeoutError):
         blocked: Producers that wait for room at the last check.
         expired: Groups that became too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last check.
+        unfinished: Whether groups were not looked at, because the time was up while the consumer
+            group joined the task, or while groups expired or were sorted. The next take goes on.
         missing_ranks: Of a take of ranks: the ranks that did not ask for the step.
         fates: Where all groups of the task were at the last check, as the consumer group sees it:
             `put` is the sum of `available`, `unmatched` (they do not match the query),
@@ -301,6 +303,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         blocked: int = 0,
         expired: int = 0,
         others: int = 0,
+        unfinished: bool = False,
         missing_ranks: tuple[int, ...] = (),
         fates: abc.Mapping[str, int] | None = None,
         similar: tuple[str, ...] = (),
@@ -312,6 +315,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         self.blocked = blocked
         self.expired = expired
         self.others = others
+        self.unfinished = unfinished
         self.missing_ranks = missing_ranks
         self.fates = dict(fates or {})
         self.similar = similar
@@ -336,6 +340,11 @@ class BatchTimeout(RedrbError, TimeoutError):
         """Return what to do, by the cause that explains the most."""
         fates = self.fates
         missing = self.wanted - self.available
+        if self.unfinished:
+            return (
+                "The time was up while the consumer group joined the task, or while groups expired "
+                "or were sorted: take again, which goes on from there, or wait longer."
+            )
         if self.missing_ranks:
             listed = ", ".join(map(str, self.missing_ranks))
             return f"Ranks {listed} did not ask for the step: check that they run, or wait longer."

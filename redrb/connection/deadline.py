@@ -91,6 +91,11 @@ def over() -> bool:
     return left_s() == 0.0
 
 
+def ended() -> bool:
+    """Return whether the time of a process that was asked to end is up."""
+    return _here.stop is not None and _here.stop.over
+
+
 def shortened(timeout: float | None) -> float | None:
     """Return a socket's timeout, cut to what is left until the deadline.
 

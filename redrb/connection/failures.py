@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import redis.exceptions as upstream
 
+from redrb.connection.deadline import ended
 from redrb.errors import (
     RedrbError,
     StoreDenied,
@@ -163,8 +164,12 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             uncertain=True,
         )
     if is_transient(error):
+        if ended():
+            text = f"had not answered when the time to end (stop_timeout) was up: {reply}."
+        else:
+            text = f"is not reachable: {reply}. {_check_of(where)}"
         return StoreUnavailable(
-            f"Redis at {where} is not reachable: {reply}. {_check_of(where)}",
+            f"Redis at {where} {text}",
             where=where,
             uncertain=may_have_landed(error),
         )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from redrb.checks import checked_int, checked_int_or_none
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import ending_within, most_s
 from redrb.connection.stopping import stoppable
 from redrb.errors import (
     BatchTimeout,
@@ -20,6 +20,7 @@ from redrb.errors import (
     RecordError,
     StoreError,
     StoreFull,
+    StoreUnavailable,
 )
 from redrb.metrics.events import Write
 from redrb.runtime.stage_calls import Group, Result, check_function, result_of, together
@@ -74,7 +75,9 @@ class Stage:
             batch: Most groups of a batch; a stage takes what waits, at least one group.
             batched: The function gets a list of groups, and returns a list with a result for each.
                 If it raises, it is called again with each group alone.
-            stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C.
+            stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C. Half of
+                them is the longest wait for room in the next task; then the groups of the batch
+                wait again.
             write: Writes an event for each batch, such as `TensorBoardLog(folder).write`.
 
         Raises:
@@ -98,7 +101,8 @@ class Stage:
         )
         self._batch = checked_int("batch", batch, 1)
         self._batched = batched
-        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._stop_timeout = checked_stop_seconds("stop_timeout", stop_timeout)
+        self._stop = StopRequest(self._stop_timeout)
         self.stop_time = self._stop.time
         self._events = StageEvents(write)
         self._warned = False
@@ -210,7 +214,7 @@ class Stage:
         if not groups:
             return
         try:
-            lease.forward(self.target, groups)
+            self._put_on(lease, groups)
         except (RecordError, EncodeError, ConfigError, StoreError) as error:
             if not isinstance(error, RecordError | EncodeError) and not error.bad_groups:
                 with suppress(LeaseLost, StoreError):  # the error that ended it matters more
@@ -221,6 +225,16 @@ class Stage:
                 return
             for seq, group in groups.items():
                 self._forward(lease, {seq: group})
+
+    def _put_on(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
+        """Forward groups, however long there is no room; for a short time once the stage ends."""
+        try:
+            with stoppable(self._stop.waits):
+                lease.forward(self.target, groups)
+        except (StoreFull, StoreUnavailable):
+            if not self._stop:
+                raise
+            lease.forward(self.target, groups, timeout=most_s(self._stop_timeout) / 2)
 
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         again, self._failure = repr(error) == self._failure, repr(error)

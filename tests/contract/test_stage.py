@@ -124,6 +124,24 @@ def test_a_stage_waits_for_groups_and_ends_when_asked(
     assert rollouts.stats().ledger.leased == 0
 
 
+def test_a_stage_whose_next_task_is_full_ends_when_asked_and_its_groups_wait_again(
+    streams: tuple[ExperienceStream, ExperienceStream],
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, 0, 1)
+    put(scored, 7)
+    scored.configure(limit=1)
+    stage = Stage(rollouts, scored, lambda group: group, stop_timeout=1.0)
+    thread = threading.Thread(target=stage.run)
+    thread.start()
+    while not scored.stats().producers_waiting:
+        assert thread.is_alive()
+    stage.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert (rollouts.stats().ledger.waiting, scored.stats().ledger.waiting) == (2, 1)
+
+
 def test_an_interrupt_releases_the_batch_unharmed(
     streams: tuple[ExperienceStream, ExperienceStream],
 ) -> None:

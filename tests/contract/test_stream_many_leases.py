@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,42 @@ def test_an_acknowledgement_spares_a_group_that_the_lease_gave_back_before(
     ledger = other.stats().ledger
     assert (ledger.acked, ledger.leased) == (2, 1)
     taken.ack()
+
+
+def test_a_take_that_is_repeated_after_its_lease_was_lost_takes_again(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped between the take and its reply, for longer than `lease_ms`."""
+    stopped, other = filled(open_stream, 3), open_stream()
+    taker = stopped._taker
+    request = taker._request
+    sent: list[str] = []
+
+    def twice(slot: Any, *arguments: Any, **options: Any) -> Any:
+        if not sent:
+            sent.append(slot.token)
+            request(slot, *arguments, **options).result(retry_s=1)
+            kill_consumer(stopped)
+            other._consumer._renew()
+        return request(slot, *arguments, **options)
+
+    monkeypatch.setattr(taker, "_request", twice)
+    lease = stopped.take(3, timeout=5)
+    assert numbers(lease) == [0, 1, 2]
+    lease.ack()
+    audit(other)
+
+
+def test_a_slot_that_is_given_up_after_a_takeover_is_found_again(open_stream: Opener) -> None:
+    """The takeover has forgotten the slot; the consumer lives again and uses it."""
+    stopped, other = filled(open_stream, 2), open_stream()
+    lease = stopped.take(1, timeout=0)
+    kill_consumer(stopped)
+    other._consumer._renew()
+    lease.parts[0].holder.give_up()
+    stopped._consumer.beat()
+    stopped.take(1, timeout=0).ack()
+    held = stopped.take(1, timeout=0)
+    kill_consumer(stopped)
+    assert other.take(1, timeout=0).ids == held.ids
+    audit(other)

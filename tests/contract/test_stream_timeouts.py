@@ -1,14 +1,22 @@
-"""The error of a take whose time is up: it counts where every group is, and names similar tasks."""
+"""Calls whose time is up: they end in time, and the error of a take counts where every group is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Status
 from redrb.connection import Client
+from redrb.connection.deadline import ending_within, within
+from redrb.connection.stop_time import StopTime
+from redrb.errors import AdmissionTimeout, StoreError, StoreFull, StoreUnavailable
 from redrb.experience import BufferItem
+from redrb.stream import waiting
+from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 
 FATES = {
@@ -112,3 +120,119 @@ def test_a_look_at_an_unused_task_searches_once(
         searched = stream._task._similar
         refused(stream)
         assert stream._task._similar is searched
+
+
+def put_many(stream: ExperienceStream, groups: int) -> None:
+    stream.put_many([[numbered(n)] for n in range(groups)])
+
+
+def take_of_a_rank(stream: ExperienceStream) -> object:
+    return stream.take(4, timeout=0, rank=0, world_size=1, step=0)
+
+
+def join_at_once(stream: ExperienceStream) -> object:
+    with within(0.0):
+        return stream.join_group()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda stream: stream.take(600, timeout=0), BatchTimeout, "take again, which goes on"),
+        (take_of_a_rank, BatchTimeout, "take again, which goes on"),
+        (join_at_once, StoreUnavailable, "call it again, and it goes on"),
+    ],
+)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[ExperienceStream], object],
+    error: type[Exception],
+    message: str,
+    partitions: int,
+) -> None:
+    monkeypatch.setattr(waiting, "PAGES_S", 0.0)
+    stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
+    later = ExperienceStream(
+        *(client, "math"), namespace=namespace, partitions=partitions, group="later"
+    )
+    with stream, later:
+        put_many(stream, 600 * partitions)  # facts are read in pages of about 100
+        cut_off: list[str] = []
+        done = False
+        while not done:
+            try:
+                call(later)
+                done = True
+            except error as each:
+                cut_off.append(str(each))
+        assert 1 <= len(cut_off) <= partitions * 600 // 50
+        assert all(message in each for each in cut_off)
+
+
+CALLS: dict[str, Callable[[ExperienceStream], object]] = {
+    "put": lambda stream: stream.put([numbered(2, policy_version=0)]),
+    "take": lambda stream: stream.take(1),
+    "put_part": lambda stream: stream.put_part("a", numbered(1, policy_version=0), index=0, of=2),
+    "admit": lambda stream: stream.admit(1),
+    "rank": lambda stream: stream.take(1, rank=0, world_size=1, step=0),
+    "leases": lambda stream: next(stream.leases(1)),
+}
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
+    client: Client, namespace: str, call: str, partitions: int
+) -> None:
+    settings: dict[str, Any] = {"max_staleness": 4, "groups_per_version": 4}
+    if partitions > 1:
+        if call in ("admit", "put_part"):
+            pytest.skip("these go to one partition")
+        settings = {"partitions": partitions}
+    with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
+        stream.put([numbered(1, policy_version=0)])
+        stores = TaskStore.of_partitions(client, namespace, "math", partitions)
+        packed = [client.execute("HGET", store.keys.task, "rules") for store in stores]
+        for store in stores:
+            client.execute("HSET", store.keys.task, "rules", "")
+        with pytest.raises(StoreError, match="redrb doctor"):
+            CALLS[call](stream)
+        for store, rules in zip(stores, packed, strict=True):
+            client.execute("HSET", store.keys.task, "rules", rules)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("put", StoreFull),
+        ("take", BatchTimeout),
+        ("rank", BatchTimeout),
+        ("leases", BatchTimeout),
+        ("admit", AdmissionTimeout),
+    ],
+)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
+    client: Client, namespace: str, call: str, error: type[Exception], partitions: int
+) -> None:
+    settings: dict[str, Any] = {"limit": 2 * partitions}
+    if call == "admit":
+        settings = {"max_staleness": 0, "groups_per_version": 1}
+    if partitions > 1:
+        if call == "admit":
+            pytest.skip("rights are those of one partition")
+        settings["partitions"] = partitions
+    stop = StopTime(0.3)
+    with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
+        if call == "put":
+            put_many(stream, 2 * partitions)
+        held = stream.admit(1) if call == "admit" else nullcontext()
+        with held:
+            stop.begin()
+            began = time.monotonic()
+            with ending_within(stop), pytest.raises(error):
+                CALLS[call](stream)
+            assert time.monotonic() - began < 10

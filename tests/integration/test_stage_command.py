@@ -13,6 +13,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.environment import PREFIX, child_environment
 from redrb.workers.stage import main
+from tests.contract.test_stage import score
 from tests.samples import numbered, numbers
 from tests.servers import free_port
 
@@ -76,6 +77,35 @@ def test_sigterm_ends_a_stage_with_nothing_leased(real_url: str, namespace: str)
                 process.kill()
         assert rollouts.stats().ledger.as_dict()["acked"] == 3
         assert rollouts.stats().ledger.leased == 0
+
+
+def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: str) -> None:
+    environment = child_environment(without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace)
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(client, "rollouts", namespace=namespace) as rollouts,
+        ExperienceStream(client, "full", namespace=namespace, limit=1) as full,
+    ):
+        full.put(score([numbered(7)]))
+        rollouts.put([numbered(1)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.stage", FUNCTION]
+            + ["--from", "rollouts", "--to", "full", "--stop-timeout", "2"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                while not full.stats().producers_waiting:
+                    assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=20)  # seconds; it was more than 90
+            finally:
+                process.kill()
+        assert process.returncode == 0, errors
+        assert "its groups wait again: task 'full' is full" in errors
+        assert rollouts.stats().ledger.waiting == 1
 
 
 @pytest.mark.parametrize(

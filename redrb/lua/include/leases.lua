@@ -95,17 +95,19 @@ local function return_held(group, seqs, failure, all)
   return seen
 end
 
--- Take a slot's lease from its consumer. Its groups wait until return_slot requeues them.
-local function lose(group, slot, failure)
-  local token = string.match(redis.call('HGET', key('leases', group), slot) or '', '^%d+')
-  redis.call('HSET', key('leases', group), slot, (token or '0') .. ' lost')
+-- Take a slot's lease from its consumer. Its groups stay leased until return_slot requeues them. A consumer
+-- that gives up a lease names its `token`, in case the take arrives later.
+local function lose(group, slot, failure, token)
+  token = token or string.match(redis.call('HGET', key('leases', group), slot) or '', '^%d+') or '0'
+  redis.call('ZADD', key('slots', group), 0, slot)
+  redis.call('HSET', key('leases', group), slot, token .. ' lost')
   redis.call('HSET', key('returning', group), slot, cmsgpack.pack(failure or false))
 end
 
 -- Take a slot's lease from its consumer, and requeue at most `most` of its groups. Returns their number, and
 -- whether the slot leases nothing any more.
-local function return_slot(group, slot, failure, most)
-  lose(group, slot, failure)
+local function return_slot(group, slot, failure, most, token)
+  lose(group, slot, failure, token)
   local seqs = {}
   for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', most, slot)) do
     seqs[i] = seq_of(entry[1])

@@ -16,8 +16,7 @@ local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
   return {'done', 0}
 end
-redis.call('HSET', key('leases', group), slot, token .. ' lost') -- a take that arrives later is refused
-local returned, emptied = return_slot(group, slot, false, PAGE.taken_over)
+local returned, emptied = return_slot(group, slot, false, PAGE.taken_over, token)
 if returned > 0 then
   wake_room()
   wake_returned(group)

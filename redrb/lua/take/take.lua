@@ -14,7 +14,7 @@
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
 --       | {'gone'}: there is no such task, or its settings are others
---       | {'late'}: a later take of the slot came first, or ranks need the batch no more
+--       | {'late'}: a later take of the slot came first, the lease was lost, or ranks need the batch no more
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task clock facts pools heartbeats claims

@@ -127,7 +127,7 @@ class Admitter:
             if reply.outcome == "granted":
                 return reply
             if reply.outcome == "gone":
-                self._task.reopen()
+                self._task.reopen(wait)
                 continue
             self._refuse(reply, least)
             if last:

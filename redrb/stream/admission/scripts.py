@@ -108,9 +108,8 @@ class AdmissionScripts:
 
     def leave(self, holder: str) -> None:
         """Return all rights of a maker, or of a waiter, which leaves the queue."""
-        outcome = b"more"
-        while outcome == b"more":
-            outcome, _ = self._store.run("admission/give_back", ["", holder])
+        for _ in self._store.pages("admission/give_back", ["", holder]):
+            pass
 
     def heartbeat(
         self,

@@ -187,6 +187,8 @@ class Collector:
             if not shares:
                 break
             self._ask(collection, shares, wait)
+            if wait.pages_over:
+                break
         while collection.missing:
             shares = fill(collection.missing, collection.left)
             if not shares:
@@ -222,7 +224,7 @@ class Collector:
                     continue
                 if reply.outcome not in ("gone", "more"):  # these are asked again
                     collection.note(number, reply)
-                self._partitions[number].taker.accept(collection.request, reply)
+                self._partitions[number].taker.accept(collection.request, reply, wait)
                 lease = take.lease() if full else None
                 if lease is not None:
                     collection.parts += [(number, part) for part in lease.parts]
@@ -304,9 +306,9 @@ class Collector:
     ) -> dict[int, int]:
         """Return how many groups are free in each partition, and queue in each; 0: leave."""
         collection.queued = ttl_ms > 0
-        free: dict[int, int] = {}
         todo = list(range(len(self._partitions)))
-        while todo:
+        free = dict.fromkeys(todo, 0)
+        while todo and not (collection.queued and wait.pages_over):
             sent = []
             try:
                 for number in todo:
@@ -330,7 +332,7 @@ class Collector:
                         free[number] = reply.free
                         continue
                     if reply.outcome == "gone":
-                        self._partitions[number].opened.reopen()
+                        self._partitions[number].opened.reopen(wait)
                     todo.append(number)
             finally:
                 for _, look in sent:
@@ -351,6 +353,7 @@ class Collector:
             expired=collection.expired,
             others=sum(reply.others for reply in replies),
             fates=fates,
+            unfinished=len(collection.left) < len(self._partitions),
             similar=() if fates.get("put_ever", 1) else self._partitions[0].opened.similar(),
         )
 

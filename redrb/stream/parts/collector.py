@@ -157,7 +157,7 @@ class PartCollector:
             if reply.outcome != "gone":
                 self._refuse(part, reply)
                 return reply
-            self._task.reopen()
+            self._task.reopen(wait)
 
     def _refuse(self, part: Part, reply: PartReply) -> None:
         """Raise the error of a part that was not stored."""

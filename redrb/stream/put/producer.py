@@ -202,8 +202,11 @@ class Producer:
                 self._reopen(pending, wait)
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
+                wait.refused(self._task.name, self._task.store.keys.puts, reply.epoch)
             elif reply.outcome != "orphans":
                 self._make_room(attempt, reply, wait)
+            elif wait.pages_over:
+                raise self._task.store.unfinished()
             attempt.chunk = pending.chunk()
 
     def _make_room(self, attempt: Attempt, reply: PutReply, wait: Wait) -> None:
@@ -240,7 +243,7 @@ class Producer:
 
         In another incarnation nothing of an earlier attempt is stored, nor can it be any more.
         """
-        self._task.reopen()
+        self._task.reopen(wait)
         pending.batch = fitted(pending, self._task, self._on_bad_group)
         incarnation, epoch = self._epoch.current(wait.retry_s)
         if incarnation != pending.incarnation:

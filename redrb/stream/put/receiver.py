@@ -94,7 +94,9 @@ class Receiver:
                 found |= {
                     place: stored[sources[place]] for place in page if sources[place] in stored
                 }
-                left = [place for place in left if place not in found]
+                before, left = len(left), [place for place in left if place not in found]
+                if len(left) == before:
+                    wait.refused(self._task.name, origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
     def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:

@@ -123,7 +123,8 @@ class Room:
             attempt.evict = 0
             return
         more = True
-        while more:  # a limit was lowered, or leased groups stand before those that may go
+        # a limit was lowered, or leased groups stand before those that may go
+        while more and not attempt.wait.pages_over:
             more, _ = self._scripts.evict(attempt.pending, batch, least=0)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:

@@ -117,6 +117,7 @@ def _ended(
     available, blocked, expired, others = (numbers + [0] * 4)[:4]
     named = (word.split("=") for word in words if "=" in word)
     counts = {name: int(number) for name, number in named}
+    unfinished = bool(counts.pop("unfinished", 0))
     fates = fates_seen_by(counts, available, leased_here=None)
     return BatchTimeout(
         task=task,
@@ -126,6 +127,7 @@ def _ended(
         blocked=blocked,
         expired=expired,
         others=others,
+        unfinished=unfinished,
         missing_ranks=reply.ranks,
         fates=fates,
         similar=() if fates.get("put_ever", 1) else similar(),

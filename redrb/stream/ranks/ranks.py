@@ -9,7 +9,7 @@ from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.stream.ranks.dealing import deal, part_draw
 from redrb.stream.ranks.rank_part import RankPart
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
-from redrb.stream.ranks.scripts import RANKS, RankReply, RankStep, RankStore
+from redrb.stream.ranks.scripts import RANKS, UNFINISHED, RankReply, RankStep, RankStore
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
@@ -81,7 +81,7 @@ class Ranks:
                 if lease is not None:
                     return lease
             elif reply.outcome == "gone":
-                self._task.reopen()
+                self._task.reopen(wait)
             elif reply.outcome in ("held", "leased", "differs"):
                 # most likely processes that died just now, and whose deadline has not passed
                 grace = grace or Wait(2 * self._consumer.lease_ms / 1000)
@@ -100,6 +100,9 @@ class Ranks:
                     self._block(request, wait, reply)
             elif reply.outcome != "more":
                 self._refuse(request, reply, wait)
+            if reply.outcome in ("gone", "more") and wait.pages_over:
+                self._rank_store.end(attempt, UNFINISHED)
+                self._refuse(request, RankReply("ended", counts=UNFINISHED), wait)
 
     def close(self) -> None:
         """Leave; the parts of this rank are kept, unharmed, for the process that replaces it."""
@@ -166,7 +169,7 @@ class Ranks:
             parts = deal(batch.ids, batch.weights, size, payloads)
             self._rank_store.assign(step, attempt, request.spec, parts)
         elif batch.outcome == "gone":
-            self._task.reopen()
+            self._task.reopen(wait)
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "
@@ -176,6 +179,8 @@ class Ranks:
             if last:
                 self._rank_store.end(attempt, batch.counts_as_text)
             return last
+        if batch.outcome in ("gone", "more") and wait.pages_over:
+            self._rank_store.end(attempt, UNFINISHED)
         return True
 
     def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:

@@ -19,6 +19,9 @@ RANKS = "ranks"
 MOST_STEPS = 64
 """Most steps that are formed and not acknowledged by all ranks."""
 
+UNFINISHED = "0 unfinished=1"
+"""Counts of an attempt that ended before its groups were counted."""
+
 RankOutcome: TypeAlias = Literal[
     "part",
     "form",
@@ -241,9 +244,8 @@ class RankStore:
         self._store.wait_for_wake(seconds, *wakes)
 
     def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> Loss | None:
-        reply = [b"more"]
-        while reply[0] == b"more":  # each call ends a page of the step's groups
-            reply = self._store.run("ranks/finish", [self._group, consumer, rank, step, *ending])
+        arguments: list[Argument] = [self._group, consumer, rank, step, *ending]
+        *_, reply = self._store.pages("ranks/finish", arguments)
         return None if reply[0] == b"ok" else reply[1].decode()
 
 

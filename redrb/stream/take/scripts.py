@@ -292,19 +292,12 @@ class TakeScripts:
 
     def leave(self, group: str, consumer: str) -> int:
         """Requeue the groups that a consumer leases, unharmed; returns their number."""
-        returned, outcome = 0, b"more"
-        while outcome == b"more":
-            outcome, found = self._store.run("take/leave", [group, consumer])
-            returned += int(found)
-        return returned
+        return sum(int(found) for _, found in self._store.pages("take/leave", [group, consumer]))
 
     def drop(self, group: str, consumer: str, slot: str, token: str) -> int:
         """Requeue what a take whose reply was lost has leased; returns the number of groups."""
-        returned, outcome = 0, b"more"
-        while outcome == b"more":
-            outcome, found = self._store.run("take/drop", [group, consumer, slot, token])
-            returned += int(found)
-        return returned
+        pages = self._store.pages("take/drop", [group, consumer, slot, token])
+        return sum(int(found) for _, found in pages)
 
     def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
         """Return the rules by which groups expired, as the three words of `Expiry`."""

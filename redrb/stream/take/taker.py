@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redrb.connection.request import Request
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
@@ -53,7 +53,11 @@ class Taker:
                 try:
                     reply = self._full_batch(slot, request, wait, before)
                     before = None
-                    lease = self.claimed(slot, request, reply)
+                    lease = None
+                    if reply.outcome == "taken":
+                        lease = self.claimed(slot, request, reply)
+                    else:  # this consumer was silent, and others have taken the lease over
+                        slot.free()
                 except (BatchTimeout, ConfigError, LeaseLost):  # nothing is leased in the slot
                     slot.free()
                     raise
@@ -62,6 +66,8 @@ class Taker:
                     raise
                 if lease is not None:
                     return lease
+                if wait.pages_over:
+                    raise self._timeout(request, TakeReply("more"), wait, 0)
 
     def send(
         self, request: TakeRequest, ack: Lease | None = None, *, waiter: str = ""
@@ -160,7 +166,7 @@ class Taker:
     def _full_batch(
         self, slot: Slot, request: TakeRequest, wait: Wait, before: LeasePart | None
     ) -> TakeReply:
-        """Ask until the batch is full, and return the reply that leases it."""
+        """Ask until the batch is full; returns the reply "taken", or "late"."""
         expired = 0
         while True:
             last = wait.over
@@ -169,15 +175,17 @@ class Taker:
             sent = self._request(slot, accepted, ttl_ms, before, report=last)
             reply = sent.result(retry_s=wait.retry_s)
             if reply.outcome == "gone":
-                self._task.reopen()
+                self._task.reopen(wait)
             if before is not None:
                 self.conclude(before, slot, reply)
                 before = None
             expired += reply.expired
-            if reply.outcome == "taken":
+            if reply.outcome in ("taken", "late"):
                 return reply
             if reply.outcome in ("gone", "more"):
                 # "more": its consumer group joins, or much expires, in parts
+                if wait.pages_over:
+                    raise self._timeout(request, reply, wait, expired)
                 continue
             self._refuse(request, reply)
             if last:
@@ -206,17 +214,18 @@ class Taker:
             expired=expired,
             others=reply.others,
             fates=fates,
+            unfinished=reply.outcome != "short",
             similar=() if fates.get("put_ever", 1) else self._task.similar(),
         )
 
-    def accept(self, request: TakeRequest, reply: TakeReply) -> None:
+    def accept(self, request: TakeRequest, reply: TakeReply, wait: Wait) -> None:
         """Open the task again if it is gone, and raise the error of a take that cannot be helped.
 
         Raises:
             ConfigError, StoreError: As `take` does.
         """
         if reply.outcome == "gone":
-            self._task.reopen()
+            self._task.reopen(wait)
         self._refuse(request, reply)
 
     def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:
@@ -226,10 +235,6 @@ class Taker:
             raise ConfigError(
                 f"task {task!r} holds at most {reply.amount} groups: a batch of {request.count} "
                 "can never be full. Take fewer, raise the limit, or widen the rate."
-            )
-        if reply.outcome == "late":
-            raise StoreError(
-                f"task {task!r}: a later take of this consumer was there first; nothing was taken."
             )
         if reply.outcome == "ranks":
             raise ConfigError(

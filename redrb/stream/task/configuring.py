@@ -13,6 +13,7 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_fields, settings_in
+from redrb.stream.waiting import Wait
 
 FIXED = {
     "partitions": (
@@ -65,7 +66,7 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | 
         ConfigError: A setting cannot have this value.
     """
     check_changes(changes)
-    scripts, revision = TaskScripts(store), uuid.uuid4().hex
+    scripts, revision, wait = TaskScripts(store), uuid.uuid4().hex, Wait(None)
     while True:
         before, _ = read_fields(store)
         if not before["revision"]:
@@ -80,3 +81,4 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | 
         after = scripts.configure(revision, before["revision"], changed)
         if after is not None:
             return after
+        wait.refused(store.task, before["revision"])

@@ -148,8 +148,8 @@ class TaskScripts:
             raise excluded_by_admission(*(word.decode() for word in reply))
         stored = _pairs(reply)
         if stored.pop("unfinished"):  # groups are indexed or sorted, or history deleted, in pages
-            while self._store.run("task/fill") == b"more":
-                pass
+            for _ in self._store.pages("task/fill", all_of_them=False):
+                pass  # whoever opens the task next goes on
         return stored
 
     def _no_place(self, order: str, former: str) -> ConfigError:
@@ -187,9 +187,7 @@ class TaskScripts:
             start: "" to see every stored group, "+" to see only later ones, or the first id to see,
                 history included.
         """
-        outcome = b"more"
-        while outcome == b"more":
-            outcome = self._store.run("task/join", [group, start])
+        *_, outcome = self._store.pages("task/join", [group, start])
         return bool(outcome == b"joined")
 
     def count(self, group: str, status: Status, where: str) -> int:
@@ -212,10 +210,8 @@ class TaskScripts:
         moved = 0
         for start in range(0, len(ids), MOVE_GROUPS):
             part = ids[start : start + MOVE_GROUPS]
-            outcome, *found = b"more", 0
-            while outcome != b"ok":
-                outcome, *found = self._store.run("task/move", [group, status, *part])
-            moved += int(found[0])
+            *_, (_, found) = self._store.pages("task/move", [group, status, *part])
+            moved += int(found)
         return moved
 
     def rescore(self, order: str, changes: Sequence[tuple[int, float, Score]]) -> int | None:
@@ -245,9 +241,7 @@ class TaskScripts:
         """
         rules = ["-" if rule is None else rule for rule in (max_staleness, max_token_staleness)]
         arguments: list[Argument] = [group, limit, mode, version, *rules, *statuses]
-        outcome = b"more"
-        while outcome == b"more":  # the consumer group joins, page by page
-            outcome, *found = self._store.run("task/expire", arguments)
+        *_, (outcome, *found) = self._store.pages("task/expire", arguments)
         if outcome == b"unversioned":
             return None
         return (int(found[0]), tuple(found[1:])) if found else (0, ())
@@ -269,11 +263,9 @@ class TaskScripts:
         requeued = 0
         for start in range(0, len(ids), REQUEUE_LETTERS):
             part = ids[start : start + REQUEUE_LETTERS]
-            outcome, *found = b"more", 0
-            while outcome != b"ok":
-                outcome, *found = self._store.run("task/requeue", [group, *part])
-                if outcome == b"unsortable":
-                    raise self._no_place(*(word.decode() for word in found))
+            *_, (outcome, *found) = self._store.pages("task/requeue", [group, *part])
+            if outcome == b"unsortable":
+                raise self._no_place(*(word.decode() for word in found))
             requeued += int(found[0])
         return requeued
 
@@ -311,7 +303,7 @@ class TaskScripts:
 
     def trim(self) -> None:
         """Delete history beyond the period and the number that the task keeps."""
-        while self._store.run("task/trim") == b"more":
+        for _ in self._store.pages("task/trim"):
             pass
 
     def versions(self, group: str) -> list[tuple[str, int, int]]:
@@ -349,11 +341,7 @@ class TaskScripts:
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
-        deleted, outcome = 0, b"more"
-        while outcome == b"more":
-            outcome, found = self._store.run("task/drop_group", [group])
-            deleted += int(found)
-        return deleted
+        return sum(int(found) for _, found in self._store.pages("task/drop_group", [group]))
 
     def clear(self) -> int:
         """Delete the task; returns the number of groups that were stored.

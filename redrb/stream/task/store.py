@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.connection.deadline import GRACE_S, within
 from redrb.connection.failures import is_missing_script, is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
-from redrb.errors import StoreError
+from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load, run
 
@@ -70,6 +70,37 @@ class TaskStore:
             StoreError: The server or the script answered with an error.
         """
         return run(self.client, load(script), self.script_keys, arguments, retry_s=retry_s)
+
+    def pages(
+        self, script: str, arguments: Sequence[Argument] = (), *, all_of_them: bool = True
+    ) -> Iterator[Any]:
+        """Run a script until it has no more to do, a page at a time; yields each reply.
+
+        Args:
+            script: Its reply, or the first item of it, is "more" while there is more to do.
+            arguments: The same for each page.
+            all_of_them: Whether it is an error if the deadline passes before the last page.
+
+        Raises:
+            StoreUnavailable: The deadline has passed; the next call goes on.
+        """
+        while True:
+            reply = self.run(script, arguments)
+            yield reply
+            if b"more" not in (reply, reply[0]):
+                return
+            if deadline.over():
+                if all_of_them:
+                    raise self.unfinished()
+                return
+
+    def unfinished(self) -> StoreUnavailable:
+        """Return the error of a call that ends before scripts have done all pages of their work."""
+        return StoreUnavailable(
+            f"task {self.task!r}: the time is up, and there is more to do, which is done in pages. "
+            "Nothing is lost: call it again, and it goes on from there.",
+            where=self.client.where,
+        )
 
     def request(
         self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]

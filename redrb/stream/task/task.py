@@ -21,6 +21,7 @@ from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, read_settings
+from redrb.stream.waiting import Wait
 
 SEARCH_AGAIN_S = 30.0
 
@@ -90,24 +91,32 @@ class Task:
         self._noted: dict[str, object] = {}
         self._open("")
 
-    def reopen(self) -> None:
+    def reopen(self, wait: Wait | None = None) -> None:
         """Learn the settings that the task has now, or create it where it was deleted.
 
         In a task that was created anew the settings that were given from here are restored, as
         they were when this process last learned them. Consumer groups that have joined from here
         join again, and the loss of its data is logged, once.
 
+        Args:
+            wait: The wait of a call whose script has said that the task is gone or has other
+                settings.
+
         Raises:
+            StoreError: In this call, opening the task again does not help.
             TaskMismatch: The task was created anew with other settings.
             UnknownTask: The task was deleted, and must not be created from here.
         """
         before = self.description.incarnation
         self._open(before)
-        incarnation = self.description.incarnation
+        now = self.description
+        incarnation = now.incarnation
+        if wait is not None:
+            wait.refused(self.name, self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
         for group in tuple(self._joined):
-            self.scripts.join(group)
+            self.store.run("task/join", [group, ""])  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
         if before and self._noted.setdefault(incarnation, mine) is mine:
             self._log_loss()
@@ -142,8 +151,9 @@ class Task:
 
     def join(self, group: str, start: str = "") -> None:
         """Register a consumer group, now and whenever the task was created anew."""
+        wait = Wait(None)
         while not self.scripts.join(group, start):
-            self.reopen()
+            self.reopen(wait)
         self._joined.add(group)
 
     def drop_group(self, group: str) -> int:
