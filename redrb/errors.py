@@ -480,12 +480,14 @@ class LeaseLost(RedrbError):
 
     Attributes:
         task: Name of the task.
-        ids: Ids of the lost groups.
+        ids: Ids of the lost groups; groups that this lease had ended before are not among them.
+        why: Why, and what to do.
     """
 
     def __init__(self, *, task: str, ids: tuple[int, ...], why: str) -> None:
         self.task = task
         self.ids = ids
+        self.why = why
         super().__init__(f"task {task!r}: the lease on {len(ids)} groups is lost: {why}")
 
 

@@ -14,6 +14,8 @@ Kind: TypeAlias = Literal["task", "weights"]
 
 NAMES_OF_A_CALL: Final = 1000
 
+ODD_NAME: Final = "nothing can have this name in the registry: another program entered it"
+
 _log = logging.getLogger("redrb")
 
 
@@ -55,17 +57,21 @@ class Registry:
         return bool(self._client.execute("ZRANGEBYLEX", self._key, place, place))
 
     def names(self, kind: Kind) -> Iterator[str]:
-        """Yield the names of a kind in alphabetical order; they are read in pages."""
-        begin, end = f"[{kind}:", f"({kind};"  # ";" follows ":"
+        r"""Yield the names of a kind in alphabetical order; they are read in pages.
+
+        Names that redrb did not enter, which `is_name` refuses, are among them; bytes that are no
+        text are shown as `\xff`.
+        """
+        begin, end = f"[{kind}:".encode(), f"({kind};"  # ";" follows ":"
         while True:
             page = self._client.execute(
                 *("ZRANGEBYLEX", self._key, begin, end, "LIMIT", 0, NAMES_OF_A_CALL)
             )
             for member in page:
-                yield member.decode().removeprefix(f"{kind}:")
+                yield member.decode(errors="backslashreplace").removeprefix(f"{kind}:")
             if len(page) < NAMES_OF_A_CALL:
                 return
-            begin = f"({page[-1].decode()}"
+            begin = b"(" + page[-1]
 
     def count(self, kind: Kind) -> int:
         """Return the number of names of a kind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import redrb
 from redrb.connection import Client, fake
+from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from tests.audit import audit
@@ -19,6 +21,8 @@ from tests.servers import Server, programs
 torch.set_num_threads(1)
 
 REAL = programs()
+
+_lines_once = cache(scripts._lines)
 
 Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 """Opens the same task with other arguments of `ExperienceStream`."""
@@ -98,8 +102,9 @@ def client(url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def pages() -> Iterator[Callable[..., None]]:
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make pages of the scripts small in this process: `pages(taken_over=3)`."""
+    monkeypatch.setattr(scripts, "_lines", _lines_once)  # most of the time to load a script
     before = dict(PAGES)
 
     def make(**small: int) -> None:

@@ -110,6 +110,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "growing-dead-letters": lambda: with_stats(with_rates(dead=0.5), dead_letters=4),
     "full-dead-letters": lambda: with_stats(with_task(settings={"max_dead": "9"}), dead_letters=9),
     "unreadable-task": lambda: with_task(readable=False, groups=(), workers=()),
+    "failed-check": lambda: with_task(readable=False, damage="a bad byte", groups=(), workers=()),
     "unread-tasks": lambda: replace(healthy(), tasks_total=350),
     "dead-worker": lambda: with_worker("maker", life="dead", seen_s=31.0),
     "silent-worker": lambda: with_worker("trainer", life="silent", seen_s=9.0),

@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 from redrb.connection.deadline import GRACE_S, within
 from redrb.connection.failures import is_transient, translate
 from redrb.connection.transport import Pipeline, first_error
-from redrb.errors import RedrbError, StoreError, StoreUnavailable
+from redrb.damage import Reading
+from redrb.errors import RedrbError, StoreUnavailable
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.store import TaskStore
 
@@ -164,11 +165,9 @@ class ArrivalReader:
         if error is not None:
             raise error
         incarnation, version = replies[1]
-        try:
+        with Reading(f"the counters of task {self._store.task!r}"):
             last, put = (int(each or 0) for each in replies[0])
             self._version = int(version) if version else None
-        except ValueError as damage:
-            raise StoreError(f"the counters of the task are damaged: {damage}") from damage
         anew = self._began is not None and incarnation != self._incarnation
         if self._began is None:
             self._began, self._seen = put, last

@@ -19,7 +19,8 @@ from redrb.browse.tokenizer import Tokenizer
 from redrb.browse.walk import Walk
 from redrb.connection import Client
 from redrb.connection.deadline import within
-from redrb.errors import ConfigError, DecodeError
+from redrb.damage import Reading
+from redrb.errors import DecodeError
 from redrb.experience.status import Status
 from redrb.keys import check_name
 from redrb.stream.saving.records import declared_tags
@@ -346,10 +347,8 @@ def _tags_of(store: TaskStore) -> tuple[str, ...]:
     """Return the names of the declared tags of a task.
 
     Raises:
-        ConfigError: They cannot be read.
+        StoreError: They cannot be read.
     """
     stored = store.client.execute("HGET", store.keys.task, "tags")
-    try:
+    with Reading(f"the tags of task {store.task!r}"):
         return declared_tags({"tags": (stored or b"").decode()})
-    except ValueError as error:
-        raise ConfigError(f"the tags of task {store.task!r} cannot be read: {error}.") from error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from redrb.browse.records import GroupView, LeaseView, State
 from redrb.connection.transport import Argument, Reply
-from redrb.errors import DecodeError, StoreError
+from redrb.damage import Reading
+from redrb.errors import RedrbError
 from redrb.stream.task.dead_letters import place_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
@@ -30,7 +31,7 @@ class Entry:
         state: Where it stands.
         status: Status in which it waits; "" if it does not wait.
         lease: Its lease, if it is leased.
-        ended_ms: When it became history; None if it has not.
+        ended: When it became history, in UTC; None if it has not.
     """
 
     place: int
@@ -42,7 +43,7 @@ class Entry:
     state: State
     status: str
     lease: LeaseView | None
-    ended_ms: float | None
+    ended: datetime | None
 
     @property
     def size(self) -> int:
@@ -64,7 +65,6 @@ class Entry:
         """
         facts: dict[str, Any] = dict(self.facts or {})
         version, token = self.version, facts.get("newest")
-        ended = self.ended_ms
         return GroupView(
             id=group,
             state=self.state,
@@ -78,7 +78,7 @@ class Entry:
             tags=_tags(facts.get("tags")),
             reads=self.reads,
             failed_deliveries=self.failed,
-            ended="" if ended is None else datetime.fromtimestamp(ended / 1000, UTC).isoformat(),
+            ended="" if self.ended is None else self.ended.isoformat(),
             lease=self.lease,
             damaged=self.damaged,
         )
@@ -134,7 +134,7 @@ def read_entries(
         return None
     if not reply:
         return EntryPage("", 0, 0, "", None, [])
-    try:
+    with Reading(f"the records of task {store.task!r}"):
         next_place, looked, total, incarnation, version, *entries = reply
         return EntryPage(
             place=next_place.decode(),
@@ -144,31 +144,28 @@ def read_entries(
             version=int(version) if version else None,
             entries=[_entry(number, *values) for values in entries],
         )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreError(f"the records of task {store.task!r} are damaged: {error}") from error
 
 
 def _entry(
     place: int, seq: int, packed: bytes, reads: Reply, failed: Reply, state: bytes, *more: Reply
 ) -> Entry:
-    facts, damaged = None, ""
-    name = cast(State, state.decode())
+    """Return a group; one whose record cannot be read is marked as damaged."""
+    entry = Entry(place, seq, None, "", 0, 0, "damaged", "", None, None)
     try:
-        facts = unpack_facts(packed) if packed else None
-    except DecodeError as error:
-        damaged, name = str(error), "damaged"
-    return Entry(
-        place=place,
-        seq=seq,
-        facts=facts,
-        damaged=damaged,
-        reads=int(reads),
-        failed=int(failed),
-        state=name,
-        status=_text(more[0]) if name == "waiting" else "",
-        lease=_lease(*more) if name == "leased" else None,
-        ended_ms=float(more[0]) if name == "history" else None,
-    )
+        with Reading("the record of a group"):
+            name = cast(State, state.decode())
+            return replace(
+                entry,
+                facts=unpack_facts(packed) if packed else None,
+                reads=int(reads),
+                failed=int(failed),
+                state=name,
+                status=_text(more[0]) if name == "waiting" else "",
+                lease=_lease(*more) if name == "leased" else None,
+                ended=_time(more[0]) if name == "history" else None,
+            )
+    except RedrbError as error:
+        return replace(entry, damaged=str(error))
 
 
 def _lease(slot: bytes, idle_ms: int) -> LeaseView:
@@ -176,6 +173,10 @@ def _lease(slot: bytes, idle_ms: int) -> LeaseView:
     consumer = slot.decode(errors="replace").rpartition("/")[0]
     host, pid = place_of(consumer)
     return LeaseView(consumer, host, pid, idle_ms / 1000)
+
+
+def _time(score: bytes) -> datetime:
+    return datetime.fromtimestamp(float(score) / 1000, UTC)
 
 
 def _text(value: object) -> str:

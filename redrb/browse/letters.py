@@ -90,5 +90,5 @@ def _entry(
         state="dead" if letter.id else "parts",
         status=fields.get(b"status", b"").decode(errors="replace"),
         lease=None,
-        ended_ms=None,
+        ended=None,
     )

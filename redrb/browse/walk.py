@@ -121,7 +121,7 @@ def _by_version(entry: Entry) -> tuple[Any, ...]:
 
 _KEYS: dict[str, Callable[[Entry], Any]] = {
     "newest": lambda entry: (-entry.seq, entry.place),
-    "history": lambda entry: -(entry.ended_ms or 0.0),
+    "history": lambda entry: -entry.ended.timestamp() if entry.ended else 0.0,
     "leased": lambda entry: (entry.seq, entry.place),
     "stalest": _by_version,
 }

@@ -63,6 +63,7 @@ static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CO
 #define MAX_RANK 8
 #define MAX_ELEMENTS ((uint64_t)1 << 31)
 #define DECODED_LIMIT(BLOB_BYTES) (((uint64_t)256 << 20) + 64 * (uint64_t)(BLOB_BYTES))
+#define TENSOR_LIMIT(BLOB_BYTES) (65536 + (uint64_t)(BLOB_BYTES))
 #define RELEASE_BYTES (256 << 10) /* work on less than this is done before a lock is handed over */
 #define MISSING UINT64_MAX        /* in the place of a shape: the sample has none of this column */
 

@@ -128,7 +128,7 @@ typedef struct {
     PyObject *fields, *version, *tail, *extras;
     Py_ssize_t samples, tails, body_at, column_count;
     unsigned long long decoded; /* bytes of all its tensors */
-    uint64_t shape_count;
+    uint64_t tensors, shape_count;
     Shape *shapes;
     Column *columns;
 } Group;
@@ -229,6 +229,7 @@ static int place(Group *group, const Column *column, Piece *piece, uint64_t *end
     if (piece->parts[REF] == MISSING) return 0;
     if (piece->parts[REF] >= group->shape_count) return malformed("a column refers to a shape that is not there");
     uint64_t count = group->shapes[piece->parts[REF]].count;
+    group->tensors += (uint64_t)times;
     group->decoded += count * DTYPES[column->code].size * (uint64_t)times; /* 2^31 x 8 x 4096 x 128 fits */
     if (piece->parts[LEAD] > count || piece->parts[TRAIL] > count - piece->parts[LEAD])
         return malformed("a column has runs longer than its shape");
@@ -253,6 +254,7 @@ static int place_all(Group *group) {
     if (end != (uint64_t)group->blob.len) return malformed("its columns do not end where it ends");
     if (group->decoded > DECODED_LIMIT(group->blob.len))
         return malformed("it says that it decodes to much more than its bytes");
+    if (group->tensors > TENSOR_LIMIT(group->blob.len)) return malformed("it has many more tensors than bytes");
     return 0;
 }
 

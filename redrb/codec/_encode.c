@@ -543,10 +543,11 @@ static bool write_bodies(const Columns *all, u8 *to) {
 /* Put the sections together; `head` is schema and header. Returns what `encode` does. */
 static PyObject *join(const Columns *all, const u8 *head, size_t schema, size_t header, uint64_t decoded,
                       const Py_buffer *extras) {
-    uint64_t bodies = 0, size = PREFIX_BYTES + schema + header + (uint64_t)extras->len;
+    uint64_t bodies = 0, tensors = 0, size = PREFIX_BYTES + schema + header + (uint64_t)extras->len;
     for (Py_ssize_t i = 0; i < all->count; i++)
         for (Py_ssize_t k = 0; all->columns[i].here && k < all->samples; k++)
-            bodies += body_bytes(all->columns[i].wire, all->columns[i].cells[k].count);
+            bodies += body_bytes(all->columns[i].wire, all->columns[i].cells[k].count),
+                tensors += all->columns[i].cells[k].parts[REF] != MISSING;
     if (size + bodies > MAX_BLOB_BYTES)
         return PyErr_Format(EncodeError, "a group has %llu bytes, the limit is %llu: put smaller groups.",
                             (unsigned long long)(size + bodies), (unsigned long long)MAX_BLOB_BYTES);
@@ -554,6 +555,10 @@ static PyObject *join(const Columns *all, const u8 *head, size_t schema, size_t 
         return PyErr_Format(EncodeError, "a group of %llu bytes is little but runs of one value, %llu bytes "
                             "packed: cut its padding off before putting it.",
                             (unsigned long long)decoded, (unsigned long long)(size + bodies));
+    if (tensors > TENSOR_LIMIT(size + bodies))
+        return PyErr_Format(EncodeError, "a group has %llu tensors in %llu bytes: leave empty and constant ones "
+                            "out, or put smaller groups.",
+                            (unsigned long long)tensors, (unsigned long long)(size + bodies));
     PyObject *blob = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + bodies));
     if (!blob) return NULL;
     u8 *at = (u8 *)PyBytes_AS_STRING(blob);

@@ -20,7 +20,7 @@ from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import NOWHERE, Group
 from redrb.codec.layout import GroupLayout
-from redrb.codec.wire import MAX_BATCH_BYTES
+from redrb.codec.wire import batch_limit
 from redrb.errors import RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
@@ -77,7 +77,7 @@ def decode_batch(
 
     Raises:
         RecordError: No group, another side, groups that do not fit each other, or a batch that
-            would be larger than 4 GiB.
+            would be larger than `batch_limit` allows.
     """
     side = check_side(side)
     if not layouts:
@@ -89,7 +89,7 @@ def decode_batch(
         for of, mask in MASK_OF.items()
         if of in columns and mask not in columns
     }
-    _check_size(columns, shapes, made)
+    _check_size(columns, shapes, made, batch_limit(sum(layout.nbytes for layout in layouts)))
     pin = pin and torch.accelerator.is_available()
     padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
     for mask, lengths in made.items():
@@ -286,7 +286,7 @@ def _lengths_to_mark(column: _Column) -> list[int]:
 
 
 def _check_size(
-    columns: Mapping[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
+    columns: Mapping[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]], limit: int
 ) -> None:
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     size += sum(
@@ -294,8 +294,8 @@ def _check_size(
         for mask, lengths in made.items()
         if lengths
     )
-    if size > MAX_BATCH_BYTES:
+    if size > limit:
         raise RecordError(
-            f"the padded batch would have {size} bytes, the limit is {MAX_BATCH_BYTES}: "
-            "take fewer groups at a time."
+            f"the padded batch would have {size} bytes, the limit for these groups is {limit}: "
+            "take fewer groups at a time, of samples that differ less in length."
         )

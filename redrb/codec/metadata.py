@@ -181,12 +181,18 @@ def _checked_id(group_id: str) -> str:
 def _tags(rows: Sequence[Any]) -> dict[str, Any] | list[dict[str, Any]] | None:
     if not any(rows):
         return None
-    tags = [dict(row or {}) for row in rows]
+    tags = [_map(row, "tags") for row in rows]
     packed = [_pack_map(each, "tag", _check_tag) for each in tags]
     for each in tags:
         if len(each) > MAX_TAGS:
             raise EncodeError(f"{len(each)} tags are more than {MAX_TAGS}: put text into extras.")
     return tags[0] if packed.count(packed[0]) == len(packed) else tags
+
+
+def _map(row: object, what: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping | None):
+        raise EncodeError(f"{what} is a {type(row).__name__} ({row!r:.40}): give a dict, or None.")
+    return dict(row or {})
 
 
 def _check_tag(key: str, value: object) -> None:
@@ -201,7 +207,7 @@ def _check_tag(key: str, value: object) -> None:
 def _extras(rows: Sequence[Any]) -> bytes:
     if not any(rows):
         return b""
-    packed = [_pack_map(dict(row or {}), "extra", _check_extra) for row in rows]
+    packed = [_pack_map(_map(row, "extras"), "extra", _check_extra) for row in rows]
     joined = b"".join([msgpack.Packer().pack_array_header(len(packed)), *packed])
     if len(joined) > MAX_EXTRAS_BYTES:
         raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")

@@ -33,6 +33,8 @@ MAX_ELEMENTS: Final = 1 << 31
 """Elements of one tensor; dimensions of 0 count as 1."""
 MAX_BATCH_BYTES: Final = 4 << 30
 """Bytes of one padded batch."""
+BATCH_BYTES: Final = 256 << 20
+BATCH_PER_BYTE: Final = 4096
 DECODED_BYTES: Final = 256 << 20
 DECODED_PER_BYTE: Final = 64
 INT64_RANGE: Final = range(-(2**63), 2**63)
@@ -57,6 +59,20 @@ COMPLETED: Final = STATUS_CODES[Status.COMPLETED]
 def decoded_limit(blob_bytes: int) -> int:
     """Return how many bytes a blob of this size may decode to."""
     return DECODED_BYTES + DECODED_PER_BYTE * blob_bytes
+
+
+def tensor_limit(blob_bytes: int) -> int:
+    """Return how many tensors a blob of this size may hold."""
+    return 65_536 + blob_bytes
+
+
+def batch_limit(blob_bytes: int) -> int:
+    """Return how many bytes a padded batch of blobs of this size together may have.
+
+    A batch of one long sample and many short ones is padded to as many times its size as it has
+    samples.
+    """
+    return min(BATCH_BYTES + BATCH_PER_BYTE * blob_bytes, MAX_BATCH_BYTES)
 
 
 def malformed(why: str) -> NoReturn:

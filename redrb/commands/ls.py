@@ -47,6 +47,11 @@ def _run(options: argparse.Namespace) -> int:
             where = f"namespace {options.namespace!r} at {client.where}"
             text = f"there are no tasks and weights in {where}; --namespace names another one."
             print(f"redrb: {text}", file=sys.stderr)
+    damaged = [(f"task {each.name}", each.damage) for each in state.tasks]
+    damaged += [(f"weights {each.name}", each.damage) for each in state.weights]
+    for name, damage in damaged:
+        if damage:
+            print(f"redrb: {name} cannot be read: {damage}", file=sys.stderr)
     if state.tasks_total > MOST_NAMES:
         print(f"redrb: {MOST_NAMES:,} of {state.tasks_total:,} tasks are listed.", file=sys.stderr)
     result = {"tasks": list(map(_record, state.tasks)), "weights": list(map(asdict, state.weights))}
@@ -59,6 +64,7 @@ def _record(task: TaskState) -> dict[str, object]:
     return {
         "name": task.name,
         "readable": task.readable,
+        "damage": task.damage,
         "order": task.order,
         "partitions": task.partitions,
         "stored_bytes": task.stored_bytes,

@@ -72,7 +72,7 @@ class _Stats:
             UnknownTask: There is no such task.
             StoreDenied: The user may not read a task.
         """
-        from redrb.errors import StoreDenied
+        from redrb.errors import StoreDenied, StoreError
         from redrb.state.rates import RateWindow
         from redrb.state.reader import StateReader
 
@@ -83,6 +83,8 @@ class _Stats:
                 client, options.namespace, task=name, group=options.group, window=window
             )
             (task,) = reader.look().tasks
+            if task.damage:
+                raise StoreError(task.damage)
             if not task.readable:
                 raise StoreDenied(
                     f"the user of Redis at {client.where} may not read task {name!r}: "

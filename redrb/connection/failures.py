@@ -30,7 +30,8 @@ _NOT_NOW = (
     upstream.ClusterDownError,  # MASTERDOWN too
     upstream.ReadOnlyError,
 )
-_NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+_BUSY = "BUSY "
+_NOT_NOW_CODES = (_BUSY, "NOREPLICAS", "UNBLOCKED")
 _DISCARDED = "Transaction discarded because of: "
 _DISCARDED_NOT_NOW = tuple(
     _DISCARDED + code
@@ -162,6 +163,15 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             "groups put again are stored twice; parts of groups count once.",
             where=where,
             uncertain=True,
+        )
+    if str(error).removeprefix(_DISCARDED).startswith(_BUSY):
+        return StoreUnavailable(
+            f"Redis at {where} is busy with a script that has not ended: {reply}. `redis-cli "
+            "SCRIPT KILL` ends it if it has not written yet; if it has, only `redis-cli "
+            "SHUTDOWN NOSAVE` does, which loses what is not on disk. Then `redrb doctor` tells "
+            "whether data is damaged. The server answers so while one script takes longer than its "
+            "busy-reply-threshold.",
+            where=where,
         )
     if is_transient(error):
         if ended():

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 from redrb.connection.client import Client, Sent
 from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Pipeline, Reply
+from redrb.damage import Reading
 
 T = TypeVar("T")
 
@@ -40,6 +41,11 @@ class Request(Generic[T]):
         self._broke: RedisError | None = None
         self._pid = 0
         self.attempts = 0
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds for which the client repeats a request while Redis is away."""
+        return self._client.retry_s
 
     def begin(self) -> None:
         """Send it now, once; if the connection breaks, `result` sends it again."""
@@ -76,9 +82,12 @@ class Request(Generic[T]):
             raise broke
         try:
             if sent is not None and self._pid == os.getpid():
-                return self._read(sent.replies())
-            self.attempts += 1
-            return self._read(self._client.exchange(self.pipeline))
+                replies = sent.replies()
+            else:
+                self.attempts += 1
+                replies = self._client.exchange(self.pipeline)
+            with Reading("a reply of the server"):
+                return self._read(replies)
         except ResponseError as error:
             name_scripts(error, self.pipeline.scripts)
             raise

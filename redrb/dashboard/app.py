@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from redrb.dashboard.feed import MOST_PAGES, Feed
 from redrb.dashboard.guard import Guard, has_token
@@ -49,7 +50,7 @@ def make_app(
     async def events(_: Request) -> Response:
         if feed.pages >= MOST_PAGES:
             return JSONResponse({"error": f"{MOST_PAGES} pages are open: close some."}, 503)
-        return StreamingResponse(feed.events(), media_type="text/event-stream")
+        return _Events(feed)
 
     @bad_requests
     async def read_groups(request: Request) -> Response:
@@ -78,6 +79,21 @@ def make_app(
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
     )
+
+
+class _Events(StreamingResponse):
+    """The events of a feed; counts as a page from now on until the response has ended."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed.events(), media_type="text/event-stream")
+        self._feed = feed
+        feed.pages += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.pages -= 1
 
 
 def _files() -> list[Route]:

@@ -25,7 +25,7 @@ class Feed:
     JSON of views and histories is made in threads: that of many tasks takes long.
 
     Attributes:
-        pages: Number of pages that follow now.
+        pages: Number of pages that follow now, as the application counts them.
     """
 
     def __init__(self, observing: Observing) -> None:
@@ -59,20 +59,16 @@ class Feed:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the history, then each new view, until the feed is closed."""
-        self.pages += 1
-        try:
-            sent = self._sent
-            yield await anyio.to_thread.run_sync(self._history, abandon_on_cancel=True)
-            yield _event("view", encoded(view_data(self._observing.newest())))
-            while not self._closed:
-                async with self._changed:
-                    while not self._closed and self._sent == sent:
-                        await self._changed.wait()
-                    sent, event = self._sent, self._newest
-                if not self._closed:
-                    yield event
-        finally:
-            self.pages -= 1
+        sent = self._sent
+        yield await anyio.to_thread.run_sync(self._history, abandon_on_cancel=True)
+        yield _event("view", encoded(view_data(self._observing.newest())))
+        while not self._closed:
+            async with self._changed:
+                while not self._closed and self._sent == sent:
+                    await self._changed.wait()
+                sent, event = self._sent, self._newest
+            if not self._closed:
+                yield event
 
     def _next(self, number: int, error: str) -> tuple[View, str]:
         """Wait for a view; returns it, and its event."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from redrb.errors import ConfigError, RedrbError, UnknownTask
+from redrb.keys import check_name
 
 MOST_GROUPS = 20
 """Most groups of one reply."""
@@ -118,6 +119,8 @@ def letter_choice(body: bytes) -> LetterRequest:
         raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.') from error
     if not (isinstance(task, str) and isinstance(group, str) and isinstance(ids, list)):
         raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.')
+    check_name("task", task)
+    check_name("consumer group", group)
     return LetterRequest(task, group, _numbers(ids, MOST_IDS))
 
 

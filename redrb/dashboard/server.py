@@ -10,12 +10,14 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from redrb.dashboard.feed import Feed
 from redrb.errors import ConfigError
 
 MOST_CONNECTIONS = 256
-"""Open connections beyond which requests get status 503."""
+"""Most open connections. Another one closes the oldest without a request; if all have one, requests
+get status 503."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -61,6 +63,7 @@ async def _serve(
             lifespan="off",
             timeout_graceful_shutdown=2,
             limit_concurrency=MOST_CONNECTIONS,
+            http=_Connection,
         )
     )
     stopped = asyncio.Event()
@@ -79,6 +82,29 @@ async def _serve(
     if feeding.done():
         feeding.result()  # raises what ended it
     feeding.cancel()
+
+
+class _Connection(H11Protocol):
+    """A connection that makes room for another one while it has no request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the oldest connection without a request if there are too many."""
+        super().connection_made(transport)
+        self.made_at = self.loop.time()
+        idle = [
+            each
+            for each in self.connections
+            if isinstance(each, _Connection) and each.is_idle and each is not self
+        ]
+        if len(self.connections) >= MOST_CONNECTIONS and idle:
+            oldest = min(idle, key=lambda each: each.made_at)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, or for the rest of one's head."""
+        return self.cycle is None or self.cycle.response_complete
 
 
 class _Server(uvicorn.Server):

@@ -30,6 +30,7 @@ from redrb.registry import Registry
 from redrb.state.finding import Finding, FindingKind, worst_first
 from redrb.state.findings import KINDS as STATE_KINDS
 from redrb.state.findings import findings_of
+from redrb.state.findings.damage import FAILED_CHECK
 from redrb.state.findings.wording import command_line, server_command
 from redrb.state.model import ServerState, State, TaskState
 from redrb.state.reader import url_flag
@@ -44,16 +45,8 @@ UNCHECKED = FindingKind(
     "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
     "too: URL is the one of that user.",
 )
-FAILED_CHECK = FindingKind(
-    "failed-check",
-    "critical",
-    "A key of redrb has another type or content than it should have: another program changed it. "
-    "CLIENT LIST shows which programs are connected. If you have a file of `redrb save`, restore "
-    "the task from it.",
-)
 KINDS: tuple[FindingKind, ...] = (
     *STATE_KINDS,
-    FAILED_CHECK,
     UNCHECKED,
     *latency.KINDS,
     *server_facts.KINDS,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redrb.damage import Reading
 from redrb.stream.task.store import TaskStore
 
 MOST_ORPHANS = 100
@@ -99,12 +100,13 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
     if not reply:
         return None
     figures, *groups = reply
-    return Examination(
-        store=store,
-        partition=partition,
-        consumer_groups=tuple(_group(store, *reply) for reply in groups),
-        **_pairs(figures),
-    )
+    with Reading(f"task {store.task!r}"):
+        return Examination(
+            store=store,
+            partition=partition,
+            consumer_groups=tuple(_group(store, *reply) for reply in groups),
+            **_pairs(figures),
+        )
 
 
 def _group(

@@ -108,4 +108,6 @@ def _new_name() -> str:
 
 
 def _incarnation(store: TaskStore) -> str:
-    return (store.client.execute("HGET", store.keys.task, "incarnation") or b"").decode()
+    return (store.client.execute("HGET", store.keys.task, "incarnation") or b"").decode(
+        errors="replace"
+    )

@@ -27,6 +27,7 @@ from redrb.experience.records import (
     Experience,
     Side,
     batch_size,
+    check_tensors,
     named_tensors,
     per_sample,
 )
@@ -143,7 +144,7 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     for index, row in enumerate(rows):
         standard: dict[str, Any] = {name: row.pop(name, None) for name in TENSOR_FIELDS}
         sample = {key: values[index] for key, values in metadata.items()}
-        sample["tags"], sample["extras"] = dict(sample["tags"]), dict(sample["extras"])
+        sample |= {key: dict(sample[key] or {}) for key in ("tags", "extras")}
         items.append(BufferItem(**standard, tensors=row, **sample))
     return items
 
@@ -158,6 +159,7 @@ def lengths_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
         RecordError: A length is more than the tensor holds.
     """
     found: dict[str, list[int]] = {}
+    check_tensors(tensors)
     for name, tensor in tensors.items():
         lengths = tensors.get(lengths_name(name))
         if lengths is None or lengths.is_floating_point() or lengths.dim() != 1 or tensor.dim() < 2:

@@ -5,7 +5,7 @@ The eight standard fields and their order are those of ColossalAI's ColossalChat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -125,13 +125,24 @@ class Experience:
         return self
 
 
+def check_tensors(tensors: object) -> None:
+    """Raise RecordError unless `tensors` is a dict, as further tensors of a record are."""
+    if not isinstance(tensors, Mapping):
+        raise RecordError(
+            f"tensors is a {type(tensors).__name__}, not a dict of tensors by name.",
+            field="tensors",
+        )
+
+
 def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
     """Return all tensors of a record by name, standard fields first.
 
     Raises:
-        RecordError: A name in `tensors` is that of a standard field, or a value is no tensor.
+        RecordError: `tensors` is no dict, a name in it is that of a standard field, or a value is
+            no tensor.
     """
     found = {name: getattr(record, name) for name in TENSOR_FIELDS}
+    check_tensors(record.tensors)
     for name, tensor in record.tensors.items():
         if name in found:
             raise RecordError(
@@ -178,15 +189,23 @@ def per_sample(experience: Experience, name: str, size: int) -> list[Any]:
     """Return metadata of a batch by name, as a list of `size` values.
 
     Raises:
-        RecordError: The metadata is a list of another length.
+        RecordError: The metadata is a list of another length, or tags or extras are no dicts.
     """
     value = getattr(experience, name)
-    if value is None or isinstance(value, str | int | Mapping):
+    maps = name in ("tags", "extras")
+    if value is None or isinstance(value, Mapping if maps else str | int):
         return [value] * size
+    if isinstance(value, str) or not isinstance(value, Sized):
+        raise RecordError(
+            f"{name} is a {type(value).__name__}: give a dict, or a list.", field=name
+        )
     if len(value) != size:
         raise RecordError(
             f"{name} has {len(value)} entries for a batch of {size}: give one for each sample, or "
             "one for all.",
             field=name,
         )
-    return list(value)
+    values: list[Any] = list(value)  # type: ignore[call-overload]
+    if maps and not all(each is None or isinstance(each, Mapping) for each in values):
+        raise RecordError(f"{name} has entries that are no dicts.", field=name)
+    return values

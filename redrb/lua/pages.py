@@ -21,6 +21,8 @@ PAGES: dict[str, int] = {
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
     # Groups that end, arrive or change their place.
+    "ended": 256,  # groups of a lease that one request acknowledges, expires or releases
+    "failed": 100,  # groups of a lease that one request fails or rejects, up to "copied_bytes"
     "expired": 50,  # groups that expire in one call
     "orphans": 100,  # entries of failed puts that one call removes
     "uncounted": 100,  # entries beyond the last known id that one call looks at

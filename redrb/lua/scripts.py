@@ -59,7 +59,7 @@ def load(name: str) -> Script:
 
 def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
-    lines = _with_commands(source, list(_with_includes(name, source, [])))
+    lines = _lines(name, source)
     text = _PAGE.sub(lambda page: str(PAGES[page[1]]), "\n".join(line for _, line in lines))
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
@@ -116,6 +116,11 @@ def add_to(
     called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
     pipeline.add(*called, len(keys), *keys, *arguments)
     pipeline.scripts.append(script.sha)
+
+
+def _lines(name: str, source: str) -> list[tuple[str, str]]:
+    """Return the place and the code of each line of a script, before it has the pages' numbers."""
+    return _with_commands(source, list(_with_includes(name, source, [])))
 
 
 def _with_includes(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError
 from redrb.replay.tasks import Tasks
 from redrb.stream.saving.checked_file import CheckedFile
@@ -107,7 +108,8 @@ def _part(task: str, number: int) -> str:
 def _refreshes(store: TaskStore) -> dict[str, str]:
     """Return the last refresh of each status: "<train step> <newest id>"."""
     flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
-    return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
+    with Reading(f"the refreshes of task {store.task!r}"):
+        return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
 
 
 def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:

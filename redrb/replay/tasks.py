@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
 from redrb.connection import Client, check_client
+from redrb.damage import Reading
 from redrb.experience import Status
-from redrb.keys import TaskKeys, check_name
+from redrb.keys import TaskKeys, check_name, is_name
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.stream import MOST_PARTITIONS
 from redrb.stream.take.reading import as_stored
@@ -96,7 +97,8 @@ class Tasks:
 
         A task that was deleted, as by `redrb rm`, is left out, although its name stays.
         """
-        names = [name.decode() for name in self._names_client.execute("SMEMBERS", self._names)]
+        members = self._names_client.execute("SMEMBERS", self._names)
+        names = filter(is_name, (name.decode(errors="replace") for name in members))
         return sorted(name for name in names if name in self._streams or self._exists(name))
 
     def total(self) -> int:
@@ -112,7 +114,9 @@ class Tasks:
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
         """Note that all groups stored now have their staleness at `train_step`."""
         for store in self.stores(task):
-            last = int(store.client.execute("HGET", store.keys.puts, "last") or 0)
+            stored = store.client.execute("HGET", store.keys.puts, "last")
+            with Reading(f"the last id of task {task!r}"):
+                last = int(stored or 0)
             pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
             if pairs:
                 store.client.execute("HSET", store.keys.refreshed, *pairs)
@@ -124,7 +128,8 @@ class Tasks:
             store = stores[number]
             mark = store.client.execute("HGET", store.keys.refreshed, str(status))
             if mark is not None:
-                refreshed = Refreshed(*map(int, mark.split()))
+                with Reading(f"the last refresh of task {task!r}"):
+                    refreshed = Refreshed(*map(int, mark.split()))
                 old = [seq for seq in seqs if seq <= refreshed.last]
                 found.update(dict.fromkeys(self._numbering.ids(number, old), refreshed.train_step))
         return found

@@ -139,7 +139,9 @@ class TaskState:
 
     Attributes:
         name: Its name.
-        readable: Whether the user may read it; if not, all else is empty.
+        readable: Whether it can be read; if not, the user has no right to, or its data is damaged,
+            and all else is empty.
+        damage: Why its data cannot be read; "" if it can, or the user has no right to.
         incarnation: Random id from its creation.
         order: Name of its order.
         partitions: Number of its partitions.
@@ -156,6 +158,7 @@ class TaskState:
 
     name: str
     readable: bool = True
+    damage: str = ""
     incarnation: str = ""
     order: str = ""
     partitions: int = 1
@@ -187,7 +190,8 @@ class WeightsState:
         age_s: Seconds since the newest version's commit, by the server's clock.
         pins: Readers that fetch versions now, whose pin has not expired.
         expired_pins: Pins whose time is over.
-        readable: Whether the user may read them.
+        readable: Whether they can be read, as of a task.
+        damage: Why the entry of the newest version cannot be read, as of a task.
     """
 
     name: str
@@ -200,6 +204,7 @@ class WeightsState:
     pins: int = 0
     expired_pins: int = 0
     readable: bool = True
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

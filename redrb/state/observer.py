@@ -59,6 +59,7 @@ class Observer:
         self._read_at = time.monotonic()
         self._error = ""
         self._where, self._url = client.where, client.url
+        self._shown: tuple[Finding, ...] = ()  # those of the newest state
         self._findings: tuple[Finding, ...] = ()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -115,19 +116,21 @@ class Observer:
             began = time.monotonic()
             try:
                 state = self._reader.look(timeout_s=LOOK_S)
+                self._note(state, "", began)
             except RedrbError as error:
                 self._note(None, str(error), began)
-            else:
-                self._note(state, "", began)
+            except Exception as error:  # noqa: BLE001 (shown; the next look may succeed)
+                self._note(None, f"the state cannot be read: {error!r:.200}", began)
 
     def _note(self, state: State | None, error: str, began: float) -> None:
+        findings = findings_of(state) if state is not None else self._shown
         with self._changed:
             self._error = error
             if state is not None:
                 self._state, self._read_at = state, began
                 self._number += 1
                 self.history.add(state)
-            shown = findings_of(self._state) if self._state is not None else ()
+            self._shown = findings
             failed = (connection_finding(self._where, error, self._url),) if error else ()
-            self._findings = (*failed, *shown)
+            self._findings = (*failed, *findings)
             self._changed.notify_all()

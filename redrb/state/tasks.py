@@ -9,10 +9,13 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from redrb.connection import Client
-from redrb.connection.failures import is_denied, is_missing_script
+from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.damage import Reading, whole
+from redrb.errors import RedrbError, StoreDenied
 from redrb.keys import is_name
 from redrb.lua.scripts import add_to, load
+from redrb.registry import ODD_NAME
 from redrb.state.announced import Announced
 from redrb.state.histogram import Histogram
 from redrb.state.holdings import with_holdings
@@ -63,33 +66,41 @@ def read_tasks(
         announced: What earlier looks have read of workers, by prefix of the partition's keys; this
             look adds to it.
     """
-    named = [name for name in names if is_name(name)]
+    listed = list(names)
+    named = list(filter(is_name, listed))
     stores = [TaskStore.of(client, namespace, name) for name in named]
     first = dict(zip(named, _observed(stores, group, announced), strict=True))
     rest = {
         name: TaskStore.of_partitions(client, namespace, name, count)[1:]
         for name, part in first.items()
-        if part is not None and (count := _partitions(part)) > 1
+        if isinstance(part, _Part) and (count := _partitions(part)) > 1
     }
     others = [store for each in rest.values() for store in each]
     further = iter(_observed(others, group, announced))
     for prefix in announced.keys() - {store.keys.prefix for store in (*stores, *others)}:
         del announced[prefix]
-    states = []
+    states = [
+        TaskState(name, readable=False, damage=ODD_NAME) for name in listed if not is_name(name)
+    ]
     for name, part in first.items():
         parts = [part, *(next(further) for _ in rest.get(name, ()))]
-        if part is None:
-            states.append(TaskState(name, readable=False))
+        readable = [each for each in parts if isinstance(each, _Part)]
+        damage = [str(each) for each in parts if not isinstance(each, _Part | StoreDenied)]
+        if damage or not isinstance(part, _Part):
+            states.append(TaskState(name, readable=False, damage="".join(damage[:1])))
         elif part.fields:
-            states.append(_task(name, [each for each in parts if each is not None]))
+            states.append(_task(name, readable))
     return states
 
 
 def _observed(
     stores: Sequence[TaskStore], group: str | None, announced: dict[str, Announced]
-) -> list[_Part | None]:
-    """Run the script on tasks: those that the same client reaches in one pipeline; None: denied."""
-    found: dict[int, _Part | None] = {}
+) -> list[_Part | RedrbError]:
+    """Run the script on tasks: those that the same client reaches in one pipeline.
+
+    An error takes the place of a task that the user may not read, or whose data is damaged.
+    """
+    found: dict[int, _Part | RedrbError] = {}
     by_client: dict[int, list[int]] = {}
     for number, store in enumerate(stores):
         by_client.setdefault(id(store.client), []).append(number)
@@ -98,7 +109,7 @@ def _observed(
         known = [announced.setdefault(store.keys.prefix, Announced()) for store in there]
         replies = _replies(there, group, known)
         for number, reply, workers in zip(numbers, replies, known, strict=True):
-            found[number] = None if _is_denied(reply) else _part(reply, workers)
+            found[number] = _part_or_error(reply, workers, stores[number])
     return [found[number] for number in range(len(stores))]
 
 
@@ -123,7 +134,7 @@ def _replies(
         if missing:
             for at, reply in zip(missing, send(missing, whole=True), strict=True):
                 replies[at] = reply
-        error = first_error([each for each in replies if not _is_denied(each)])
+        error = first_error([each for each in replies if not _is_lasting(each)])
         if error is not None:
             raise error
         return replies
@@ -131,15 +142,29 @@ def _replies(
     return client.retrying(attempt)
 
 
-def _is_denied(reply: Reply) -> bool:
-    return isinstance(reply, ResponseError) and is_denied(reply)
+def _is_lasting(reply: Reply) -> bool:
+    """Return whether a reply is an error that concerns this task alone, and comes again."""
+    return isinstance(reply, ResponseError) and not is_transient(reply)
+
+
+def _part_or_error(reply: Reply, announced: Announced, store: TaskStore) -> _Part | RedrbError:
+    try:
+        if isinstance(reply, ResponseError):
+            return translate(reply, store.client.where)
+        with Reading(f"task {store.task!r}"):
+            return _part(reply, announced)
+    except RedrbError as error:
+        return error
 
 
 def _part(reply: Reply, announced: Announced) -> _Part:
     if not reply:
         return _Part({}, 0, {}, {}, (), 0, None)
     settings, put, server_ms, figures, groups, total, workers, memory = reply
-    fields = {name.decode(): value.decode(errors="replace") for name, value in _pairs(settings)}
+    fields = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in _pairs(settings)
+    }
     counters = _counters(figures)
     known = announced.note(fields.get("incarnation", ""), float(server_ms), int(total), workers)
     read = (worker_state(*worker) for worker in known)
@@ -171,7 +196,7 @@ def _group(reply: Reply, figures: Mapping[str, int]) -> ConsumerGroupState:
 
 
 def _counters(flat: Sequence[Any]) -> dict[str, int]:
-    return {name.decode(errors="replace"): int(value) for name, value in _pairs(flat)}
+    return {name.decode(errors="replace"): whole(value) for name, value in _pairs(flat)}
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import ResponseError
 
 from redrb.connection import Client
+from redrb.connection.failures import is_denied, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.errors import DecodeError
 from redrb.keys import WeightKeys, is_name
+from redrb.registry import ODD_NAME
 from redrb.state.model import WeightsState
 from redrb.weights.reading.catalogue import Catalogue
 
@@ -28,13 +30,16 @@ def read_weights(
         names: Their names.
         now_s: Seconds since 1970 by the server's clock.
     """
+    listed = list(names)
     catalogues = [
-        Catalogue(client, WeightKeys.of(namespace, name), name) for name in names if is_name(name)
+        Catalogue(client, WeightKeys.of(namespace, name), name) for name in filter(is_name, listed)
     ]
     by_client: dict[int, list[Catalogue]] = {}
     for catalogue in catalogues:
         by_client.setdefault(id(catalogue.client), []).append(catalogue)
-    found: list[WeightsState] = []
+    found = [
+        WeightsState(name, readable=False, damage=ODD_NAME) for name in listed if not is_name(name)
+    ]
     for some in by_client.values():
         replies = _replies(some)
         for number, catalogue in enumerate(some):
@@ -56,7 +61,7 @@ def _replies(catalogues: list[Catalogue]) -> list[Reply]:
 
     def attempt() -> list[Reply]:
         replies = client.exchange(pipeline)
-        error = first_error([each for each in replies if not isinstance(each, NoPermissionError)])
+        error = first_error([each for each in replies if not _is_lasting(each)])
         if error is not None:
             raise error
         return replies
@@ -65,16 +70,22 @@ def _replies(catalogues: list[Catalogue]) -> list[Reply]:
     return client.retrying(attempt)
 
 
+def _is_lasting(reply: Reply) -> bool:
+    return isinstance(reply, ResponseError) and not is_transient(reply)
+
+
 def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> WeightsState | None:
-    if any(isinstance(reply, NoPermissionError) for reply in replies):
-        return WeightsState(catalogue.name, readable=False)
+    failed = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+    if failed is not None:
+        damage = "" if is_denied(failed) else str(translate(failed, catalogue.client.where))
+        return WeightsState(catalogue.name, readable=False, damage=damage)
     newest, versions, pins = replies
     if not newest:
         return None
     try:
         described = catalogue.described(newest[0])
-    except DecodeError:
-        return None
+    except DecodeError as error:
+        return WeightsState(catalogue.name, readable=False, damage=str(error))
     deadlines = [_deadline_ms(value) for value in pins[1][1::2]]
     expired = sum(deadline <= now_s * 1000 for deadline in deadlines)
     return WeightsState(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
 from importlib.resources import files
 
 import pytest
 
 import redrb
+from redrb.errors import StoreError, StoreUnavailable
 from redrb.lua.scripts import load, run
 from tests.samples import numbered
+from tests.servers import Server
 
 
 def _line(message: str) -> str:
@@ -37,3 +41,31 @@ def test_an_error_of_lua_names_file_and_line(real_url: str) -> None:
         with pytest.raises(redrb.errors.StoreError, match="nil") as caught:
             run(client, load("weights/discard"), ["redrb:{none}:versions"], [])
         assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")
+
+
+def test_a_script_that_does_not_end_is_named_and_how_it_is_ended(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server("--busy-reply-threshold", "20")
+
+    def hang() -> None:
+        with redrb.connect(server.url) as client, pytest.raises(StoreError, match=r"[Kk]ill"):
+            client.execute("EVAL", "while true do end", 0)
+
+    with redrb.connect(server.url, retry_s=0.5) as client:
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+        message = ""
+        while "is busy with a script" not in message:
+            try:
+                client.execute("PING", retry_s=0)
+            except StoreUnavailable as error:
+                message = str(error)
+        assert "SCRIPT KILL" in message
+        assert "busy-reply-threshold" in message
+        assert "firewall" not in message
+        with pytest.raises(StoreUnavailable, match="SCRIPT KILL"):
+            redrb.connect(server.url, retry_s=0.5)
+        client.execute("SCRIPT", "KILL")
+        hanging.join(10)
+        assert client.execute("PING") == b"PONG"

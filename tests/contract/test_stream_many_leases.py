@@ -132,13 +132,13 @@ def test_a_page_of_dead_letters_ends_with_the_bytes_that_it_copies(
 def test_groups_of_a_dead_consumer_come_back_at_once(open_stream: Opener) -> None:
     """Pages follow each other, and not the rhythm of the heartbeat (once in 10 s here)."""
     dead, other = filled(open_stream, 1000), open_stream()
-    other.take(1, timeout=0).ack()
-    for _ in range(3):
-        dead.take(333, timeout=0)
+    other.take(1, timeout=10).ack()
+    held = [dead.take(333, timeout=10) for _ in range(3)]
     kill_consumer(dead)
     began = time.monotonic()
     assert len(other.take(999, timeout=10)) == 999
     assert time.monotonic() - began < 9
+    assert len(held) == 3
 
 
 def test_an_acknowledgement_spares_a_group_that_the_lease_gave_back_before(
@@ -147,7 +147,8 @@ def test_an_acknowledgement_spares_a_group_that_the_lease_gave_back_before(
     """The reply to the release was lost, so the consumer still counts the group as its own."""
     stream, other = filled(open_stream, 3), open_stream()
     lease = stream.take(3, timeout=0)
-    lease.parts[0].holder.finish("release", [2], reason=NO_CAUSE, samples=1, ends=False)
+    options = {"reason": NO_CAUSE, "samples": 1, "ends": False}
+    lease.parts[0].holder.end_request("release", [2], **options).result()
     taken = other.take(1, timeout=0)
     assert taken.ids == (2,)
     lease.ack()

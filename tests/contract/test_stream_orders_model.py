@@ -377,9 +377,10 @@ class Model:
             held.lease._end(outcome, chosen, Cause("bad"))
         # the reply may have been lost: the same request once more changes nothing
         ends = len(chosen) == len(held.ids)
-        assert held.lease.parts[0].holder.finish(
+        request = held.lease.parts[0].holder.end_request(
             outcome, chosen, reason=Cause("bad"), samples=0, ends=ends
         )
+        assert request.result() == ""
         self._ended(held, outcome, chosen)
 
     def move(self, name: str, picks: list[int], status: Status) -> None:

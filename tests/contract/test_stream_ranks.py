@@ -108,10 +108,7 @@ def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
     first, second = leases(ranks, 8, 0)
     first.ack()
     with monkeypatch.context() as broken:
-        run = second.parts[0].holder.store._store.run
-        broken.setattr(
-            second.parts[0].holder.store._store, "run", lambda *asked: run(*asked) and [b"ok"]
-        )
+        broken.setattr(second.parts[0].holder.store._store, "pages", lambda *_: iter([[b"ok"]]))
         second.ack()
     assert ranks[0].stats().ledger.acked == 3
     kill_consumer(ranks[0])
@@ -526,7 +523,10 @@ def test_a_part_that_is_released_is_kept_for_its_rank(open_stream: Opener) -> No
     assert ranks[0].stats().ledger.acked == 4
 
 
-def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream: Opener) -> None:
+def test_groups_that_are_rejected_or_expired_leave_at_once(
+    open_stream: Opener, pages: Callable[..., None]
+) -> None:
+    pages(failed=3)
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     first, second = leases(ranks, 8, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import numpy as np
 import pytest
@@ -203,3 +205,17 @@ def test_keys_of_other_programs_are_not_listed(client: Client, namespace: str) -
         key = b"redrb:{%b:weights:%b}:versions" % (namespace.encode(), foreign)
         client.execute("XADD", key, "*", "v", 1)
     assert [weights.name for weights in published_in(client, namespace)] == ["actor"]
+
+
+def test_a_short_entry_does_not_take_gigabytes_to_list(client, namespace, publisher):
+    publisher.publish({"a": torch.zeros(8)})
+    ranges = " ".join(f"{token} 0 1048576" for token in range(90, 94))
+    shared = "1 0 1 1 0 1 1 5 0"
+    add_entry(client, namespace, 7, {"full": f"{shared} {ranges}", "nbytes": 2**40, "delta": 5})
+    tracemalloc.start()
+    (listed,) = published_in(client, namespace)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert (listed.versions, listed.newest.version) == (2, 7)
+    assert listed.stored_bytes == 64 + 5 + 4 * 2**40

@@ -561,7 +561,7 @@ def test_a_batch_needs_groups_and_a_side_and_a_limit(monkeypatch: pytest.MonkeyP
         decode_batch([])
     with pytest.raises(RecordError, match="middle"):
         decode_batch([layout], side="middle")  # type: ignore[arg-type]
-    monkeypatch.setattr("redrb.codec.decode.MAX_BATCH_BYTES", 2 * layout.decoded_bytes)
+    monkeypatch.setattr("redrb.codec.wire.MAX_BATCH_BYTES", 2 * layout.decoded_bytes)
     decode_batch([layout] * 2, pin=True)
     with pytest.raises(RecordError, match="fewer groups"):
         decode_batch([layout] * 3)

@@ -16,13 +16,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from redrb.codec import GroupLayout, decode_batch, decode_items, parse_group, parse_groups
+from redrb.codec import (
+    GroupLayout,
+    decode_batch,
+    decode_items,
+    encode_groups,
+    parse_group,
+    parse_groups,
+)
 from redrb.codec.schema import FIELD_CODES
-from redrb.codec.wire import PREFIX
-from redrb.errors import DecodeError, RecordError
-from redrb.experience.records import Side, named_tensors
+from redrb.codec.wire import PREFIX, batch_limit
+from redrb.errors import DecodeError, EncodeError, RecordError
+from redrb.experience.records import BufferItem, Side, named_tensors
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
-from tests.unit.test_codec import assert_batches
+from tests.unit.test_codec import assert_batches, join
 from tests.unit.test_codec_golden import CASES, golden
 
 quick = settings(deadline=None, derandomize=True, max_examples=600)
@@ -448,7 +455,8 @@ def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -
 def test_the_largest_header_stays_small_in_memory() -> None:
     schema = [[str(n), UINT8, UINT8] for n in range(128)]
     tags = {f"{n:03}": n for n in range(256)}
-    blob = blob_of(schema, [4096, [0] * 128, [[0]], None, 1, None, tags])
+    entries = [0] * 16 + [[None]] * 112
+    blob = blob_of(schema, [4096, entries, [[0]], None, 1, None, tags])
     tracemalloc.start()
     layout = parse_group(blob)
     _, peak = tracemalloc.get_traced_memory()
@@ -466,6 +474,36 @@ def test_groups_that_are_large_together_are_refused_before_memory_is_taken() -> 
     with pytest.raises(RecordError, match="fewer groups"):
         decode_batch([parse_group(wide)] * 9)
     assert torch.equal(decode_items(layouts[0])[0].tensors["x"][-3:], torch.ones(3).long())
+
+
+def test_small_blobs_become_little_memory() -> None:
+    """A mask counts although its tensor is empty, and so does each tensor without elements."""
+    sequences = [[0, 4, 4]]
+    masked = blob_of(sequences, [2, [[[0, 1]]], [[260_000_000, 0], [1, 0]]])
+    assert len(masked) < 48
+    run = blob_of(ONE, [60, [[[0] + [1] * 59, [2**22] + [0] * 59, 1]], [[2**22], [0]]])
+    for blob in (masked, run):
+        with pytest.raises(RecordError, match="limit for these groups"):
+            decode_batch([parse_group(blob)])
+    columns = [[f"x{number}", 4, 4] for number in range(128)]
+    with pytest.raises(DecodeError, match="tensors"):
+        parse_group(blob_of(columns, [4096, [0] * 128, [[0]]]))
+    assert parse_group(blob_of(columns[:16], [4096, [0] * 16, [[0]]])).samples == 4096
+    empty = {f"x{number}": torch.zeros(0) for number in range(17)}
+    with pytest.raises(EncodeError, match="tensors"):
+        encode_groups([[BufferItem(*[None] * 6, tensors=dict(empty)) for _ in range(4096)]])
+
+
+def test_a_ragged_batch_of_real_size_is_padded() -> None:
+    """The case of docs/wire-format.md, of an eighth of its length."""
+    lengths = [16_384] + [1] * 511
+    items = [BufferItem(torch.arange(2, length + 2), *[None] * 5) for length in lengths]
+    layouts = [parse_group(join(group)) for group in encode_groups([[item] for item in items])]
+    limit = batch_limit(sum(layout.nbytes for layout in layouts))
+    padded = 512 * 16_384 * 16
+    assert padded < limit
+    assert 8 * padded < batch_limit(2 * 131_072)
+    assert decode_batch(layouts).sequences.shape == (512, 16_384)
 
 
 def test_a_signalling_nan_is_widened_alike_by_both_kernels() -> None:

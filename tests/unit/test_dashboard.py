@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import tomllib
 from dataclasses import replace
@@ -19,6 +20,7 @@ from redrb.dashboard.groups import MOST_BYTES, fitting
 from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
 from redrb.dashboard.payload import encoded
 from redrb.dashboard.requests import MOST_BODY, GroupRequest, LetterRequest
+from redrb.dashboard.server import MOST_CONNECTIONS, _serve, bound_socket
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History
 from redrb.state.model import State
@@ -162,6 +164,8 @@ def test_requeue_is_a_post_with_the_token() -> None:
         b'{"task": "math", "group": "default", "ids": [true]}',
         b'{"task": "math", "group": "default", "ids": [' + b"9" * 30 + b"]}",
         json.dumps({**LETTERS, "ids": list(range(1001))}).encode(),
+        json.dumps({**LETTERS, "group": "\ud800"}).encode(),
+        json.dumps({**LETTERS, "task": "\ud800"}).encode(),
         json.dumps(LETTERS).encode() + b" " * MOST_BODY,
     ],
 )
@@ -245,23 +249,57 @@ def test_each_page_gets_new_views_and_the_end() -> None:
     assert all('"error":"Redis is away."' in view and '"state":null' in view for view in views)
 
 
-def test_pages_are_bounded_and_those_that_leave_make_room() -> None:
-    async def open_pages() -> int:
-        feed = Feed(StillObserver(None))
-        pages = [feed.events() for _ in range(MOST_PAGES)]
-        for page in pages:
-            await anext(page)
-        app = make_app(feed, NotedRequests(), token="secret")
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://here"
-        ) as client:
-            answer = await client.get("/events")
-        for page in pages:
-            await page.aclose()
-        assert feed.pages == 0
-        return answer.status_code
+async def listening_page(feed: Feed) -> tuple[asyncio.Task[None], socket.socket]:
+    app = make_app(feed, NotedRequests(), token="secret")
+    listening = bound_socket("127.0.0.1", 0)
+    ready = asyncio.Event()
+    serving = asyncio.create_task(_serve(app, feed, listening, ready.set))
+    await ready.wait()
+    return serving, listening
 
-    assert asyncio.run(asyncio.wait_for(open_pages(), 10)) == 503
+
+def test_pages_are_bounded_and_those_that_leave_make_room() -> None:
+    """All ask at once: each counts before its first event is made."""
+
+    async def status(port: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /events HTTP/1.1\r\nHost: here\r\n\r\n")
+        return (await reader.readline()).split()[1], writer
+
+    async def open_pages() -> None:
+        feed = Feed(StillObserver(None))
+        serving, listening = await listening_page(feed)
+        port = listening.getsockname()[1]
+        found = await asyncio.gather(*(status(port) for _ in range(MOST_PAGES + 30)))
+        assert sorted(code for code, _ in found) == [b"200"] * MOST_PAGES + [b"503"] * 30
+        for _, writer in found:
+            writer.close()
+        while feed.pages:
+            await asyncio.sleep(0.01)
+        code, writer = await status(port)
+        assert code == b"200"
+        writer.close()
+        await feed.close()
+        await serving
+
+    asyncio.run(asyncio.wait_for(open_pages(), 30))
+
+
+def test_silent_connections_do_not_shut_others_out() -> None:
+    async def ask() -> None:
+        feed = Feed(StillObserver(None))
+        serving, listening = await listening_page(feed)
+        host, port = listening.getsockname()
+        silent = [await asyncio.open_connection(host, port) for _ in range(MOST_CONNECTIONS + 40)]
+        silent[-1][1].write(b"GET / HTTP/1.1\r\nHost:")  # half a head
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+            assert (await client.get("/")).status_code == 200
+        for _, writer in silent:
+            writer.close()
+        await feed.close()
+        await serving
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
 
 
 def test_requests_that_wait_for_redis_do_not_hold_up_events() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from redrb.codec import encode_groups, parse_groups
-from redrb.errors import ConfigError, LeaseLost, RecordError
+from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import Lease
 from redrb.stream.take.cause import Cause
@@ -20,21 +20,58 @@ Ended = tuple[str, tuple[int, ...], int, bool]
 
 
 class Recorder:
-    """A holder that records how groups ended."""
+    """A holder that records how groups ended, and the requests for it.
 
-    def __init__(self, *, held: bool = True) -> None:
-        self.held = held
+    Attributes:
+        loss: Why its lease is lost, if it is.
+        away: Requests that fail before its server is back.
+    """
+
+    whole: tuple[Outcome, ...] = ()
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+        self.loss = ""
+        self.away = 0
         self.ended: list[Ended] = []
         self.abandoned: list[tuple[int, ...]] = []
 
-    def finish(
+    def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
-    ) -> bool:
-        self.ended.append((outcome, tuple(ids), samples, ends))
-        return self.held
+    ) -> Ending:
+        return Ending(self, (outcome, tuple(ids), samples, ends))
+
+    def release(self, ids: Sequence[int]) -> None:
+        raise NotImplementedError
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         self.abandoned.append(ids)
+
+
+class Ending:
+    """The request that ends groups of a `Recorder`."""
+
+    retry_s = 7.0
+
+    def __init__(self, holder: Recorder, ended: Ended) -> None:
+        self.holder, self.ended = holder, ended
+
+    def begin(self) -> None:
+        self.holder.log.append(f"send {self.holder.name}")
+
+    def result(self, *, retry_s: float | None = None) -> str:
+        assert retry_s is not None
+        assert retry_s <= self.retry_s
+        retries = "with retries" if retry_s else "once"
+        self.holder.log.append(f"read {self.holder.name} {retries}")
+        if self.holder.away:
+            self.holder.away -= 1
+            raise StoreUnavailable("not reachable", where="host:1")
+        self.holder.ended.append(self.ended)
+        return self.holder.loss
+
+    def drop(self) -> None:
+        self.holder.log.append(f"drop {self.holder.name}")
 
 
 def part(
@@ -46,8 +83,13 @@ def part(
 
 
 @pytest.fixture
-def holders() -> list[Recorder]:
-    return [Recorder(), Recorder()]
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def holders(log: list[str]) -> list[Recorder]:
+    return [Recorder(log, "first"), Recorder(log, "second")]
 
 
 @pytest.fixture
@@ -88,7 +130,7 @@ def test_ids_end_in_their_part(lease: Lease, holders: list[Recorder]) -> None:
 def test_a_lost_part_is_named_when_the_others_are_ended(
     lease: Lease, holders: list[Recorder]
 ) -> None:
-    holders[0].held = False
+    holders[0].loss = "its heartbeat stopped"
     with pytest.raises(LeaseLost) as caught:
         lease.ack()
     assert caught.value.ids == (1, 3)
@@ -96,19 +138,49 @@ def test_a_lost_part_is_named_when_the_others_are_ended(
     assert not lease
 
 
-def test_an_outage_between_parts_leaves_the_rest_to_the_same_call(
-    lease: Lease, holders: list[Recorder], monkeypatch: pytest.MonkeyPatch
+def test_parts_whose_server_answers_end_although_another_one_is_away(
+    lease: Lease, holders: list[Recorder], log: list[str], pages: Callable[..., None]
 ) -> None:
-    def away(*arguments: object, **options: object) -> bool:
-        raise ConnectionError
-
-    with monkeypatch.context() as outage, pytest.raises(ConnectionError):
-        outage.setattr(holders[1], "finish", away)
+    pages(ended=1)
+    holders[0].away = 2
+    with pytest.raises(StoreUnavailable, match=r"groups of task 'math' were not ended"):
         lease.ack()
-    assert lease.ids == (2,)
-    lease.ack()
-    assert holders[0].ended == [("ack", (1, 3), 3, True)]
+    rounds = ["send first", "send second", "read first once", "read second once"]
+    assert log == [*rounds, "read first with retries"]
+    assert lease.ids == (1, 3)
     assert holders[1].ended == [("ack", (2,), 1, True)]
+    lease.ack()
+    assert holders[0].ended == [("ack", (1,), 1, False), ("ack", (3,), 2, True)]
+    assert len(holders[1].ended) == 1
+
+
+def test_a_server_that_is_back_at_once_is_no_error(lease: Lease, holders: list[Recorder]) -> None:
+    holders[0].away = holders[1].away = 1
+    lease.release()
+    assert [len(holder.ended) for holder in holders] == [1, 1]
+
+
+def test_a_loss_is_raised_by_the_call_that_ends_the_last_groups(
+    lease: Lease, holders: list[Recorder], pages: Callable[..., None]
+) -> None:
+    pages(ended=1)
+    holders[0].away, holders[1].loss = 2, "its heartbeat stopped"
+    with pytest.raises(StoreUnavailable) as caught:
+        lease.ack()
+    assert "the lease on 1 groups is lost" in "".join(caught.value.__notes__)
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack()
+    assert lost.value.ids == (2,)
+    assert [len(holder.ended) for holder in holders] == [2, 1]
+    assert not lease
+
+
+def test_pages_end_with_their_bytes_where_payloads_are_copied(
+    lease: Lease, holders: list[Recorder], pages: Callable[..., None]
+) -> None:
+    pages(copied_bytes=1)
+    lease.fail("nan", [1, 3])
+    assert [ids for _, ids, _, _ in holders[0].ended] == [(1,), (3,)]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from redrb import BufferItem, Experience, Status, make_experience_batch, split_experience_batch
-from redrb.errors import RecordError
+from redrb.codec import encode_experience, encode_groups
+from redrb.errors import ConfigError, EncodeError, RecordError
 from redrb.experience.batching import _zero_pad_sequences
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.experience.status import group_status
+from redrb.stream.task.tags import declare_tags
 from tests.samples import assert_same, numbered, random_item
 
 SIDES = ["left", "right"]
@@ -221,6 +223,24 @@ def test_a_field_that_is_no_tensor_is_an_error_that_names_it_and_its_type() -> N
         make_experience_batch([numbered(1, reward=0.5)])
     with pytest.raises(RecordError, match="standard field"):
         make_experience_batch([item(3, 2, tensors={"kl": torch.ones(1)})])
+    for wrong in ([1], "x", None, {"x"}):
+        with pytest.raises(RecordError, match="not a dict of tensors") as caught:
+            make_experience_batch([item(3, 2, tensors=wrong)])
+        assert caught.value.field == "tensors"
+
+
+@pytest.mark.parametrize("wrong", [[1], 3, "ab", [("a", 1)]])
+def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong: Any) -> None:
+    for name in ("tags", "extras"):
+        for group in ([numbered(1, **{name: wrong})], [numbered(1), numbered(2, **{name: wrong})]):
+            with pytest.raises(EncodeError, match=f"{name} is a .* give a dict"):
+                encode_groups([group])
+        batch = make_experience_batch([numbered(1), numbered(2)])
+        setattr(batch, name, wrong)
+        with pytest.raises((EncodeError, RecordError)):
+            encode_experience(batch)
+    with pytest.raises(ConfigError, match="no list of names"):
+        declare_tags(3)  # type: ignore[arg-type]
 
 
 def test_further_tensors_are_padded_and_split_too() -> None:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from redrb.errors import ConfigError, EncodeError
-from redrb.weights.files.safetensors import load_safetensors
+from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection.comparison import compare
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.tensors.dtypes import dtype_of
@@ -158,3 +158,16 @@ def test_large_and_odd_tensors_are_compared() -> None:
     for dtype in (torch.complex64, torch.complex128):
         change = compare("a", *(part.to(dtype) for part in complex_))
         assert (change.changed, change.largest, change.largest_relative) == (1, 5.0, 1.0)
+
+
+def test_the_name_of_a_files_metadata_is_refused(tmp_path: Path) -> None:
+    """A file with a tensor of this name was written, and nothing could read it."""
+    state = {"__metadata__": torch.zeros(3)}
+    with pytest.raises(EncodeError, match="__metadata__"):
+        save_safetensors(tmp_path / "file", state)
+    with (
+        pytest.raises(EncodeError, match="__metadata__"),
+        mapped_file(tmp_path / "file", layout_of(state), metadata={}),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

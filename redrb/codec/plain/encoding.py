@@ -31,6 +31,7 @@ from redrb.codec.wire import (
     PREFIX,
     VERSION,
     decoded_limit,
+    tensor_limit,
 )
 from redrb.errors import EncodeError
 
@@ -64,7 +65,7 @@ def encode(
 ) -> tuple[bytes, bool]:
     """Return the blob of one group, and whether it is finite; see `Kernel.encode`."""
     shapes: dict[tuple[int, ...], int] = {}
-    schema, entries, bodies, decoded, finite = [], [], [], 0, True
+    schema, entries, bodies, decoded, tensors, finite = [], [], [], 0, 0, True
     for key, code, rounded, cells, checked in columns:
         dtype = DTYPES[code]
         column = [_sample(cell, dtype, rounded, shapes) for cell in cells]
@@ -75,6 +76,7 @@ def encode(
         schema.append(b"\x93" + key + msgpack.packb(code) + msgpack.packb(wire))
         entries.append(_entry(column, shapes))
         bodies += [_stored(sample.body, wire) for sample in present]
+        tensors += len(present)
         decoded += sum(math.prod(sample.shape) for sample in present) * dtype.itemsize
         finite = finite and not (checked and any(sample.broken for sample in present))
     packed_schema = msgpack.Packer().pack_array_header(len(schema)) + b"".join(schema)
@@ -98,6 +100,11 @@ def encode(
         raise EncodeError(
             f"a group of {decoded} bytes is little but runs of one value, {len(blob)} bytes "
             "packed: cut its padding off before putting it."
+        )
+    if tensors > tensor_limit(len(blob)):
+        raise EncodeError(
+            f"a group has {tensors} tensors in {len(blob)} bytes: leave empty and constant ones "
+            "out, or put smaller groups."
         )
     return blob, finite
 

@@ -17,7 +17,7 @@ from redrb.codec.plain.header import (
     read_shape,
 )
 from redrb.codec.plain.memory import bits_of, memory, widened
-from redrb.codec.wire import MAX_SAMPLES, PREFIX, decoded_limit, malformed
+from redrb.codec.wire import MAX_SAMPLES, PREFIX, decoded_limit, malformed, tensor_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Group:
 
     def _place(self, entries: list[list[Any]], shapes: list[tuple[int, ...]], end: int) -> None:
         """Find where each sample's body lies, one behind the other."""
-        self.decoded_bytes = 0
+        self.decoded_bytes = tensors = 0
         self.placed: list[list[Piece | None]] = []
         for (code, wire), entry in zip(self._codes, entries, strict=True):
             column: list[Piece | None] = []
@@ -78,6 +78,7 @@ class Group:
                 if not ref < len(shapes):
                     malformed("a column refers to a shape that is not there")
                 count = math.prod(shapes[ref])
+                tensors += 1
                 self.decoded_bytes += count * DTYPES[code].itemsize
                 body = count - lead - trail
                 if body < 0:
@@ -89,6 +90,8 @@ class Group:
             malformed("its columns do not end where it ends")
         if self.decoded_bytes > decoded_limit(len(self.blob)):
             malformed("it says that it decodes to much more than its bytes")
+        if tensors > tensor_limit(len(self.blob)):
+            malformed("it has many more tensors than bytes")
 
     def pieces(self, column: int) -> list[tuple[Any, ...] | None]:
         """Return the shape, the stored elements and the runs of each sample of a column."""

@@ -68,7 +68,7 @@ local amount = math.min(count, free)
 local first, rights, records, holders, holds = state.granted + 1, {}, {}, {}, {}
 local record = string.format('%s %.17g %.0f %s', version == '' and '-' or version, state.mark, now, waiter)
 local deadline = string.format('%.0f', now + tonumber(ARGV[6]))
-for i = 1, amount do
+for i = 1, amount do -- bound: rights of the request, 4,096 at most (MOST_RIGHTS)
   local at, number = 2 * i - 1, string.format('%d', first + i - 1)
   given[i] = number
   rights[at], rights[at + 1] = number, number

@@ -50,7 +50,7 @@ local function newest_members()
   if by_facts then
     total = stored_groups()
   end
-  for seq = from, first, -1 do
+  for seq = from, first, -1 do -- bound: PAGE.browsed
     members[#members + 1] = member_of(seq)
   end
   if first == 1 or #members == 0 then

@@ -7,7 +7,7 @@ local function missing_in(group, attempt)
   for _, rank in ipairs(redis.call('ZRANGEBYSCORE', key('rank_requests', group), attempt, attempt)) do
     asked[tonumber(rank)] = true
   end
-  for rank = 0, number(key('ranks', group), 'world') - 1 do
+  for rank = 0, check_ranks(group)[1] - 1 do -- bound: ranks, 4,096 at most (MOST_RANKS)
     if not asked[rank] then
       missing[#missing + 1] = rank
     end

@@ -25,7 +25,7 @@ local function oldest_candidates(last)
   local function look()
     local members, first = {}, next_seq
     next_seq = math.min(first + window, last + 1)
-    for seq = first, next_seq - 1 do
+    for seq = first, next_seq - 1 do -- bound: PAGE.candidates_window
       members[#members + 1] = member_of(seq)
     end
     local facts = redis.call('HMGET', key('facts'), unpack(members))
@@ -55,7 +55,7 @@ local function oldest_candidates(last)
       window = math.max(window, math.min(most, PAGE.candidates_window))
       requeued = redis.call('ZRANGE', key('behind'), 0, most - 1, 'WITHSCORES')
     end
-    while #seqs < most do
+    while #seqs < most do -- bound: PAGE.candidates looks, and PAGE.candidates_leased
       local seq, member, from = nil, nil, at
       if requeued[place] and tonumber(requeued[place + 1]) < (found[at + 1] or next_seq) then
         member, place = requeued[place], place + 2
@@ -82,7 +82,7 @@ local function oldest_candidates(last)
 
   local function pass(used, stuck)
     local passed = {}
-    for i = 1, used do
+    for i = 1, used do -- bound: PAGE.candidates_leased, and groups that go
       passed[#passed + 1] = behind[i] or nil
     end
     in_parts('ZREM', key('behind'), passed)

@@ -41,7 +41,7 @@ local function drop_tags(before)
       local pool = pool_of(group, status)
       local queries = queries_of(pool)
       for i = 1, #queries, 2 do
-        wake(queue_of(pool, queries[i]), math.huge, now_ms())
+        wake(queue_of(pool, queries[i]), math.huge, now_ms()) -- bound: PAGE.waiters
       end
       redis.call('UNLINK', key('queries', pool))
     end

@@ -68,7 +68,7 @@ local function evict_candidates(all, seqs, need)
   end
   local facts = facts_of_all(members)
   local fates, waits = fates_of_candidates(all, seqs, members, facts)
-  while used < #seqs and (need.groups > 0 or need.bytes > 0) do
+  while used < #seqs and (need.groups > 0 or need.bytes > 0) do -- bound: seqs
     used = used + 1
     local fate, seq = fates[used], seqs[used]
     if fate == 'stored' then
@@ -121,6 +121,7 @@ local function evict(excess, excess_bytes, history, most)
   end
   sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
   local at = 1
+  -- bound: `most`, and PAGE.candidates_leased that stay
   while sources[at] and need.evicted < most and (need.groups > 0 or need.bytes > 0) do
     local seqs = sources[at].next(wanted(need, most))
     if #seqs > 0 then

@@ -50,7 +50,7 @@ end
 -- The counters of a consumer group by name, as numbers; and its waiting groups by status. A caller that has
 -- the reply of put_totals gives it.
 local function ledger_of(group, totals)
-  local ledger, stored = {}, redis.call('HGETALL', key('group', group))
+  local ledger, stored = {}, redis.call('HGETALL', key('group', group)) -- bound: one field a counter
   for name, total in pairs(totals or put_totals()) do
     ledger[name] = total
   end

@@ -152,7 +152,7 @@ local function delete_task(all)
     key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
     key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),
     key('announcements')}
-  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do
+  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
     names[#names + 1] = key('sources', origin)
   end
   delete_keys(all, names, {'#room', '#admission'})

@@ -26,7 +26,7 @@ end
 -- The fields of part_blobs that hold the parts of a group, in order.
 local function blob_fields(name, record)
   local found = {}
-  for index = 0, record.of - 1 do
+  for index = 0, #record.have - 1 do -- bound: parts of one group, 4,096 at most (MOST_PARTS)
     if string.byte(record.have, index + 1) == 49 then
       found[#found + 1] = blob_field(index, name)
     end

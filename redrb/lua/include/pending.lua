@@ -5,7 +5,7 @@
 -- consumer.
 local function leased_by_group()
   local leased = {}
-  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do -- bound: consumer groups
     local fields = {}
     for i = 1, #info, 2 do
       fields[info[i]] = info[i + 1]
@@ -24,7 +24,7 @@ end
 -- returns true; `from` is the first id, as XPENDING takes it.
 local function each_leased(group, slot, visit, from)
   from = from or '-'
-  while true do
+  while true do -- bound: until `visit` ends it, or the slot's batch is read
     local pending = redis.call('XPENDING', stream, group, from, '+', PAGE.pending, unpack({slot}))
     if #pending == 0 then
       return
@@ -51,7 +51,7 @@ local function leased_among(group, seqs, slot)
     sorted[i] = tonumber(seq)
   end
   table.sort(sorted)
-  while sorted[at] do
+  while sorted[at] do -- bound: seqs: each round goes past one of them
     local most = slot and math.min(#sorted - at + 1, PAGE.pending) or PAGE.pending_between
     local page = redis.call('XPENDING', stream, group, id_of(sorted[at]), id_of(sorted[#sorted]), most,
       unpack({slot}))
@@ -59,7 +59,7 @@ local function leased_among(group, seqs, slot)
     for _, entry in ipairs(page) do
       leased[seq_of(entry[1])] = true
     end
-    while sorted[at] and sorted[at] <= last do
+    while sorted[at] and sorted[at] <= last do -- bound: seqs
       at = at + 1
     end
   end

@@ -7,7 +7,7 @@ local function forbidden_command(name)
   local commands = {} -- filled by redrb/lua/scripts.py
   for _, command in ipairs(redis.acl_check_cmd and commands or {}) do
     local named = #command
-    for i = named + 1, command.words do
+    for i = named + 1, command.words do -- bound: 6 words, of XCLAIM
       command[i] = name
     end
     if not redis.acl_check_cmd(unpack(command)) then

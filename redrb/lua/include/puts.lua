@@ -40,7 +40,7 @@ local function find_added(last, count)
   local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
   local before = seq_of(added[count][1]) - 1
   if remove_orphans(last, id_of(before)) then
-    for i = 1, count do
+    for i = 1, count do -- bound: entries of the put
       take_out({before + i})
     end
     return nil
@@ -51,7 +51,7 @@ end
 -- Take out the `count` entries beyond the id `before`; later ids count on behind them.
 local function undo(before, count)
   local seqs = {}
-  for i = 1, count do
+  for i = 1, count do -- bound: entries of the put
     seqs[i] = before + i
   end
   take_out(seqs)

@@ -15,7 +15,7 @@ end
 local function queries_of(pool)
   local queries = key('queries', pool)
   if redis.call('HLEN', queries) <= PAGE.queries then
-    return redis.call('HGETALL', queries)
+    return redis.call('HGETALL', queries) -- bound: PAGE.queries
   end
   return redis.call('HRANDFIELD', queries, PAGE.queries, 'WITHVALUES')
 end

@@ -38,10 +38,19 @@ local function part_of(step, rank)
   return string.format('%.0f.%.0f', step, rank)
 end
 
+-- Refuse damaged numbers of ranks and steps, which loops would count through.
+local function check_ranks(group)
+  local state = numbers(key('ranks', group), 'world', 'first', 'formed')
+  if state[1] > 4096 or state[3] - state[2] > 4096 then
+    error({err = 'ERR the number of ranks or steps in ' .. key('ranks', group) .. ' is damaged'})
+  end
+  return state
+end
+
 -- The consumer of each rank, false if there is none.
 local function holders_of(group)
   local names = {}
-  for rank = 0, number(key('ranks', group), 'world') - 1 do
+  for rank = 0, check_ranks(group)[1] - 1 do -- bound: ranks, 4,096 at most (MOST_RANKS)
     names[rank + 1] = 'holder:' .. rank
   end
   return #names > 0 and redis.call('HMGET', key('ranks', group), unpack(names)) or {}

@@ -6,7 +6,7 @@
 -- that one of these is a delta or an adapter of. Returns the keys of the deleted versions.
 local function forget(keep, max_bytes)
   local entries, places = {}, {}
-  for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do
+  for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do -- bound: kept versions, and pinned ones
     entries[#entries + 1] = parsed(found)
     places[entries[#entries].version] = #entries
   end
@@ -18,7 +18,7 @@ local function forget(keep, max_bytes)
     local entry = entries[place]
     local first = entry.anchor > 0 and places[entry.anchor] or place
     local last = entry.kind == 'lora' and (places[entry.base] or 0) or place
-    for index = first, last do
+    for index = first, last do -- bound: kept versions, and pinned ones
       if entries[index].kind ~= 'lora' and index ~= place then
         added[#added + 1] = index
       end
@@ -30,7 +30,7 @@ local function forget(keep, max_bytes)
   end
 
   local total = 0
-  for place = #entries, math.max(1, #entries - keep + 1), -1 do
+  for place = #entries, math.max(1, #entries - keep + 1), -1 do -- bound: kept versions
     local added, bytes = standing_on(place)
     if place < #entries and max_bytes > 0 and total + bytes > max_bytes then
       break
@@ -41,7 +41,7 @@ local function forget(keep, max_bytes)
     end
   end
 
-  local pinned, now = redis.call('HGETALL', pins), server_ms()
+  local pinned, now = redis.call('HGETALL', pins), server_ms() -- bound: readers, of which each has one pin
   for i = 1, #pinned, 2 do
     local low, high, deadline, ttl_ms = string.match(pinned[i + 1], '^(%d+) (%d+) (%d+) (%d+)$')
     if not low or tonumber(deadline) < now then
@@ -65,7 +65,8 @@ local function forget(keep, max_bytes)
     if marked[index] then
       for token, first, count in string.gmatch(entry.full or '', '(%d+) (%d+) (%d+)') do
         used[token] = used[token] or {}
-        table.insert(used[token], {tonumber(first), tonumber(first) + tonumber(count)})
+        local beyond = math.min(tonumber(first) + tonumber(count), PAGE.most_chunks)
+        table.insert(used[token], {tonumber(first), beyond})
       end
     end
   end
@@ -77,7 +78,7 @@ local function forget(keep, max_bytes)
     if not indices[token] then
       indices[token] = {}
       for _, range in ipairs(used[token]) do
-        for place = range[1], range[2] - 1 do
+        for place = range[1], range[2] - 1 do -- bound: PAGE.most_chunks
           indices[token][place] = true
         end
       end

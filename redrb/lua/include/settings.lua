@@ -64,7 +64,7 @@ end
 
 -- The fields of the task that a copy of it has, too: a flat list name, value, ...
 local function task_fields()
-  local found, stored = {}, redis.call('HGETALL', task)
+  local found, stored = {}, redis.call('HGETALL', task) -- bound: settings and counters of the task
   for i = 1, #stored, 2 do
     if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
       found[#found + 1], found[#found + 2] = stored[i], stored[i + 1]

@@ -41,7 +41,7 @@ local function sort_groups()
     return false
   end
   local all, found, looks = groups(), 0, 0
-  while at < last and found < PAGE.sorted and looks < PAGE.sorting_looks do
+  while at < last and found < PAGE.sorted and looks < PAGE.sorting_looks do -- bound: PAGE.sorting_looks
     local members, stored = {}, false
     for seq = at + 1, math.min(at + PAGE.sorted, last) do
       members[#members + 1] = member_of(seq)

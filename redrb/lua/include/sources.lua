@@ -82,7 +82,7 @@ local function record_sources(packed, before, count)
     spared[id] = true
   end
   local last = math.min(floor, trimmed + PAGE.sources_trimmed)
-  for seq = trimmed + 1, last do
+  for seq = trimmed + 1, last do -- bound: PAGE.sources_trimmed
     local id = string.format('%d', seq)
     if not spared[id] then
       old[#old + 1] = id

@@ -57,7 +57,7 @@ local function names_of_keys()
   local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'buried', 'sources',
     'refreshed'}
   local tags = rules().names
-  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do
+  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
     names[#names + 1] = 'sources:' .. origin
   end
   for _, group in ipairs(groups()) do

@@ -19,7 +19,7 @@ local function count_by_version(pool, total)
   end
   local left, largest, stale = redis.call('ZCOUNT', name, '-inf', '(inf'), version - tonumber(oldest), 0
   local found = {'exact', total - left, oldest}
-  while left > 0 do
+  while left > 0 do -- bound: MOST_EXACT + 2 looks
     local number_of = left
     if stale < largest and stale <= MOST_EXACT then
       local from = string.format('%.0f', version - stale)
@@ -47,6 +47,7 @@ local function count_waiting(group, most)
   local half = math.ceil(most / 2)
   local members = redis.call('ZRANGE', ready, 0, total <= most and -1 or half - 1)
   if total > most then
+    -- bound: `most`, PAGE.observed_groups
     for _, member in ipairs(redis.call('ZRANGE', ready, half - most, -1)) do
       members[#members + 1] = member
     end

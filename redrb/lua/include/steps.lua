@@ -6,7 +6,7 @@
 local function forget_parts(group, step, world, leave)
   local number_of = string.format('%.0f', step)
   redis.call('HDEL', key('rank_parts', group), number_of, number_of .. ':ending')
-  for rank = 0, world - 1 do
+  for rank = 0, world - 1 do -- bound: ranks, 4,096 at most (MOST_RANKS)
     local name = part_of(step, rank)
     redis.call('HDEL', key('rank_parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
     leave(slot_of(step, rank), rank)
@@ -18,7 +18,7 @@ end
 local function unform(group, step, failed, failure)
   local ranks = key('ranks', group)
   local state = numbers(ranks, 'world', 'formed')
-  for each = step, state[2] do
+  for each = step, state[2] do -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
     forget_parts(group, each, state[1], function(slot, rank)
       if redis.call('HEXISTS', key('leases', group), slot) == 1 then
         lose(group, slot, each == step and rank == failed and failure)
@@ -91,7 +91,7 @@ local function mark_acked(group, step, rank, samples)
   end
   redis.call('HDEL', parts, name .. ':given')
   redis.call('HSETNX', parts, name .. ':acked', samples)
-  for each = 0, state[3] - 1 do
+  for each = 0, state[3] - 1 do -- bound: ranks
     all[each] = tonumber(redis.call('HGET', parts, part_of(step, each) .. ':acked') or '')
     if not all[each] then
       return false
@@ -103,6 +103,7 @@ local function mark_acked(group, step, rank, samples)
   forget_parts(group, step, state[3], function(slot)
     empty_slot(group, slot)
   end)
+  -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
   while state[1] <= state[2] and redis.call('HEXISTS', parts, string.format('%.0f', state[1])) == 0 do
     state[1] = state[1] + 1
   end

@@ -40,8 +40,17 @@ local function seq_of(id)
   return tonumber(string.sub(id, #BASE + 1))
 end
 
+-- Loops go as far as numbers of fields say, and counting stands still beyond 2^53.
+local function checked(text, hash)
+  local found = tonumber(text or '0')
+  if not found or found ~= found or math.abs(found) >= 9007199254740992 then
+    error({err = 'ERR a number in ' .. hash .. ' is damaged: ' .. string.sub(text, 1, 40)})
+  end
+  return found
+end
+
 local function number(hash, field)
-  return tonumber(redis.call('HGET', hash, field) or '0')
+  return checked(redis.call('HGET', hash, field), hash)
 end
 
 -- Several numbers with one call, 0 for a missing one; and whether the first one is missing.
@@ -49,7 +58,7 @@ local function numbers(hash, ...)
   local found = redis.call('HMGET', hash, ...)
   local missing = not found[1]
   for i = 1, #found do
-    found[i] = tonumber(found[i] or '0')
+    found[i] = checked(found[i], hash)
   end
   return found, missing
 end
@@ -89,7 +98,7 @@ end
 
 -- Names of the consumer groups.
 local function groups()
-  return redis.call('SMEMBERS', key('groups'))
+  return redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
 end
 
 local function exists()

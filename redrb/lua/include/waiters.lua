@@ -39,7 +39,7 @@ end
 -- returns true. Dead waiters leave the queue.
 local function each_waiter(name, now, visit)
   local dead, stop, first, size = {}, false, 0, PAGE.first_waiters
-  while not stop and first < PAGE.waiters do
+  while not stop and first < PAGE.waiters do -- bound: PAGE.waiters
     local waiters = redis.call('ZRANGE', key('queue', name), first, first + size - 1)
     local needs = #waiters > 0 and redis.call('HMGET', key('needs', name), unpack(waiters)) or {}
     for i, waiter in ipairs(waiters) do

@@ -44,7 +44,7 @@ end
 -- The newest version that is not an adapter.
 local function newest_state()
   local last = '+'
-  while true do
+  while true do -- bound: adapters beyond the newest other version, of kept versions
     local found = redis.call('XREVRANGE', versions, last, '-', 'COUNT', PAGE.versions_looked)
     for _, entry in ipairs(found) do
       local fields = parsed(entry)

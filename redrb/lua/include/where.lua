@@ -54,7 +54,7 @@ local function matching(query, members, wanted, sources, known)
   end
   for i, member in ipairs(members) do
     local fresh = satisfies(query.root, i) == wanted
-    for j = 1, fresh and known or 0 do
+    for j = 1, fresh and known or 0 do -- bound: conditions of the query, 256 at most (MOST_CONDITIONS)
       fresh = fresh and is_listed(sources[j][1], i) ~= sources[j][2]
     end
     if fresh then
@@ -70,7 +70,7 @@ local function search(query, wanted, sources, visit)
     local leaf, listed = source[1], source[2]
     leaf.certain = listed
     for _, span in ipairs(rank_spans(leaf, listed)) do
-      for first = span[1], span[2], PAGE.matched do
+      for first = span[1], span[2], PAGE.matched do -- bound: the span's groups; docs/decisions/0022 says why
         local last = math.min(first + PAGE.matched - 1, span[2])
         local members = redis.call('ZRANGE', leaf.zset, first, last)
         visit(matching(query, members, wanted, sources, known - 1))
@@ -100,7 +100,7 @@ local function keep_first(found, n)
   table.sort(found, function(one, other)
     return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
   end)
-  for i = #found, n + 1, -1 do
+  for i = #found, n + 1, -1 do -- bound: found
     found[i] = nil
   end
 end
@@ -111,7 +111,7 @@ local function select_where(pool, names, expr, n)
   local ready = query.whole.zset
   local cost, sources = plan(query, query.root, true)
   local chosen, looked, step = {}, 0, math.min(n, PAGE.matched)
-  while looked < cost do
+  while looked < cost do -- bound: `cost` groups; docs/decisions/0022-bounded-scripts.md says why
     local last = math.min(looked + step, cost) - 1
     for _, member in ipairs(matching(query, redis.call('ZRANGE', ready, looked, last), true)) do
       chosen[#chosen + 1] = member

@@ -47,7 +47,7 @@ local function split()
     one.credit = one.credit - one.share * whole
     left = left - one.share
   end
-  while left ~= 0 do
+  while left ~= 0 do -- bound: the tasks, as each step gives a group to another task or takes one
     local step, chosen, due = left > 0 and 1 or -1, nil, nil
     for _, one in ipairs(tasks) do
       -- `left` is below 0 only after a keep was taken back: the groups due last are removed

@@ -84,11 +84,12 @@ end
 
 local by_version = rule.max_staleness or rule.max_token_staleness
 if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
+  -- bound: entries of the put
   for i = 1, count do -- only their arrival matters
     sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[13 + i] .. current)
   end
 else
-  for i = 1, count do
+  for i = 1, count do -- bound: entries of the put
     local member, packed = member_of(before + i), ARGV[13 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
@@ -116,7 +117,7 @@ end
 
 local counted = false
 local function store()
-  local all = redis.call('SMEMBERS', key('groups'))
+  local all = redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
   in_parts('HSET', key('facts'), stored)
   for status, pool in pairs(pools) do
     for _, group in ipairs(all) do

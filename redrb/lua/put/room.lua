@@ -33,7 +33,7 @@ end
 -- an entry larger than max_bytes is granted room: the put refuses it
 if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
   local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history is deleted for a put
-  for i = 1, granted do
+  for i = 1, granted do -- bound: entries of the put
     free = free - tonumber(ARGV[2 + i])
     if free < 0 then
       granted, setting = i - 1, 'max_bytes'

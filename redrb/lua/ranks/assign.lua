@@ -14,6 +14,7 @@ if not exists() then
   return {'again'}
 end
 local state = numbers(ranks, 'attempt', 'formed', 'world')
+check_ranks(group)
 if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
   -- a batch that comes too late is requeued
   if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == attempt then
@@ -27,10 +28,10 @@ each_leased(group, slot, function(seq)
   held[string.format('%.0f', seq)] = true
 end)
 local dealt, at = {}, 5
-for rank = 0, state[3] - 1 do
+for rank = 0, state[3] - 1 do -- bound: ranks
   local last = at + 1 + tonumber(ARGV[at + 1])
   dealt[rank] = {weights = ARGV[at]}
-  for i = at + 2, last do
+  for i = at + 2, last do -- bound: ARGV
     if not held[ARGV[i]] then
       return {'again'}
     end
@@ -39,7 +40,7 @@ for rank = 0, state[3] - 1 do
   at = last + 1
 end
 
-for rank = 0, state[3] - 1 do
+for rank = 0, state[3] - 1 do -- bound: ranks
   if redis.call('HEXISTS', key('returning', group), slot_of(step, rank)) == 1 then -- of an earlier attempt
     return {'again'}
   end
@@ -62,7 +63,7 @@ local function hand(rank, seqs)
   return table.concat(found, ' ')
 end
 
-for rank = 0, state[3] - 1 do
+for rank = 0, state[3] - 1 do -- bound: ranks
   redis.call('HSET', parts, part_of(step, rank), hand(rank, dealt[rank]))
   if dealt[rank].weights ~= '' then
     redis.call('HSET', parts, part_of(step, rank) .. ':weights', dealt[rank].weights)

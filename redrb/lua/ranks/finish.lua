@@ -23,8 +23,9 @@ if holder and holder ~= consumer then
   return {'lost', 'replaced'}
 end
 local state = numbers(ranks, 'first', 'formed')
+check_ranks(group)
 if outcome == 'leave' then
-  for each = state[1], state[2] do
+  for each = state[1], state[2] do -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
     redis.call('HDEL', parts, part_of(each, rank) .. ':given')
   end
   return {'ok'}

@@ -27,7 +27,6 @@
 --@before ranks/assign ranks/end ranks/finish
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
-
 begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, spec, before, lease_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[10])
@@ -60,6 +59,7 @@ local function amount(text)
   return string.match(text, '^%S+')
 end
 local state, none = numbers(ranks, 'world', 'first', 'formed')
+check_ranks(group)
 local formed_as = not none and redis.call('HGET', parts, ARGV[5])
 if not none and (state[1] ~= world or formed_as and amount(formed_as) ~= amount(spec)) then
   local living = living_ranks(group, consumer, now)
@@ -90,6 +90,7 @@ if holder ~= consumer then
   local _, dead = living_ranks(group, consumer, now)
   forget_ranks(group, dead) -- most likely all ranks are starting again
   if ARGV[8] == '0' and step <= state[3] + 1 then -- its checkpoint holds the earlier steps
+    -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
     for earlier = state[2], math.min(step - 1, state[3]) do
       if mark_acked(group, earlier, rank, '0') then
         return {'more'}

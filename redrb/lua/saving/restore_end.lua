@@ -25,7 +25,7 @@ local function check(name, asked)
   if stored_now() > 0 or ever_put() ~= asked.put then
     return nil, {'used', name}
   end
-  local settings, here = {}, redis.call('HGETALL', task)
+  local settings, here = {}, redis.call('HGETALL', task) -- bound: settings and counters of the task
   for i = 1, #here, 2 do
     settings[here[i]] = here[i + 1]
   end

@@ -26,13 +26,14 @@ if ARGV[1] == 'task' then
       state[#state + 1], state[#state + 2] = name, string.format('%d', value)
     end
     found[#found + 1] = {group, state,
+      -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
       count_leased(group), redis.call('HGETALL', key('staleness', group))}
   end
   return found
 end
 
 local names = {}
-for i = 1, tonumber(ARGV[2]) do
+for i = 1, tonumber(ARGV[2]) do -- bound: ARGV
   local group = ARGV[2 + i]
   names[i] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
 end

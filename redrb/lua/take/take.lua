@@ -140,7 +140,7 @@ local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
 local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
 local found
-repeat
+repeat -- bound: groups of the request
   if chosen then
     found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + PAGE.arguments, amount))}
   else

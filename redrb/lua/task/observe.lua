@@ -49,7 +49,7 @@ for i, name in ipairs(ordered) do
   if joined[name] then
     report_group(report_to(own), name, leased[name] or 0, totals, now)
     reported[i] = {name, own, version, count_waiting(name, most), read_leased(name, leased[name] or 0, most),
-      redis.call('HGETALL', key('staleness', name))}
+      redis.call('HGETALL', key('staleness', name))} -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
   else
     report_found(report_to(own), stored)
     reported[i] = {name, own, version, {'exact', stored, ''}, {'facts', 0}, {}}
@@ -62,5 +62,6 @@ for _, name in ipairs({stream, key('facts'), key('dead')}) do
   local known, nbytes = pcall(redis.call, 'MEMORY', 'USAGE', name, 'SAMPLES', '5')
   memory = known and memory >= 0 and memory + (nbytes or 0) or -1
 end
+-- bound: settings and counters of the task
 return {redis.call('HGETALL', task), number(puts, 'put'), string.format('%.0f', server_ms()), figures,
   reported, redis.call('ZCARD', key('workers')), workers, memory}

@@ -18,7 +18,7 @@ end
 -- Report how many members of a sorted set have each score beyond `low`, with one look a score. Returns
 -- the score to go on from, nil at the end.
 local function report_scores(kind, name, low)
-  while low do
+  while low do -- bound: PAGE.counted_versions
     if looks == PAGE.counted_versions then
       return low
     end
@@ -73,7 +73,7 @@ if not exists() then
   return found
 end
 if not stage then
-  local taken = redis.call('HGETALL', key('staleness', group))
+  local taken = redis.call('HGETALL', key('staleness', group)) -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
   for i = 1, #taken, 2 do
     report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
   end

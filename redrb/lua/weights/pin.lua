@@ -39,6 +39,7 @@ end
 -- steps by deltas from the state that the reader has
 local chain, bytes = {}, 0
 local entry = state
+-- bound: kept versions, of which each is older
 while have > 0 and entry and entry.version > have and has_delta(entry) do
   table.insert(chain, 1, {entry, 'delta'})
   bytes = bytes + entry.delta
@@ -50,6 +51,7 @@ local by_delta = have > 0 and entry and entry.version == have
 if state and not (by_delta and #chain == 0) then
   local from_full, all = {}, 0
   entry = state
+  -- bound: kept versions, of which each is older
   while entry and entry.kind == 'delta' and has_delta(entry) do
     table.insert(from_full, 1, {entry, 'delta'})
     all = all + entry.delta

@@ -11,7 +11,7 @@ check_permissions(pins)
 begin_writing()
 redis.call('HSET', fence, 'owner', ARGV[1])
 local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}
-for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do
+for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do -- bound: kept versions, and pinned ones
   local entry = parsed(found)
   reply[#reply + 1] = entry.version
   add_keys(names, 'chunk', entry.full)

@@ -8,7 +8,16 @@ from __future__ import annotations
 from itertools import chain
 
 from redrb.state.finding import Finding, FindingKind, worst_first
-from redrb.state.findings import accounts, connection, servers, staleness, tasks, weights, workers
+from redrb.state.findings import (
+    accounts,
+    connection,
+    damage,
+    servers,
+    staleness,
+    tasks,
+    weights,
+    workers,
+)
 from redrb.state.findings.connection import connection_finding
 from redrb.state.model import State
 
@@ -16,6 +25,7 @@ __all__ = ["KINDS", "connection_finding", "findings_of"]
 
 KINDS: tuple[FindingKind, ...] = (
     *connection.KINDS,
+    *damage.KINDS,
     *servers.KINDS,
     *tasks.KINDS,
     *accounts.KINDS,
@@ -28,5 +38,5 @@ KINDS: tuple[FindingKind, ...] = (
 
 def findings_of(state: State) -> tuple[Finding, ...]:
     """Return the troubles that a state shows: the worst first, in the same order at each call."""
-    parts = (servers, tasks, accounts, workers, staleness, weights)
+    parts = (damage, servers, tasks, accounts, workers, staleness, weights)
     return worst_first(chain.from_iterable(part.find(state) for part in parts))

@@ -84,6 +84,8 @@ KINDS = (
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about tasks."""
     for task in state.tasks:
+        if task.damage:
+            continue
         if not task.readable:
             yield UNREADABLE_TASK.found(
                 subject_of(task),

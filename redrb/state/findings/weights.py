@@ -36,6 +36,8 @@ def find(state: State) -> Iterator[Finding]:
     unused = not any(worker.life in ("live", "silent") for worker in workers)
     for weights in state.weights:
         subject = f"weights {weights.name}"
+        if weights.damage:
+            continue
         if not weights.readable:
             words = ("redrb", "acl", "--role=observer", "--task=TASK", f"--weights={weights.name}")
             command = command_line(words, namespace=state.namespace)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument
+from redrb.damage import Reading
 from redrb.stream.task.store import TaskStore
 
 AdmitOutcome: TypeAlias = Literal["granted", "wait", "unset", "refused", "never", "gone"]
@@ -86,7 +87,9 @@ class AdmissionScripts:
         if word == "granted":
             name, version, released, *numbers = found
             given = tuple(sorted(map(int, numbers)))
-            return AdmitReply(word, name.decode(), _version(version), given, int(released))
+            return AdmitReply(
+                word, name.decode(errors="replace"), _version(version), given, int(released)
+            )
         if word == "wait":
             version, _, held, stored, trained, most, waiting, age_ms, oldest = found
             return AdmitReply(
@@ -98,7 +101,7 @@ class AdmissionScripts:
                 most=most,
                 waiting=waiting,
                 oldest_s=age_ms / 1000,
-                oldest_maker=oldest.decode().partition("/")[0],
+                oldest_maker=oldest.decode(errors="replace").partition("/")[0],
             )
         return AdmitReply(word, most=int(found[0]) if found else 0)
 
@@ -129,5 +132,6 @@ class AdmissionScripts:
         return outcome.decode(), int(lost)
 
 
+@Reading("the weight version of a task")
 def _version(text: bytes) -> int | None:
     return int(text) if text else None

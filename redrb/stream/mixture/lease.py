@@ -11,6 +11,7 @@ from redrb.experience.records import Scalar
 from redrb.stream import Lease
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.take.cause import NO_CAUSE
+from redrb.stream.take.endings import Chosen
 from redrb.stream.take.forwarding import (
     ForwardedGroup,
     ForwardOptions,
@@ -18,7 +19,7 @@ from redrb.stream.take.forwarding import (
     chosen_groups,
     store_in_turn,
 )
-from redrb.stream.take.lease import Chosen, PartsLease, select
+from redrb.stream.take.lease import PartsLease, select
 
 ForwardedByTask: TypeAlias = (
     Sequence[ForwardedGroup] | Mapping[str, Mapping[int, ForwardedGroup]] | Experience
@@ -35,10 +36,8 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
     groups do not fit into one batch, the ones that differ from most go to the dead-letter stream
     of their task and the others are requeued unharmed.
 
-    The tasks are ended one after the other. When another consumer has taken groups of one task
-    over, the other tasks are ended all the same, and `LeaseLost` names the lost one: all of them
-    were trained in the same optimizer step. After `StoreUnavailable` the same call goes on with the
-    tasks that are left.
+    All tasks are ended together. When another consumer has taken groups of one task over, or its
+    server is away, the other tasks are ended all the same, as `PartsLease` says.
     """
 
     @property

@@ -12,7 +12,7 @@ from typing import Self
 from redrb.checks import checked_int
 from redrb.connection import Client
 from redrb.connection.deadline import GRACE_S, within
-from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
+from redrb.errors import BatchTimeout, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.operations import Operations
@@ -20,6 +20,7 @@ from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.starvation import Starvation
 from redrb.stream.mixture.turn_timeout import TurnTimeout
 from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
 
@@ -250,9 +251,7 @@ class Mixture:
 
 def _release(leases: dict[str, Lease]) -> None:
     """Requeue the groups of a take that failed."""
-    for task, lease in leases.items():
-        try:
-            lease.release()
-        except (LeaseLost, StoreError) as error:
-            _log.warning("task %r: a part of a batch is requeued later: %s", task, error)
+    parts = [(part, part.ids) for lease in leases.values() for part in lease.parts]
+    for part, error in end_parts("release", parts).items():
+        _log.warning("task %r: a part of a batch is requeued later: %s", part.task, error)
     leases.clear()  # the heartbeat releases leases that are dropped

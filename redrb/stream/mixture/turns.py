@@ -91,7 +91,7 @@ class Turns:
         queue_ms = QUEUE_TTL_MS if queue else 0
         outcome, waits_for, need, *shares = self._run("turn", operation, retry_s, queue_ms=queue_ms)
         split = dict(zip(self._ratio.parts, map(int, shares), strict=True))
-        return TurnReply(outcome == b"turn", waits_for.decode(), int(need), split)
+        return TurnReply(outcome == b"turn", waits_for.decode(errors="replace"), int(need), split)
 
     def wait(self, operation: Operation, seconds: float) -> None:
         """Block until the turn may be this operation's, or `seconds` are over."""
@@ -119,7 +119,7 @@ class Turns:
         for task, taken, short, waited_ms in zip(
             self._ratio.parts, counts[::3], counts[1::3], counts[2::3], strict=True
         ):
-            waiting = waiting_ms / 1000 if task == waits_for.decode() else 0.0
+            waiting = waiting_ms / 1000 if task == waits_for.decode(errors="replace") else 0.0
             figures[task] = Figures(taken, Starvation(short, waited_ms / 1000, waiting))
         return figures
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redrb.connection.deadline import GRACE_S, within
-from redrb.errors import LeaseLost, StoreError
+from redrb.stream.take.endings import end_parts
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.lease_part import LeasePart
 from redrb.stream.take.scripts import TakeReply, TakeRequest
@@ -66,15 +66,14 @@ class Collection:
         """Requeue the groups of an incomplete batch."""
         parts, self.parts = self.parts, []
         with within(SHORT_OUTAGE_S + GRACE_S):
-            for number, part in parts:
-                try:
-                    part.end("release", part.ids)
-                except (LeaseLost, StoreError) as error:
-                    _log.warning(
-                        "task %r, partition %d: a part of a batch is requeued later: %s",
-                        *(part.task, number, error),
-                    )
-                    part.abandon()
+            errors = end_parts("release", [(part, part.ids) for _, part in parts])
+        for number, part in parts:
+            if part in errors:
+                _log.warning(
+                    "task %r, partition %d: a part of a batch is requeued later: %s",
+                    *(part.task, number, errors[part]),
+                )
+                part.abandon()
 
     def fates(self, leased_here: Sequence[int]) -> Mapping[str, int]:
         """Return where the groups of the task are; empty if a partition has groups still.

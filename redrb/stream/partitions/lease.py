@@ -6,19 +6,15 @@ from collections.abc import Collection, Sequence
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout
-from redrb.errors import ConfigError, LeaseLost, RecordError
-from redrb.stream.take.cause import Cause
-from redrb.stream.take.lease import Chosen, Lease
+from redrb.errors import ConfigError, RecordError
+from redrb.stream.take.endings import Chosen
+from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Expiry, LeasePart
-from redrb.stream.take.scripts import Outcome
 from redrb.stream.task.numbering import Numbering
 
 
 class PartitionedLease(Lease):
-    """A lease with parts of several partitions; its ids are those of the whole task.
-
-    The parts are ended one after the other, as `PartsLease` says.
-    """
+    """A lease with parts of several partitions; its ids are those of the whole task."""
 
     def __init__(
         self, parts: Sequence[tuple[int, LeasePart]], numbering: Numbering, incarnation: str
@@ -81,18 +77,8 @@ class PartitionedLease(Lease):
                 chosen.append((part, found))
         return chosen
 
-    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
-        lost = []
-        for part, seqs in chosen:
-            try:
-                part.end(outcome, seqs, reason)
-            except LeaseLost as error:
-                error.ids = self._names(part, error.ids)
-                lost.append(error)
-        if lost:
-            for further in lost[1:]:
-                lost[0].add_note(str(further))
-            raise lost[0]
+    def _place(self, part: LeasePart) -> str:
+        return f"partition {self._partitions[id(part)]} of task {part.task!r}"
 
     def _name_misfits(self, error: RecordError) -> None:
         super()._name_misfits(error)

@@ -15,6 +15,7 @@ import msgpack
 
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, packed
+from redrb.damage import Reading
 from redrb.experience.records import Scalar
 from redrb.lua.scripts import add_to, load
 from redrb.stream.parts.part import Part
@@ -167,7 +168,9 @@ class PartScripts:
     def ended(self, key: str) -> int | None:
         """Return the id of the group that a key has become; None if it is none."""
         client, prefix = self._store.client, self._store.keys.prefix
-        return int(client.execute("HGET", f"{prefix}part_ends", key) or 0) or None
+        stored = client.execute("HGET", f"{prefix}part_ends", key)
+        with Reading(f"the end of the group in parts {key!r:.80}"):
+            return int(stored or 0) or None
 
     def due(self) -> tuple[int, Parts | None]:
         """Drop groups at their age limit; returns their number, and a group to put or to bury."""
@@ -175,7 +178,7 @@ class PartScripts:
         if not rest:
             return int(dropped), None
         name, record, over = rest
-        return int(dropped), _parts(name.decode(), record, over=bool(over))
+        return int(dropped), _parts(name.decode(errors="replace"), record, over=bool(over))
 
     def finish(
         self, claim: bytes, *, reason: str, cause: Cause, consumer: str, group: bytes
@@ -197,6 +200,7 @@ class PartScripts:
         return bool(outcome == b"done")
 
 
+@Reading("the record of a group in parts")
 def _part_reply(key: str, outcome: Any, reply: Sequence[Reply]) -> PartReply:
     if outcome == "differs":
         of, least, bury, kind = reply
@@ -216,6 +220,7 @@ def _field(index: int, key: str) -> str:
     return f"{index} {key}"
 
 
+@Reading("the record of a group in parts")
 def _parts(key: str, found: bytes, *, over: bool = False) -> Parts:
     record = unpack(found, "a record of parts")
     priority, tags, right = (record.get(name) for name in ("priority", "tags", "right"))

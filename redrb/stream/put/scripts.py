@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
+from redrb.damage import Reading
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
@@ -154,7 +155,8 @@ class PutScripts:
         """Return the reply of an earlier attempt that was stored; None if none was."""
         client, keys = self._store.client, self._store.keys
         record = client.execute("HGET", keys.puts, put.identity.name, retry_s=retry_s)
-        operation, last, count = map(int, record.split()[:3]) if record else (0, 0, 0)
+        with Reading(f"the record of producer {put.identity.name}"):
+            operation, last, count = map(int, record.split()[:3]) if record else (0, 0, 0)
         stored = operation == put.identity.operation
         return PutReply("again", last=last, stored=count) if stored else None
 
@@ -194,7 +196,9 @@ class PutScripts:
     def epoch(self, *, retry_s: float | None) -> int:
         """Return the epoch of the task's records of producers."""
         puts = self._store.keys.puts
-        return int(self._store.client.execute("HGET", puts, "epoch", retry_s=retry_s) or 0)
+        stored = self._store.client.execute("HGET", puts, "epoch", retry_s=retry_s)
+        with Reading("the epoch of the records of producers"):
+            return int(stored or 0)
 
     def sources(
         self, origin: str, incarnation: str, seqs: Sequence[int]
@@ -204,10 +208,11 @@ class PutScripts:
         made.add("HGET", f"{prefix}sources", origin)
         made.add("HMGET", f"{prefix}sources:{origin}", *seqs)
         row, records = self._store.exchange(made)
-        if row is None or row.split()[0].decode() != incarnation:
-            return [None] * len(seqs)
-        split = [record and record.decode().split() for record in records]
-        return [words and (int(words[0]), words[1]) for words in split]
+        with Reading("the records of forwarded groups"):
+            if row is None or row.split()[0].decode() != incarnation:
+                return [None] * len(seqs)
+            split = [record and record.decode().split() for record in records]
+            return [words and (int(words[0]), words[1]) for words in split]
 
     def adopt(self, origin: str, row: bytes, state: OriginState) -> None:
         """Replace the row of an origin, unless another process has done so."""

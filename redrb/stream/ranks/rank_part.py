@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from redrb.errors import ConfigError, LeaseLost
+from redrb.connection.request import Request
+from redrb.errors import ConfigError
 from redrb.stream.ranks.scripts import Loss, RankStep, RankStore
-from redrb.stream.take.cause import Cause
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.scripts import Outcome
 
 
@@ -26,31 +28,38 @@ class RankPart:
     task: str
     consumer: str
     place: RankStep
+    whole: ClassVar[Collection[Outcome]] = ("ack", "release", "fail")
 
-    def finish(
+    def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
-    ) -> bool:
-        """End the part, or reject or expire groups of it.
+    ) -> Request[str]:
+        """Return the request that ends the part, or rejects or expires groups of it.
+
+        The part is lost if another process is this rank, the step was formed anew, or the ranks
+        have ended.
 
         Raises:
             ConfigError: Only some groups are to be acknowledged or released.
-            LeaseLost: Another process is this rank, or the step was formed anew, or the ranks have
-                ended.
         """
-        if not ends and outcome in ("ack", "release", "fail"):
+        if not ends and outcome in self.whole:
             raise ConfigError(
                 f"{outcome}(ids): a rank's part ends as a whole. Call {outcome}() without ids; "
                 "reject(reason, ids) and expire(ids) take single groups out before."
             )
-        loss = self.store.finish(
-            self.consumer, self.place, outcome, ids, reason=reason, samples=samples
+        return self.store.finish(
+            *(self.consumer, self.place, outcome, ids, self._reason),
+            reason=reason,
+            samples=samples,
         )
-        if loss is not None:
-            raise LeaseLost(task=self.task, ids=tuple(ids), why=self._reason(loss))
-        return True
 
-    def _reason(self, loss: Loss) -> str:
-        """Return why the part is lost, and what to do."""
+    def release(self, ids: Sequence[int]) -> None:
+        """Keep the part for this rank."""
+        self.end_request("release", ids, reason=NO_CAUSE, samples=0, ends=True).result()
+
+    def _reason(self, loss: Loss | None) -> str:
+        """Return why the part is lost, and what to do; "" if it is not."""
+        if loss is None:
+            return ""
         if loss == "replaced":
             return (
                 f"another process has taken rank {self.place.rank} over. Drop the result of "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply
-from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.damage import Reading
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
 from redrb.stream.task.entries import first_ids, parse_entry
@@ -225,30 +227,37 @@ class RankStore:
         consumer: str,
         place: RankStep,
         outcome: Outcome,
-        ids: Sequence[int] = (),
+        ids: Sequence[int],
+        read: Callable[[Loss | None], str],
         *,
-        reason: Cause = NO_CAUSE,
-        samples: int = 0,
-    ) -> Loss | None:
-        """End a part, or groups of it; returns why that cannot be done any more, if so."""
-        ending: list[Argument] = [outcome, *reason.arguments(), samples, *ids]
-        return self._finish(consumer, place.rank, place.step, ending)
+        reason: Cause,
+        samples: int,
+    ) -> Request[str]:
+        """Return the request that ends a part, or groups of it.
+
+        `read` is given the reason why that cannot be done any more, if so.
+        """
+        ending: list[Argument] = [self._group, consumer, place.rank, place.step, outcome]
+        ending += [*reason.arguments(), samples, *ids]
+
+        def outcome_of(reply: Reply) -> str:
+            if reply[0] == b"more":  # a page of the step's groups was acknowledged
+                *_, reply = self._store.pages("ranks/finish", ending)
+            return read(None if reply[0] == b"ok" else reply[1].decode())
+
+        return self._store.request("ranks/finish", ending, outcome_of)
 
     def leave(self, consumer: str, rank: int) -> None:
         """Note that the process of a rank ends; its parts are kept."""
-        self._finish(consumer, rank, 0, ["leave", "", "", 0])
+        self._store.run("ranks/finish", [self._group, consumer, rank, 0, "leave", "", "", 0])
 
     def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
         """Block until the ranks are woken, or the rank that forms a step by a full batch."""
         wakes = [f"{consumer}.rank", *([self._waiter] if forming else [])]
         self._store.wait_for_wake(seconds, *wakes)
 
-    def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> Loss | None:
-        arguments: list[Argument] = [self._group, consumer, rank, step, *ending]
-        *_, reply = self._store.pages("ranks/finish", arguments)
-        return None if reply[0] == b"ok" else reply[1].decode()
 
-
+@Reading("the state of ranks")
 def _rank_reply(outcome: RankOutcome, values: Sequence[Reply]) -> RankReply:
     if outcome == "part":
         ids, weights = values

@@ -15,6 +15,7 @@ import msgpack
 
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
+from redrb.damage import Reading
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load
@@ -104,10 +105,11 @@ class Restoring:
             raise self.gone()
         fields, *groups = reply
         pairs = zip(fields[::2], fields[1::2], strict=True)
-        given = settings_of({name.decode(): value.decode() for name, value in pairs})
+        with Reading(f"the settings of task {self.store.task!r}"):
+            given = settings_of({name.decode(): value.decode() for name, value in pairs})
+            # consumer groups that have joined already find everything, and may wait for it
+            self._late = sorted({name.decode() for name in groups} - set(self._names))
         self._settings = self._merged(given)
-        # consumer groups that have joined already find everything, and may wait for it
-        self._late = sorted({name.decode() for name in groups} - set(self._names))
         self._send("task", {**self._task(), "groups": self._groups()})
 
     def group(self, record: GroupRecord, payload: bytes) -> None:

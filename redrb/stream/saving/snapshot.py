@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redrb.connection.transport import Argument, Reply
+from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.records import (
     COUNTERS,
@@ -57,16 +58,8 @@ class TaskReader:
         reply = self._run("task")
         if not reply:
             raise ConfigError(f"there is no task {store.task!r} at {store.client.where} to save.")
-        flat, newest_letter, *groups = reply
-        fields = _texts(flat)
-        self._newest_letter = newest_letter.decode()
-        self.header = TaskHeader(
-            task=store.task,
-            saved_ms=now_ms,
-            settings=settings_of(fields),
-            counters={name: int(fields[name]) for name in COUNTERS if name in fields},
-            groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
-        )
+        with Reading(f"task {store.task!r}"):
+            self._newest_letter, self.header = _header(store.task, now_ms, reply)
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival.
@@ -86,7 +79,7 @@ class TaskReader:
                 if record is not None and self._is_stored(record):
                     yield record, payload or b""
             after = entries[-1][0]
-            count = _next_count(sum(map(len, fields)) for _, fields in page)
+            count = _next_count(sum(map(len, fields or ())) for _, fields in page)
 
     def dead_letters(self) -> Iterator[DeadRecord]:
         """Yield the dead letters that were there when the reading began."""
@@ -109,11 +102,13 @@ class TaskReader:
             records = {
                 name: record.split() for name, record in part.items() if name not in PUT_FIELDS
             }
-            yield {  # without the epoch: a restored task counts anew
-                name: " ".join(record[:3])
-                for name, record in records.items()
-                if int(record[1]) <= self.header.last
-            }
+            with Reading("the record of a producer"):
+                kept = {  # without the epoch: a restored task counts anew
+                    name: " ".join(record[:3])
+                    for name, record in records.items()
+                    if int(record[1]) <= self.header.last
+                }
+            yield kept
 
     def sources(self) -> Iterator[SourceRecord]:
         """Yield, in parts, the records of forwarded groups, but for those put after the beginning.
@@ -125,11 +120,12 @@ class TaskReader:
             for origin, row in rows.items():
                 yield SourceRecord(origin, row, {})
                 for part in self._scan(f"{prefix}sources:{origin}"):
-                    records = {
-                        seq: record
-                        for seq, record in part.items()
-                        if int(record.split()[0]) <= self.header.last
-                    }
+                    with Reading("the record of a forwarded group"):
+                        records = {
+                            seq: record
+                            for seq, record in part.items()
+                            if int(record.split()[0]) <= self.header.last
+                        }
                     yield SourceRecord(origin, row, records)
 
     def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
@@ -167,17 +163,31 @@ def _next_count(sizes: Iterator[int]) -> int:
     return max(1, min(PAGE_GROUPS, PAGE_BYTES // max(*sizes, 1)))
 
 
+def _header(task: str, now_ms: int, reply: Reply) -> tuple[str, TaskHeader]:
+    """Return the id of the newest dead letter, or "", and the task without its groups."""
+    flat, newest_letter, *groups = reply
+    fields = _texts(flat)
+    return newest_letter.decode(), TaskHeader(
+        task=task,
+        saved_ms=now_ms,
+        settings=settings_of(fields),
+        counters={name: whole(fields[name]) for name in COUNTERS if name in fields},
+        groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
+    )
+
+
 def _consumer_group(values: Sequence[Any]) -> ConsumerGroup:
     name, state, leased, staleness = values
-    counters = {field: int(value) for field, value in _texts(state).items()}
+    counters = {field: whole(value) for field, value in _texts(state).items()}
     return ConsumerGroup(
         name=name.decode(),
         counters=counters,
         held=counters.get("waiting", 0) + int(leased),
-        staleness={mark: int(groups) for mark, groups in _texts(staleness).items()},
+        staleness={mark: whole(groups) for mark, groups in _texts(staleness).items()},
     )
 
 
+@Reading("the record of a group")
 def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
     """Return the record of a group; None when the group was deleted meanwhile."""
     facts, archived, *flat = values
@@ -189,7 +199,7 @@ def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
         _saved_facts(facts),
         archived.decode(),
         tuple(
-            Need(int(place), moved.decode(), expiry.decode(), int(failed), int(reads))
+            Need(int(place), moved.decode(), expiry.decode(), whole(failed), whole(reads))
             for place, moved, expiry, failed, reads in needs
         ),
     )
@@ -201,6 +211,7 @@ def _saved_facts(packed: bytes) -> Facts:
     return facts
 
 
+@Reading("a hash of a task")
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {name.decode(): value.decode() for name, value in pairs}

@@ -10,7 +10,7 @@ from redrb.codec import GroupLayout, parse_groups
 from redrb.codec.trace import trace_of
 from redrb.errors import DecodeError
 from redrb.experience import Status
-from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
 from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
 from redrb.stream.take.scripts import TakeScripts
@@ -73,8 +73,8 @@ def claimed_part(
         _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, error)
         ends = not good and seq == bad[-1][0]
         reason = Cause.of(error, "cannot be decoded: ")
-        if not holder.finish("reject", [seq], reason=reason, samples=0, ends=ends):
-            return None
+        if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
+            return None  # it is lost
     tracer = tracing.active()
     traces = [] if tracer is None else [(seq, trace_of(layout)) for seq, layout in good]
     ids = [seq for seq, _ in good]
@@ -85,7 +85,7 @@ def claimed_part(
             for seq, each in good
         ]
     except BaseException:
-        holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
+        holder.release(ids)
         raise
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
@@ -101,7 +101,7 @@ def claimed_part(
             trace=tracer.taken(store.task, group, traces) if tracer else None,
         )
     if good or not bad:
-        holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
+        holder.release(ids)
     return None
 
 

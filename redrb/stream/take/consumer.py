@@ -7,18 +7,28 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
+from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
+from redrb.lua.pages import PAGES
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+
+T = TypeVar("T")
+
+LOST = (
+    "this consumer's heartbeat stopped for longer than lease_ms, and other consumers took the "
+    "groups over, or Redis has lost the task's data. Drop the result of training on them and take "
+    "again."
+)
 
 _log = logging.getLogger("redrb")
 
@@ -38,6 +48,7 @@ class Slot:
     owner: str
     number: int
     token: str
+    whole: ClassVar[Collection[Outcome]] = ()
 
     @property
     def name(self) -> str:
@@ -66,17 +77,33 @@ class Slot:
         """Return the arguments that end groups of this lease."""
         return Ending(self.name, self.token, outcome, tuple(ids), reason, samples, ends)
 
-    def finish(
+    def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
-    ) -> bool:
-        """End groups of this lease; frees the slot with the last ones; see `Holder.finish`."""
+    ) -> Request[str]:
+        """Return the request that ends groups, and frees the slot with the last ones."""
+
+        def note(result: str) -> str:
+            if ends or result == "lost":
+                self.free()
+            else:
+                self.count(-len(ids))
+            return LOST if result == "lost" else ""
+
         ending = self.ending(outcome, ids, reason=reason, samples=samples, ends=ends)
-        held = self.consumer.finish(self.owner, ending)
-        if ends or not held:
-            self.free()
-        else:
-            self.count(-len(ids))
-        return held
+        return self.consumer.end_request(self.owner, ending, note)
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Requeue all groups of this lease in pages, and free the slot."""
+        self.requeue(ids)
+        self.free()
+
+    def requeue(self, ids: Sequence[int]) -> None:
+        """Requeue all groups of this lease in pages; the slot stays occupied."""
+        most = PAGES["ended"]
+        for first in range(0, max(len(ids), 1), most):
+            page, ends = ids[first : first + most], first + most >= len(ids)
+            ending = self.ending("release", page, ends=ends)
+            self.consumer.end_request(self.owner, ending, str).result()
 
     def count(self, groups: int) -> None:
         """Note groups that the slot leases further; negative: no longer."""
@@ -189,12 +216,18 @@ class Consumer:
         with self._lock:
             return sum(self._leased.values())
 
-    def finish(self, owner: str, ending: Ending) -> bool:
-        """End groups of a lease of `owner`; False when another consumer has taken them over."""
-        held = self._scripts.finish(self.group, owner, ending)
-        if held and ending.outcome == "ack":
-            self.worker.count(len(ending.ids), ending.samples)
-        return held
+    def end_request(self, owner: str, ending: Ending, note: Callable[[str], T]) -> Request[T]:
+        """Return the request that ends groups of a lease of `owner`.
+
+        `note` is given its result, "ok", or "lost" when another consumer has taken the lease over.
+        """
+
+        def read(result: str) -> T:
+            if result == "ok" and ending.outcome == "ack":
+                self.worker.count(len(ending.ids), ending.samples)
+            return note(result)
+
+        return self._scripts.finish(self.group, owner, ending, read)
 
     def recheck(
         self, slot: Slot, status: Status, ids: Sequence[int], retry_s: float | None
@@ -254,7 +287,7 @@ class Consumer:
                 len(ids),
             )
             try:
-                slot.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
+                slot.release(ids)
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
-from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
@@ -110,7 +109,7 @@ class InFlightTake:
         if self.receive(RELEASE_RETRY_S) and self._reply is not None:
             ids = [seq for seq, _ in self._reply.entries]
             try:
-                self._slot.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
+                self._slot.release(ids)
             except BaseException:
                 self._slot.give_up()
                 raise

@@ -12,11 +12,12 @@ import torch
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
-from redrb.errors import ConfigError, LeaseLost, RecordError
+from redrb.errors import ConfigError, LeaseLost, RecordError, StoreError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
 from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.take.endings import Chosen, end_parts
 from redrb.stream.take.forwarding import (
     ForwardedGroups,
     ForwardOptions,
@@ -29,21 +30,20 @@ from redrb.stream.take.scripts import Outcome
 
 Ids = TypeVar("Ids")
 
-Chosen = list[tuple[LeasePart, tuple[int, ...]]]
-"""Groups of a lease: parts, and ids in each."""
-
 
 class PartsLease(ABC, Generic[Ids]):
     """Groups held in one part or several, used as one batch; `Ids` names some of the groups.
 
-    The parts are ended one after the other. When another consumer has taken one of them over, the
-    others are ended all the same, and `LeaseLost` names it: all parts were trained in the same
-    step. After `StoreUnavailable` the same call goes on with the parts that are left.
+    All parts are ended together. When another consumer has taken one of them over, the others are
+    ended all the same, and `LeaseLost` names it: all parts were trained in the same step. When a
+    server is away, the parts on other servers are ended, `StoreUnavailable` names the missing ones,
+    and the same call goes on with these.
     """
 
     def __init__(self, parts: Sequence[LeasePart]) -> None:
         self._parts = tuple(parts)
         self._misfits: Chosen = []
+        self._lost: dict[str, LeaseLost] = {}
         self._unfit_rollouts: RecordError | None = None
 
     def __len__(self) -> int:
@@ -169,7 +169,10 @@ class PartsLease(ABC, Generic[Ids]):
             ids: Some of `self.ids`; default: all.
 
         Raises:
-            LeaseLost: Another consumer has taken groups over; they were not acknowledged.
+            LeaseLost: Another consumer has taken groups over; they were not acknowledged, all
+                others were.
+            StoreUnavailable: The groups on a server that is away are still leased; all others were
+                acknowledged. The same call goes on with those that are left.
         """
         self._end("ack", ids)
 
@@ -229,17 +232,53 @@ class PartsLease(ABC, Generic[Ids]):
         self._end_parts(outcome, chosen, reason)
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
-        """End groups of all parts, and raise LeaseLost at the end for parts that were lost."""
-        lost = []
-        for part, ids in chosen:
-            try:
-                part.end(outcome, ids, reason)
-            except LeaseLost as error:
-                lost.append(error)
+        """End groups of all parts, then raise the error of those that were not ended.
+
+        A loss is raised when everything else has ended: an outage is raised first, and the loss by
+        the call that goes on after it.
+        """
+        unfinished: dict[LeasePart, StoreError] = {}
+        for part, error in end_parts(outcome, chosen, reason).items():
+            if isinstance(error, LeaseLost):
+                before = self._lost.get(part.task)
+                ids = (*(before.ids if before else ()), *self._names(part, error.ids))
+                self._lost[part.task] = LeaseLost(task=part.task, ids=ids, why=error.why)
+            else:
+                unfinished[part] = error
+        if unfinished:
+            raise self._unfinished(unfinished)
+        lost, self._lost = list(self._lost.values()), {}
         if lost:
             for further in lost[1:]:
                 lost[0].add_note(str(further))
             raise lost[0]
+
+    def _unfinished(self, errors: Mapping[LeasePart, StoreError]) -> StoreError:
+        """Return the error of parts that could not be ended, and are still leased."""
+        error, *others = errors.values()
+        if isinstance(error, StoreUnavailable) and len(self._parts) > 1:
+            names = ", ".join(map(self._place, errors))
+            error = StoreUnavailable(
+                f"groups of {names} were not ended, and are still leased; all others were ended. "
+                f"Repeat the call: it goes on with these. {error}",
+                where=error.where,
+                uncertain=error.uncertain,
+            )
+        for other in (*others, *self._lost.values()):
+            error.add_note(str(other))
+        return error
+
+    def _place(self, part: LeasePart) -> str:
+        """Return the name of a part in messages."""
+        return f"task {part.task!r}"
+
+    def _names(
+        self,
+        part: LeasePart,  # noqa: ARG002 (the ids of a task with partitions depend on it)
+        seqs: Collection[int],
+    ) -> tuple[int, ...]:
+        """Return the ids of groups of a part."""
+        return tuple(seqs)
 
     def _name_misfits(self, error: RecordError) -> None:
         """Note which groups fit into no batch, here and in the error."""
@@ -386,14 +425,6 @@ class Lease(PartsLease[Collection[int]]):
         ids, stored = store_in_turn(parts, chosen, options)
         self._end_parts("ack", stored, NO_CAUSE)
         return tuple(ids[name] for name in chosen)
-
-    def _names(
-        self,
-        part: LeasePart,  # noqa: ARG002 (the ids of a task with partitions depend on it)
-        seqs: Collection[int],
-    ) -> tuple[int, ...]:
-        """Return the ids of groups of a part."""
-        return tuple(seqs)
 
     def _select(self, ids: Collection[int]) -> Chosen:
         return select(self._parts, ids)

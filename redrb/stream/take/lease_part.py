@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.codec import GroupLayout
+from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.lua.pages import PAGES
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.scripts import Outcome
 from redrb.stream.task.origin import Origin
@@ -21,10 +23,16 @@ if TYPE_CHECKING:
 class Holder(Protocol):
     """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
 
-    def finish(
+    @property
+    def whole(self) -> Collection[Outcome]:
+        """Outcomes that end the part as a whole, in one request; others end it in pages."""
+
+    def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
-    ) -> bool:
-        """End leased groups; False when another consumer has taken them over.
+    ) -> Request[str]:
+        """Return the request that ends leased groups.
+
+        Its result is why the part is lost, as a sentence that says what to do; "" if it was held.
 
         Args:
             outcome: How they end.
@@ -33,6 +41,9 @@ class Holder(Protocol):
             samples: Samples in the groups.
             ends: Whether these are the last groups of the part.
         """
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Requeue all groups of a claim that does not become a lease, in pages."""
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         """Release groups of a lease that was garbage-collected, later; it must not block."""
@@ -135,29 +146,46 @@ class LeasePart:
         """Samples in the groups that are still leased."""
         return sum(layout.samples for layout in self.layouts.values())
 
-    def end(self, outcome: Outcome, ids: Sequence[int], reason: Cause = NO_CAUSE) -> None:
-        """End groups of this part in Redis.
+    def pages(self, outcome: Outcome, ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Split groups into pages, of which a server ends each without keeping others waiting.
 
-        Raises:
-            LeaseLost: Another consumer has taken them over.
+        There is at least one page; it is empty if there are no groups.
         """
+        if outcome in self.holder.whole:
+            return [tuple(ids)]
+        copies = outcome in ("fail", "reject")
+        most, most_bytes = PAGES["failed" if copies else "ended"], PAGES["copied_bytes"]
+        pages: list[list[int]] = [[]]
+        size = 0
+        for seq in ids:
+            nbytes = self.layouts[seq].nbytes if copies else 0
+            if pages[-1] and (len(pages[-1]) == most or size + nbytes > most_bytes):
+                pages.append([])
+                size = 0
+            pages[-1].append(seq)
+            size += nbytes
+        return list(map(tuple, pages))
+
+    def end_request(
+        self, outcome: Outcome, ids: Sequence[int], reason: Cause = NO_CAUSE
+    ) -> Request[str]:
+        """Return the request that ends a page of this part; `note_ended` takes its result."""
         samples = sum(self.layouts[seq].samples for seq in ids)
         ends = len(ids) == len(self.layouts)
-        held = self.holder.finish(outcome, ids, reason=reason, samples=samples, ends=ends)
-        self._forget(ids if held else self.ids, outcome if held else "lost")
-        if not held:
-            raise self._lost(ids)
+        return self.holder.end_request(outcome, ids, reason=reason, samples=samples, ends=ends)
 
-    def conclude(self, *, held: bool) -> None:
-        """Note that another request has ended the whole part.
+    def note_ended(self, outcome: Outcome, ids: Sequence[int], loss: str = "") -> None:
+        """Note the result of a request that has ended groups.
 
         Raises:
-            LeaseLost: It has not, because another consumer has taken the groups over.
+            LeaseLost: It has not, for the reason `loss`: all groups that were left are lost.
         """
-        ids = self.ids
-        self._forget(ids, "ack" if held else "lost")
-        if not held:
-            raise self._lost(ids)
+        if not loss:
+            self._forget(ids, outcome)
+            return
+        lost = self.ids
+        self._forget(lost, "lost")
+        raise LeaseLost(task=self.task, ids=lost, why=loss)
 
     def forget(self) -> None:
         """Note that another request has ended the whole part unread; its groups wait again."""
@@ -185,12 +213,3 @@ class LeasePart:
             del self.layouts[seq]
         if not self.layouts:
             self._finalizer.detach()
-
-    def _lost(self, ids: Sequence[int]) -> LeaseLost:
-        return LeaseLost(
-            task=self.task,
-            ids=tuple(ids),
-            why="this consumer's heartbeat stopped for longer than lease_ms, and other consumers "
-            "took the groups over, or Redis has lost the task's data. Drop the result of training "
-            "on them and take again.",
-        )

@@ -6,21 +6,24 @@ headers of the scripts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
 
 from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.damage import Reading
 from redrb.experience import Status
 from redrb.lua.scripts import add_to, load
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.task.entries import first_ids, member_of, parse_entry
 from redrb.stream.task.store import TaskStore
+
+T = TypeVar("T")
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 """How leased groups end."""
@@ -245,10 +248,15 @@ class TakeScripts:
         arguments = [*place, request.status, request.where, revision]
         return self._store.request("take/look", arguments, read)
 
-    def finish(self, group: str, consumer: str, ending: Ending) -> bool:
-        """End a lease or a part of it; False when it is another consumer's by now."""
-        reply = self._store.run("take/finish", ending.arguments(group, consumer))
-        return bool(reply[0] == b"ok")
+    def finish(
+        self, group: str, consumer: str, ending: Ending, read: Callable[[str], T]
+    ) -> Request[T]:
+        """Return the request that ends a lease or a part of it.
+
+        `read` is given its result, "ok", or "lost" when the lease is another consumer's by now.
+        """
+        arguments = ending.arguments(group, consumer)
+        return self._store.request("take/finish", arguments, lambda reply: read(reply[0].decode()))
 
     def recheck(
         self,
@@ -303,7 +311,8 @@ class TakeScripts:
         """Return the rules by which groups expired, as the three words of `Expiry`."""
         key = f"{self._store.keys.prefix}expiries:{group}"
         found = self._store.client.execute("HMGET", key, *map(member_of, ids))
-        return [text and text.decode() for text in found]
+        with Reading("the rules by which groups expired"):
+            return [text and text.decode() for text in found]
 
 
 def _take_reply(replies: list[Reply], incarnation: str) -> TakeReply:

@@ -6,7 +6,8 @@ from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.claimed import claimed_part
-from redrb.stream.take.consumer import Consumer, Slot
+from redrb.stream.take.consumer import LOST, Consumer, Slot
+from redrb.stream.take.endings import end_part
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
@@ -45,9 +46,9 @@ class Taker:
             ConfigError: The task's limit is smaller than `request.least`, or `ack` is a lease of
                 another consumer.
         """
-        before = self._part_of(ack)
         wait = Wait(timeout)
         with wait.deadline(), self._consumer.worker.waiting("batch"):
+            before = self._part_of(ack)
             while True:
                 slot = self._consumer.occupy()
                 try:
@@ -149,18 +150,22 @@ class Taker:
             return
         before.holder.free()
         if not reply.held and reply.outcome == "taken":
-            ids = [seq for seq, _ in reply.entries]
-            self._consumer.finish(slot.owner, slot.ending("release", ids))
-        before.conclude(held=reply.held)
+            slot.requeue([seq for seq, _ in reply.entries])
+        before.note_ended("ack", before.ids, "" if reply.held else LOST)
 
     def _part_of(self, ack: Lease | None) -> LeasePart | None:
-        """Return the part of a lease to acknowledge; it must be held by this consumer."""
+        """Return the part of a lease to acknowledge; it must be held by this consumer.
+
+        All pages of it but the last one, which the take acknowledges, are acknowledged here.
+        """
         if ack is None:
             return None
         part, *further = ack.parts
         holder = part.holder
         if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        for page in part.pages("ack", part.ids)[:-1]:
+            end_part("ack", part, page)
         return part
 
     def _full_batch(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from redrb.errors import DecodeError, StoreError
+from redrb.damage import Reading
+from redrb.errors import DecodeError
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 
@@ -113,6 +114,7 @@ def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
         return None
 
 
+@Reading("an entry of the dead-letter stream")
 def parse_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
     """Return the dead letter in an entry of the stream; `decode`: with its samples.
 
@@ -121,30 +123,25 @@ def parse_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> Dea
     """
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
-    try:
-        host, pid = place_of(consumer)
-        return DeadLetter(
-            id=int(fields[b"seq"]),
-            group=fields[b"group"].decode(),
-            reason=fields[b"reason"].decode(errors="replace"),
-            exception=fields.get(b"exception", b"").decode(errors="replace") or None,
-            message=fields.get(b"message", b"").decode(errors="replace"),
-            consumer=consumer,
-            host=host,
-            pid=pid,
-            time=datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC),
-            deliveries=int(fields[b"deliveries"]),
-            failed_deliveries=int(fields[b"failed_deliveries"]),
-            incarnation=fields.get(b"incarnation", b"").decode(),
-            items=_items(fields) if decode else None,
-        )
-    except (KeyError, ValueError, OverflowError) as error:
-        raise StoreError(
-            f"the dead-letter stream holds an entry that redrb did not write: {error}"
-        ) from error
+    host, pid = place_of(consumer)
+    return DeadLetter(
+        id=int(fields[b"seq"]),
+        group=fields[b"group"].decode(),
+        reason=fields[b"reason"].decode(errors="replace"),
+        exception=fields.get(b"exception", b"").decode(errors="replace") or None,
+        message=fields.get(b"message", b"").decode(errors="replace"),
+        consumer=consumer,
+        host=host,
+        pid=pid,
+        time=datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC),
+        deliveries=int(fields[b"deliveries"]),
+        failed_deliveries=int(fields[b"failed_deliveries"]),
+        incarnation=fields.get(b"incarnation", b"").decode(),
+        items=_items(fields) if decode else None,
+    )
 
 
 def place_of(consumer: str) -> tuple[str, int | None]:
     """Return host and process of a consumer, whose name is `<host>-<pid>-<random>`."""
     host, pid, _ = (consumer.rsplit("-", 2) + ["", ""])[:3]
-    return host, int(pid) if pid.isdecimal() else None
+    return host, int(pid) if pid.isdecimal() and len(pid) < 16 else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from redrb.damage import Reading
 from redrb.orders import Order
 
 
@@ -57,6 +58,7 @@ class TaskDescription:
     kind: str = ""
 
     @classmethod
+    @Reading("the settings of a task")
     def of(cls, stored: Mapping[str, str], order: Order | None) -> Self:
         """Return the description of a task from its settings in Redis; "" for those not given."""
         return cls(

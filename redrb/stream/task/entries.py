@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redrb.connection.transport import Reply
+from redrb.damage import Reading
 
 ID_BASE = "9999999999999-"
 """Prefix of the ids of entries, see `redrb/lua/include/task.lua`."""
@@ -20,6 +21,7 @@ def member_of(seq: int) -> str:
     return f"{seq:016d}"
 
 
+@Reading("an entry of a task's stream")
 def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
     """Return the id of a group and its bytes; None where the entry was deleted."""
     raw_id, fields = entry
@@ -29,6 +31,7 @@ def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
     return seq, fields[1]
 
 
+@Reading("an entry of a task's stream")
 def first_ids(entries: Sequence[Reply]) -> dict[int, int]:
     """Return the first id of those groups that were dead letters and have another id now."""
     return {

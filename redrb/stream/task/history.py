@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from redrb.codec import decode_items, parse_group
 from redrb.connection.transport import Pipeline
+from redrb.damage import Reading
 from redrb.experience import BufferItem
 from redrb.stream.task.entries import entry_id, member_of, parse_entry
 from redrb.stream.task.store import TaskStore
@@ -74,7 +75,7 @@ def _read(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
         before, *replies, incarnation = store.exchange(pipeline)
         if before == incarnation:
             break
-    name = "" if incarnation is None else incarnation.decode()
+    name = "" if incarnation is None else incarnation.decode(errors="replace")
     return [
         _group(seq, parse_entry(entries[0])[1], score, name) if entries else None
         for seq, entries, score in zip(ids, replies[::2], replies[1::2], strict=True)
@@ -86,5 +87,6 @@ def _group(
 ) -> StoredGroup | None:
     if payload is None:
         return None
-    at = None if at_ms is None else datetime.fromtimestamp(int(float(at_ms)) / 1000, UTC)
+    with Reading(f"the time at which group {seq} was acknowledged"):
+        at = None if at_ms is None else datetime.fromtimestamp(int(float(at_ms)) / 1000, UTC)
     return StoredGroup(seq, decode_items(parse_group(payload)), at, incarnation)

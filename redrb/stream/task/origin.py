@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from redrb.damage import Reading
 from redrb.stream.task.store import TaskStore
 
 
@@ -69,5 +70,6 @@ class Origin:
             StoreUnavailable: Redis stayed away.
         """
         incarnation, floor, stored, *kept = self.store.run("task/floor", [seq])
-        may_return = tuple(each.decode() for each in kept)
-        return OriginState(incarnation.decode(), int(floor), bool(stored), may_return)
+        with Reading("the ids of a task's groups"):
+            may_return = tuple(each.decode() for each in kept)
+            return OriginState(incarnation.decode(), int(floor), bool(stored), may_return)

@@ -69,7 +69,7 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
     """
     stores = existing_task(client, task, namespace=namespace)
     names = {
-        member.decode()
+        member.decode(errors="backslashreplace")
         for store in stores
         for member in store.client.execute("SMEMBERS", store.keys.groups)
     }

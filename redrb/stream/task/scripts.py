@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 from redrb.connection.transport import Argument, Pipeline
+from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
@@ -299,7 +300,8 @@ class TaskScripts:
         """Return ids and times, in ms, of archived groups: a page that follows `since`, `after`."""
         reply = self._store.run("task/archived", [since, after, until, count])
         pairs = zip(reply[::2], reply[1::2], strict=True)
-        return [(int(member), at.decode()) for member, at in pairs]
+        with Reading("the history of a task"):
+            return [(int(member), at.decode()) for member, at in pairs]
 
     def trim(self) -> None:
         """Delete history beyond the period and the number that the task keeps."""
@@ -319,10 +321,11 @@ class TaskScripts:
         place = b""
         while True:
             place, *reply = self._store.run("task/versions", [group, place])
-            found += (
-                (kind.decode(), int(version), int(groups))
-                for kind, version, groups in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
-            )
+            rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+            with Reading("the staleness of groups"):
+                found += (
+                    (kind.decode(), int(version), int(groups)) for kind, version, groups in rows
+                )
             if not place:
                 return found
 
@@ -337,7 +340,8 @@ class TaskScripts:
     def current_version(self) -> int | None:
         """Return the newest weight version that the task knows; None when it knows none."""
         version = self._store.client.execute("HGET", self._store.keys.task, "version")
-        return None if version is None else int(version)
+        with Reading(f"the weight version of task {self._store.task!r}"):
+            return None if version is None else int(version)
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
@@ -359,9 +363,11 @@ class TaskScripts:
         """Return the task's counters by name; none when there is no such task."""
         reply = self._store.run("task/stats", [group])
         pairs = zip(reply[::2], reply[1::2], strict=True)
-        return {name.decode(): int(value) for name, value in pairs}
+        with Reading(f"the counters of task {self._store.task!r}"):
+            return {name.decode(): whole(value) for name, value in pairs}
 
 
+@Reading("the settings of a task")
 def _pairs(flat: Sequence[bytes | None]) -> dict[str, str]:
     """Return names and values of a flat reply; "" for no value."""
     return {

@@ -12,6 +12,7 @@ from redrb.connection.deadline import GRACE_S, within
 from redrb.connection.failures import is_missing_script, is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load, run
@@ -58,7 +59,9 @@ class TaskStore:
     @property
     def partitions(self) -> int:
         """Number of partitions that the task has now, from Redis; 1 if there is no such task."""
-        return int(self.client.execute("HGET", self.keys.task, "partitions") or 1)
+        stored = self.client.execute("HGET", self.keys.task, "partitions")
+        with Reading(f"the number of partitions of task {self.task!r}"):
+            return int(stored or 1)
 
     def run(
         self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
-from redrb.errors import DecodeError
+from redrb.damage import Reading
 from redrb.stream.arguments import period_text
 from redrb.stream.task.rate import RateLimit
 from redrb.stream.task.settings import NUMBERS, STORED_NAMES, TaskSettings
@@ -43,20 +43,18 @@ class SettingChange:
     user: str
 
     @classmethod
+    @Reading("a change of a setting")
     def of(cls, packed: bytes) -> Self:
         """Return the change that Redis keeps.
 
         Raises:
-            DecodeError: It is damaged.
+            DecodeError, StoreError: It is damaged.
         """
-        try:
-            name, old, new, ms, who = unpack(packed, "change of a setting")
-            host, pid, user = who.split(" ")
-            public, old_text, new_text = _PUBLIC.get(name, name), _text(name, old), _text(name, new)
-            time = datetime.fromtimestamp(ms / 1000, UTC)
-            return cls(public, old_text, new_text, time, host, int(pid), user)
-        except (ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise DecodeError(f"a change of a setting is damaged: {packed[:80]!r}") from error
+        name, old, new, ms, who = unpack(packed, "change of a setting")
+        host, pid, user = who.split(" ")
+        public, old_text, new_text = _PUBLIC.get(name, name), _text(name, old), _text(name, new)
+        time = datetime.fromtimestamp(ms / 1000, UTC)
+        return cls(public, old_text, new_text, time, host, int(pid), user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,11 @@ _HIDDEN = ("sampled",)
 
 def read_settings(store: TaskStore) -> StoredSettings | None:
     """Return the settings of a task; None if there is no such task. Changes nothing."""
-    fields, stored = read_fields(store)
+    return _settings(*read_fields(store))
+
+
+@Reading("the settings of a task")
+def _settings(fields: Mapping[str, str], stored: Sequence[bytes]) -> StoredSettings | None:
     if not fields["revision"]:
         return None
     values = {
@@ -110,9 +112,11 @@ def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:
     look.add("HMGET", store.keys.task, *names)
     look.add("LRANGE", store.keys.changes, 0, -1)
     found, changes = store.exchange(look)
-    return {n: v.decode() if v else "" for n, v in zip(names, found, strict=True)}, changes
+    with Reading("the settings of a task"):
+        return {n: v.decode() if v else "" for n, v in zip(names, found, strict=True)}, changes
 
 
+@Reading("the settings of a task")
 def settings_in(fields: Mapping[str, str]) -> TaskSettings:
     """Return stored settings as arguments of a stream, except the order and the partitions."""
     given: dict[str, Any] = {

@@ -34,8 +34,8 @@ def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ConfigError: A name is not usable or given twice, or there are more than 32.
     """
-    if isinstance(names, str):
-        raise ConfigError(f"tags={names!r} is one string: give a list, tags=[{names!r}].")
+    if isinstance(names, str) or not isinstance(names, Iterable | None):
+        raise ConfigError(f"tags={names!r:.80} is no list of names: give one, such as ['level'].")
     declared = tuple(check_name("tag", name) for name in names or ())
     twice = sorted({name for name in declared if declared.count(name) > 1})
     if twice:

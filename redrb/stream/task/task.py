@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from redrb.connection import Client
+from redrb.damage import Reading
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.registry import Registry
@@ -194,6 +195,7 @@ class Task:
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
+    @Reading("the settings of a task")
     def _learn(self, stored: Mapping[str, str]) -> None:
         """Note the values that the settings given from here have now."""
         self._generation = int(stored["generation"])

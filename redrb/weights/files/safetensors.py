@@ -19,6 +19,7 @@ from redrb.staging import staging
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+METADATA: Final = "__metadata__"
 MAX_JSON_BYTES: Final = 64 << 20
 
 
@@ -51,7 +52,8 @@ def save_safetensors(
         metadata: Further texts for the file's header, such as `{"step": "12"}`; "format" is "pt".
 
     Raises:
-        EncodeError: A tensor is sharded, sparse, or of a dtype that safetensors does not support.
+        EncodeError: A tensor is sharded, sparse, of a dtype that safetensors does not support, or
+            named `__metadata__`.
         ConfigError: The file cannot be written, `metadata` reads as a tied tensor, or safetensors
             is not installed.
     """
@@ -213,7 +215,14 @@ def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return {name: tensor for name, tensor in tensors.items() if name not in ties}, ties
 
 
+def check_tensor_name(name: str) -> None:
+    """Raise EncodeError for the name that the format has taken for the metadata of a file."""
+    if name == METADATA:
+        raise EncodeError(f"no tensor of a safetensors file can be named {METADATA}: rename it.")
+
+
 def _check(name: str, tensor: Tensor) -> None:
+    check_tensor_name(name)
     if hasattr(tensor, "full_tensor"):
         raise EncodeError(f"{name!r} is sharded: write tensor.full_tensor() on one rank.")
     if tensor.layout != torch.strided or tensor.is_meta:

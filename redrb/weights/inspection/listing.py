@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
-from redrb.errors import ConfigError, StoreDenied
+from redrb.damage import Reading
+from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys, check_name, is_name
 from redrb.registry import Registry
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
@@ -85,7 +86,7 @@ class ListedTensor:
 
 
 def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
-    """Return all weights of a namespace, by name; those that the user may not read are logged."""
+    """Return all weights of a namespace, by name; those that cannot be read are logged."""
     check_name("namespace", namespace)
     found = []
     for name in filter(is_name, Registry(client, namespace).names("weights")):
@@ -93,7 +94,9 @@ def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
         try:
             versions = kept(catalogue)
             stored = stored_bytes(catalogue)
-        except StoreDenied as error:
+        except StoreUnavailable:
+            raise
+        except (StoreError, DecodeError) as error:
             _log.warning("weights %r are not listed: %s", name, error)
             continue
         if versions:
@@ -207,16 +210,23 @@ def _aged(version: WeightVersion, now_s: float) -> KeptVersion:
 
 def stored_bytes(catalogue: Catalogue) -> int:
     """Return the bytes of all versions without manifests; shared chunks are counted once."""
-    chunks: dict[tuple[int, int], int] = {}
-    deltas = 0
+    ranges: dict[int, list[tuple[int, int, int]]] = {}
+    total = 0
     for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):
         fields = dict(zip(listed[::2], listed[1::2], strict=True))
-        deltas += int(fields.get(b"delta") or 0)
-        left = int(fields.get(b"nbytes") or 0)
+        with Reading(f"weights {catalogue.name!r}"):
+            total += int(fields.get(b"delta") or 0)
+            nbytes = int(fields.get(b"nbytes") or 0)
         for token, first, count in _RANGE.findall(fields.get(b"full", b"")):
-            for index in range(int(first), min(int(first) + int(count), MAX_CHUNKS)):
-                chunks[int(token), index] = min(CHUNK_BYTES, max(0, left - index * CHUNK_BYTES))
-    return deltas + sum(chunks.values())
+            end = min(int(first) + int(count), MAX_CHUNKS)
+            ranges.setdefault(int(token), []).append((int(first), end, nbytes))
+    for chunks in ranges.values():
+        counted = 0  # chunks below it
+        for first, end, nbytes in sorted(chunks):
+            begin = max(first, counted)
+            total += max(0, min(nbytes, end * CHUNK_BYTES) - begin * CHUNK_BYTES)
+            counted = max(counted, end)
+    return total
 
 
 def _shown(names: list[str]) -> str:

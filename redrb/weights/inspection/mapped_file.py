@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from redrb.errors import EncodeError
-from redrb.weights.files.safetensors import replacing, safetensors_torch
+from redrb.weights.files.safetensors import (
+    METADATA,
+    check_tensor_name,
+    replacing,
+    safetensors_torch,
+)
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.wire.layout import Layout, TensorEntry
 
@@ -87,6 +92,8 @@ def _header(
     layout: Layout, kept: Mapping[str, str], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int], int]:
     """Return the header, each tensor's offset after it, and the bytes of all tensors."""
+    for name in kept:
+        check_tensor_name(name)
     written = [entry for entry in layout.tensors if kept[entry.name] == entry.name]
     for entry in written:
         if entry.dtype not in _DTYPES:
@@ -95,7 +102,7 @@ def _header(
             )
     about = {key: text for key, text in metadata.items() if text not in kept and key not in kept}
     ties = {name: owner for name, owner in kept.items() if name != owner}
-    listed: dict[str, Any] = {"__metadata__": {"format": "pt", **about, **ties}}
+    listed: dict[str, Any] = {METADATA: {"format": "pt", **about, **ties}}
     places: dict[str, int] = {}
     end = 0
     # the widest first, as safetensors does, so that every tensor is aligned

@@ -182,7 +182,7 @@ class Committer:
 
     def _advance(self, stream: bytes, version: int) -> bool:
         """Give a task the newest version; False when there is no such task."""
-        client, script = self._everywhere.at(stream.decode()), scripts.load("task/advance")
+        client, script = self._everywhere.at(stream), scripts.load("task/advance")
         outcome, *_ = scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
         return bool(outcome == b"ok")
 

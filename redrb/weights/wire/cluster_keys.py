@@ -66,7 +66,7 @@ def clean(client: Client, keys: WeightKeys, spread: int) -> None:
     """Delete the keys of dropped versions."""
     node = client.at(keys.versions)
     for batch in batches(node.execute("SMEMBERS", keys.trash), _AT_ONCE):
-        delete(client, [keys.spread_key(name.decode(), spread) for name in batch])
+        delete(client, [keys.spread_key(name.decode(errors="replace"), spread) for name in batch])
         node.execute("SREM", keys.trash, *batch)
 
 

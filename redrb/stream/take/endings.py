@@ -1,0 +1,92 @@
+"""Ends groups of leases in pages, in several parts of a lease at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.request import Request
+from redrb.errors import LeaseLost, StoreError, StoreUnavailable
+from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.take.lease_part import LeasePart
+from redrb.stream.take.scripts import Outcome
+from redrb.stream.waiting import Wait
+
+Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
+"""Groups of a lease: parts, and ids in each."""
+
+Errors: TypeAlias = dict[LeasePart, LeaseLost | StoreError]
+
+Pages: TypeAlias = dict[LeasePart, deque[tuple[int, ...]]]
+"""The groups that are still to be ended, by part."""
+
+
+def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Errors:
+    """End groups of several parts; returns the error of each part that has one.
+
+    Each part is ended page after page, so that other clients are served in between. The requests of
+    all parts are sent before the first reply is read. Parts whose server is away are tried again
+    when all others are ended. Their retries share the time of one request.
+
+    Args:
+        outcome: How the groups end.
+        chosen: The groups.
+        reason: Why they failed, or are rejected.
+    """
+    errors: Errors = {}
+    left = {part: deque(part.pages(outcome, ids)) for part, ids in chosen}
+    if len(left) > 1:
+        _end_reachable(outcome, left, reason, errors)
+    wait = None
+    for part, pages in left.items():
+        while pages and part not in errors:
+            request = part.end_request(outcome, pages[0], reason)
+            wait = wait or Wait(request.retry_s)
+            _finish(outcome, part, pages, request, wait.left_s, errors)
+    return errors
+
+
+def end_part(
+    outcome: Outcome, part: LeasePart, ids: tuple[int, ...], reason: Cause = NO_CAUSE
+) -> None:
+    """End groups of one part, and raise its error."""
+    for error in end_parts(outcome, [(part, ids)], reason).values():
+        raise error
+
+
+def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors) -> None:
+    """End all parts whose servers answer at once; pages of the others stay in `left`."""
+    turn = list(left)
+    while turn:
+        sent: dict[LeasePart, Request[str]] = {}
+        try:
+            with within(GRACE_S):
+                for part in turn:
+                    sent[part] = part.end_request(outcome, left[part][0], reason)
+                    sent[part].begin()
+                for part in turn:
+                    _finish(outcome, part, left[part], sent.pop(part), 0.0, errors)
+        finally:
+            for request in sent.values():
+                request.drop()
+        turn = [part for part in turn if left[part] and part not in errors]
+        for part in left:
+            if isinstance(errors.get(part), StoreUnavailable):
+                del errors[part]  # it is tried again
+
+
+def _finish(
+    outcome: Outcome,
+    part: LeasePart,
+    pages: deque[tuple[int, ...]],
+    request: Request[str],
+    retry_s: float | None,
+    errors: Errors,
+) -> None:
+    """Read the reply to the request that ends the first page, and note the result."""
+    try:
+        part.note_ended(outcome, pages[0], request.result(retry_s=retry_s))
+        pages.popleft()
+    except (LeaseLost, StoreError) as error:
+        errors[part] = error

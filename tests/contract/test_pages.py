@@ -1,0 +1,202 @@
+"""Every page is tried below it, at it, above it and far beyond it: each mechanism ends, once.
+
+`TRIALS` names the trials of each page of `redrb/lua/pages.py`, and `CLIENT_PAGES` those of each
+constant of a module that bounds the groups of one request. The pages are made small, so that the
+trials stay cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from redrb.connection import Client
+from redrb.lua.pages import PAGES
+from tests.conftest import Opener
+from tests.page_trials import groups, leases, reports, waiting
+from tests.page_trials.bench import Bench
+
+Trial: TypeAlias = Callable[[Bench, int], None]
+
+SMALL = {
+    "arguments": 4,
+    "evicted_beside": 9,
+    "candidates_window": 4,
+    "browsed_least": 2,
+    "woken_at_end": 6,
+}
+"""Small sizes of pages that cannot be 3: pairs of arguments stay together, for instance."""
+
+TRIALS: Mapping[str, tuple[Trial, ...]] = {
+    "arguments": (
+        leases.acknowledged,
+        leases.needed_by_another,
+        groups.matched,
+        groups.joined_late,
+        groups.counted_unjoined,
+        groups.consumer_group_removed,
+        waiting.rights_used,
+        reports.chunks_published,
+    ),
+    "taken_over": (
+        leases.dead_with_many_leases,
+        leases.dead_with_one_lease,
+        leases.many_dead,
+        leases.closed_with_many_leases,
+        leases.closed_with_one_lease,
+        leases.dismissed,
+        leases.taken_and_lost,
+        leases.dead_rank_with_many_steps,
+        leases.dead_rank_with_one_step,
+        leases.formed_again,
+        leases.lost_behind_living,
+    ),
+    "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
+    "ended": (leases.acknowledged, leases.released),
+    "failed": (leases.released,),
+    "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
+    "slots": (
+        leases.dead_with_many_leases,
+        leases.closed_with_many_leases,
+        leases.dismissed,
+        leases.dead_rank_with_many_steps,
+    ),
+    "copied_bytes": (leases.buried_at_takeover,),
+    "pending": (leases.acknowledged, leases.released, reports.versions_counted),
+    "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
+    "expired": (groups.expired_by_takes, groups.moved_by_expiry),
+    "orphans": (groups.orphans_of_a_put, groups.orphans_of_a_repair),
+    "uncounted": (groups.orphans_of_a_repair,),
+    "evicted_beside": (
+        groups.capacity_lowered,
+        groups.capacity_lowered_with_consumer_groups,
+    ),
+    "candidates": (groups.evicted_behind_history, groups.evicted_behind_gap),
+    "candidates_leased": (groups.evicted_behind_leased,),
+    "candidates_window": (
+        groups.evicted_behind_leased,
+        groups.evicted_behind_history,
+        groups.evicted_behind_gap,
+    ),
+    "history_beside": (groups.history_trimmed_by_puts,),
+    "history_dropped": (groups.history_forgotten, groups.history_trimmed_by_reads),
+    "history_freed": (groups.history_freed,),
+    "sorted": (groups.sorted_again, groups.sorted_beyond_a_gap),
+    "sorting_looks": (groups.sorted_again, groups.sorted_beyond_a_gap),
+    "filled": (groups.index_filled,),
+    "joined": (groups.joined_late,),
+    "ended_of_group": (groups.consumer_group_removed,),
+    "old_letters": (groups.letters_shed,),
+    "buried_ids": (groups.letters_below_the_floor,),
+    "sources_trimmed": (groups.sources_forgotten,),
+    "matched": (groups.matched,),
+    "changes": (reports.changes_remembered,),
+    "waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
+    "first_waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
+    "next_waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
+    "queries": (waiting.queries_woken,),
+    "woken_at_end": (waiting.woken_at_the_end,),
+    "dead_makers": (waiting.dead_makers,),
+    "rights_lost": (waiting.dead_makers, waiting.dead_maker, waiting.held_too_long),
+    "rights_returned": (waiting.rights_returned,),
+    "parts_dropped": (waiting.parts_dropped,),
+    "part_ends": (waiting.part_ends_bounded,),
+    "part_ends_forgotten": (waiting.part_ends_forgotten,),
+    "records": (waiting.records_removed,),
+    "announcements_removed": (waiting.announcements_removed,),
+    "counted": (groups.counted_unjoined,),
+    "counted_versions": (reports.versions_counted,),
+    "browsed": (reports.browsed,),
+    "browsed_least": (reports.browsed,),
+    "reported_makers": (waiting.makers_reported,),
+    "observed_consumer_groups": (reports.consumer_groups_observed,),
+    "observed_groups": (reports.groups_observed,),
+    "observed_workers": (reports.workers_observed,),
+    "examined_groups": (reports.consumer_groups_examined,),
+    "examined_waiters": (reports.waiters_examined,),
+    "examined_consumers": (reports.consumers_examined,),
+    "versions_looked": (reports.adapters_passed, reports.all_are_adapters),
+    "old_pins": (reports.pins_removed,),
+    "most_chunks": (reports.chunks_published,),
+}
+
+TOGETHER = {
+    "first_waiters": ("next_waiters",),
+    "next_waiters": ("first_waiters",),
+    "orphans": ("uncounted",),
+    "uncounted": ("orphans",),
+}
+"""Pages that are reached only if others are small, too."""
+
+CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
+    "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
+    "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
+    "redrb.doctor.examination._PAGE": (leases.many_unknown,),
+    "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
+    "redrb.stream.put.receiver.MOST_GROUPS": (groups.sources_forgotten,),
+    "redrb.stream.put.scripts.MOST_EVICTED": (groups.evicted_for_a_put,),
+    "redrb.stream.saving.restoring.PAGE_GROUPS": (reports.saved_and_restored,),
+    "redrb.stream.saving.snapshot.PAGE_GROUPS": (reports.saved_and_restored,),
+    "redrb.stream.saving.snapshot._SCAN_FIELDS": (reports.saved_and_restored,),
+    "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters,),
+    "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
+    "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
+    "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),
+    "redrb.stream.task.reprioritizing.RESCORE_GROUPS": (groups.priorities_changed,),
+    "redrb.stream.task.scripts.MOVE_GROUPS": (groups.moved,),
+    "redrb.stream.task.scripts.REQUEUE_LETTERS": (groups.requeued, groups.letters_dropped),
+    "redrb.stream.task.scripts.SETTLE_GROUPS": (groups.settled,),
+}
+
+
+def cases(trials: Mapping[str, tuple[Trial, ...]]) -> list[object]:
+    """Return each page with each of its trials and each count.
+
+    On every backend the first trial of each page runs far beyond it; the others run on one server.
+    """
+    found: list[object] = []
+    for page, of_page in trials.items():
+        small = SMALL.get(page, 3)
+        for trial, count in product(of_page, (3 * small + 1, small - 1, small, small + 1)):
+            everywhere = trial is of_page[0] and count > small + 1
+            name = f"{page.rpartition('.')[2]}-{trial.__name__}-{count}"
+            marks = () if everywhere else pytest.mark.long
+            found.append(pytest.param(page, trial, count, id=name, marks=marks))
+    return found
+
+
+@pytest.fixture
+def bench(
+    client: Client,
+    namespace: str,
+    open_stream: Opener,
+    pages: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Bench:
+    return Bench(client, namespace, open_stream, pages, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(("page", "trial", "count"), cases(TRIALS))
+def test_a_page_of_a_script(bench: Bench, page: str, trial: Trial, count: int) -> None:
+    small = SMALL.get(page, 3)
+    bench.pages(**dict.fromkeys((page, *TOGETHER.get(page, ())), small))
+    trial(bench, count)
+
+
+@pytest.mark.parametrize(("page", "trial", "count"), cases(CLIENT_PAGES))
+def test_a_page_of_the_client(bench: Bench, page: str, trial: Trial, count: int) -> None:
+    bench.patch.setattr(page, SMALL.get(page, 3))
+    trial(bench, count)
+
+
+def test_every_page_has_a_trial() -> None:
+    assert set(TRIALS) == set(PAGES)
+
+
+def test_scripts_look_at_all_chunks_that_clients_publish() -> None:
+    reports.chunks_are_bounded_alike()

@@ -1,0 +1,187 @@
+"""Leases end in pages: what is repeated, interrupted or lost between two pages counts exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrb import ExperienceStream, LeaseLost, StoreUnavailable
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.scripts import Ending, TakeScripts
+from tests.audit import audit, kill_consumer
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+PAGE = 4
+
+
+class Endings:
+    """The requests that end groups, in their order.
+
+    Attributes:
+        sent: They, as they were made.
+        before: Called with the number of each one, from 1 on, before it is sent.
+        twice: Whether each is done twice, as if the first reply was lost.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[Ending] = []
+        self.before: Callable[[int], object] = lambda _: None
+        self.twice = False
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(ending.ids) for ending in self.sent]
+
+
+@pytest.fixture
+def endings(monkeypatch: pytest.MonkeyPatch, pages: Callable[..., None]) -> Endings:
+    pages(ended=PAGE, failed=PAGE)
+    seen = Endings()
+    finish = TakeScripts.finish
+
+    def recorded(self: TakeScripts, group: str, consumer: str, ending: Ending, read: Any) -> Any:
+        request = finish(self, group, consumer, ending, read)
+        result = request.result
+
+        def noted(**options: Any) -> Any:
+            seen.sent.append(ending)
+            seen.before(len(seen.sent))
+            if seen.twice:
+                finish(self, group, consumer, ending, str).result()
+            return result(**options)
+
+        monkeypatch.setattr(request, "result", noted)
+        return request
+
+    monkeypatch.setattr(TakeScripts, "finish", recorded)
+    return seen
+
+
+def leased(open_stream: Opener, groups: int, **settings: Any) -> tuple[ExperienceStream, Lease]:
+    stream = open_stream(**settings)
+    stream.put_many([[numbered(number)] for number in range(groups)])
+    return stream, stream.take(groups, timeout=0)
+
+
+def end(lease: Lease, outcome: str) -> None:
+    getattr(lease, outcome)(*(["bad"] if outcome in ("reject", "fail") else []))
+
+
+LEDGER = {
+    "ack": "acked",
+    "expire": "expired",
+    "reject": "dead",
+    "release": "waiting",
+    "fail": "waiting",
+}
+
+
+@pytest.mark.parametrize("outcome", list(LEDGER))
+@pytest.mark.parametrize("groups", [PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 1])
+def test_a_lease_ends_in_pages_each_of_which_may_be_repeated(
+    open_stream: Opener, endings: Endings, groups: int, outcome: str
+) -> None:
+    endings.twice = True
+    stream, lease = leased(open_stream, groups)
+    end(lease, outcome)
+    assert endings.sizes == [PAGE] * (groups // PAGE) + [groups % PAGE] * bool(groups % PAGE)
+    assert [ending.ends for ending in endings.sent] == [*[False] * (len(endings.sent) - 1), True]
+    stats = stream.stats()
+    assert stats.ledger.as_dict() == {
+        **dict.fromkeys(stats.ledger.as_dict(), 0),
+        "put": groups,
+        LEDGER[outcome]: groups,
+    }
+    assert stats.samples_acked == (groups if outcome == "ack" else 0)
+    assert (len(lease), stream._consumer._slots) == (0, set())
+    audit(stream)
+
+
+@pytest.mark.parametrize("outcome", list(LEDGER))
+def test_the_same_call_goes_on_after_an_outage_in_the_middle(
+    open_stream: Opener, endings: Endings, outcome: str
+) -> None:
+    stream, lease = leased(open_stream, 10)
+
+    def away(number: int) -> None:
+        if number == 2:
+            raise StoreUnavailable("away", where="")
+
+    endings.before = away
+    with pytest.raises(StoreUnavailable):
+        end(lease, outcome)
+    assert lease.ids == tuple(range(PAGE + 1, 11))
+    assert stream._consumer.held == stream.stats().ledger.leased == 10 - PAGE
+    end(lease, outcome)
+    assert endings.sizes == [4, 4, 4, 2], "the second one was not done"
+    assert getattr(stream.stats().ledger, LEDGER[outcome]) == 10
+
+
+@pytest.mark.parametrize("outcome", list(LEDGER))
+def test_only_groups_that_no_page_has_ended_are_lost(
+    open_stream: Opener, endings: Endings, outcome: str
+) -> None:
+    stream, lease = leased(open_stream, 10)
+    other = open_stream()
+
+    def take_over(number: int) -> None:
+        if number == 2:
+            kill_consumer(stream)
+            other._consumer._renew()
+
+    endings.before = take_over
+    with pytest.raises(LeaseLost) as lost:
+        end(lease, outcome)
+    assert lost.value.ids == tuple(range(PAGE + 1, 11))
+    assert (len(lease), len(endings.sent)) == (0, 2)
+    waits = 10 if outcome in ("release", "fail") else 10 - PAGE
+    assert other.stats().ledger.waiting == waits
+    other.take(waits, timeout=0).ack()
+    assert getattr(other.stats().ledger, LEDGER[outcome].replace("waiting", "acked")) in (4, 10)
+
+
+def test_a_take_acknowledges_the_last_page_of_the_lease_before(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 10)
+    stream.put_many([[numbered(number)] for number in range(10, 13)])
+    after = stream.take(3, timeout=0, ack=lease)
+    assert endings.sizes == [4, 4], "the take brought the last two"
+    assert (numbers(after), len(lease), stream.stats().ledger.acked) == ([10, 11, 12], 0, 10)
+
+
+def test_a_take_names_the_groups_that_were_lost_before_its_acknowledgement(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 10)
+    other = open_stream()
+    endings.before = lambda number: (
+        number == 2
+        and (
+            kill_consumer(stream),
+            other._consumer._renew(),
+        )
+    )
+    with pytest.raises(LeaseLost) as lost:
+        stream.take(1, timeout=0, ack=lease)
+    assert lost.value.ids == tuple(range(PAGE + 1, 11))
+    assert other.stats().ledger.leased == 0
+
+
+def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 10)
+    lease.abandon()
+    stream._consumer.beat()
+    assert endings.sizes == [4, 4, 2]
+    loop = stream.leases(5, timeout=0)
+    next(loop)
+    loop.close()
+    while stream.stats().ledger.leased:
+        stream._consumer.beat()
+    assert endings.sizes[3:] == [4, 1, 4, 1]
+    assert stream._consumer._slots == set()

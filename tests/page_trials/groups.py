@@ -1,0 +1,359 @@
+"""Trials of pages by which groups expire, arrive, leave or change their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrb import BatchTimeout, Status
+from redrb.stream.put import receiver
+from tests.audit import audit
+from tests.page_trials.bench import LONG, Bench, put, train, until
+from tests.samples import numbers
+
+
+def expired_by_takes(bench: Bench, count: int) -> None:
+    """A take expires every group that is too stale, before it finds none."""
+    _expire(bench, count, Status.COMPLETED, "discard")
+
+
+def moved_by_expiry(bench: Bench, count: int) -> None:
+    """The same where expired groups are kept: each waits in another status."""
+    _expire(bench, count, Status.EXPIRED, "keep")
+
+
+def _expire(bench: Bench, count: int, status: Status, on_expired: str) -> None:
+    stream = bench.open(max_staleness=1, max_token_staleness=2, on_expired=on_expired)
+    stream.join_group()
+    put(stream, count, policy_version=0)
+    stream.advance(5)
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    audit(stream)
+    kept = count if status is Status.EXPIRED else 0
+    ledger = stream.stats().ledger
+    assert (ledger.expired, stream.count(status=status)) == (count - kept, kept)
+
+
+def orphans_of_a_put(bench: Bench, count: int) -> None:
+    """A put removes the entries that failed puts have left, and is stored once."""
+    stream = bench.filled(1)
+    _add_orphans(bench, count)
+    put(stream, 1, first=1)
+    train(stream, [0, 1])
+
+
+def orphans_of_a_repair(bench: Bench, count: int) -> None:
+    """The repair of `redrb doctor` removes them too, in as many calls as it needs."""
+    stream = bench.filled(1)
+    _add_orphans(bench, count)
+    removed = []
+
+    def is_over() -> bool:
+        found, more = bench.run("repair/orphans")
+        removed.append(found)
+        return not more
+
+    until(is_over)
+    assert sum(removed) == count
+    train(stream, [0])
+
+
+def _add_orphans(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        bench.client.execute("XADD", bench.key("stream"), "*", "g", b"of a failed put")
+
+
+def capacity_lowered(bench: Bench, count: int) -> None:
+    """A capacity that was lowered is reached by the puts that follow."""
+    stream = bench.filled(count, capacity=100)
+    stream.configure(capacity=1)
+    puts = []
+    until(lambda: puts.append(put(stream, 1, first=count)) or stream.stats().stored == 1)
+    assert stream.stats().ledger.evicted == count + len(puts) - 1
+    assert numbers(stream.take(1, timeout=0)) == [count]
+
+
+def capacity_lowered_with_consumer_groups(bench: Bench, count: int) -> None:
+    """The same while the page, divided among the consumer groups, is less than one group."""
+    for number in range(8):
+        bench.open(group=f"group-{number}").join_group()
+    capacity_lowered(bench, count)
+
+
+def evicted_behind_leased(bench: Bench, count: int) -> None:
+    """A put at the limit evicts the oldest waiting group, which lies behind leased ones."""
+    stream = bench.filled(count, limit=count + 2)
+    held = stream.take(count, timeout=0)
+    _evict_one(bench, count)
+    held.ack()
+
+
+def evicted_behind_history(bench: Bench, count: int) -> None:
+    """The same behind history, which takes no room."""
+    stream = bench.filled(count, keep_groups=1000)
+    stream.take(count, timeout=0).ack()
+    stream.configure(limit=2)
+    _evict_one(bench, count)
+    assert stream.stats().archived == count
+
+
+def evicted_behind_gap(bench: Bench, count: int) -> None:
+    """The same behind a leased group and a gap of groups that are gone."""
+    stream = bench.filled(count + 1)
+    held = stream.take(1, timeout=0)
+    stream.take(count, timeout=0).ack()
+    stream.configure(limit=3)
+    _evict_one(bench, count)
+    held.ack()
+
+
+def _evict_one(bench: Bench, count: int) -> None:
+    stream = bench.open(on_full="drop_oldest")
+    put(stream, 2, first=1000)
+    put(stream, 1, first=1002, timeout=5)
+    assert stream.stats().ledger.evicted == 1
+    assert numbers(stream.take(2, timeout=0)) == [1001, 1002]
+
+
+def history_trimmed_by_puts(bench: Bench, count: int) -> None:
+    """Puts delete the history beyond a smaller number, a page each."""
+    stream = bench.filled(count + 1, keep_groups=1000)
+    stream.take(count + 1, timeout=0).ack()
+    stream.configure(keep_groups=1)
+    until(lambda: put(stream, 1) and stream.stats().archived == 1)
+
+
+def history_trimmed_by_reads(bench: Bench, count: int) -> None:
+    """A read deletes all of it first."""
+    stream = bench.filled(count + 1, keep_groups=1000)
+    stream.take(count + 1, timeout=0).ack()
+    stream.configure(keep_groups=1)
+    assert [group is None for group in stream.read(range(1, count + 2))] == [True] * count + [False]
+    assert bench.size("archive") == 1
+
+
+def history_forgotten(bench: Bench, count: int) -> None:
+    """A task that keeps no history any more deletes what it has."""
+    stream = bench.filled(count, keep_groups=1000)
+    stream.take(count, timeout=0).ack()
+    stream.configure(keep_groups=None)
+    assert (stream.stats().stored, bench.size("archive"), bench.size("facts")) == (0, 0, 0)
+
+
+def history_freed(bench: Bench, count: int) -> None:
+    """A put that needs the bytes of all history gets them."""
+    stream = bench.filled(count, keep_groups=1000, max_bytes=10**6)
+    stream.take(count, timeout=0).ack()
+    stream.configure(max_bytes=stream.stats().bytes_put)
+    until(lambda: put(stream, 1) and stream.stats().ledger.waiting == count)
+    assert bench.size("archive") == 0
+
+
+def sorted_again(bench: Bench, count: int) -> None:
+    """All groups get their place in another order; gaps lie between them."""
+    stream = bench.filled(2 * count + 1)
+    lease = stream.take(2 * count, timeout=0)
+    lease.release(lease.ids[::2])
+    lease.ack()
+    stream.configure(order="lifo")
+    expected = [2 * count, *range(2 * count - 2, -1, -2)]
+    assert numbers(stream.take(count + 1, timeout=0)) == expected
+
+
+def sorted_beyond_a_gap(bench: Bench, count: int) -> None:
+    """The same with one wide gap."""
+    stream = bench.filled(count + 2)
+    lease = stream.take(count + 1, timeout=0)
+    lease.release(lease.ids[:1])
+    lease.ack()
+    stream.configure(order="lifo")
+    assert numbers(stream.take(2, timeout=0)) == [count + 1, 0]
+
+
+def index_filled(bench: Bench, count: int) -> None:
+    """A used task gets an index of versions: every group is in it."""
+    stream = bench.open(tags=["text"])
+    stream.join_group()
+    put(stream, count, policy_version=1, tags={"text": LONG})
+    stream.configure(max_staleness=5)
+    assert bench.size("versions", "default") == count
+    stream.advance(9)
+    assert stream.expire() == count
+
+
+def joined_late(bench: Bench, count: int) -> None:
+    """A consumer group that joins finds every stored group once."""
+    stream = bench.open(tags=["text"])
+    stream.join_group()
+    put(stream, count, tags={"text": LONG})
+    other = bench.open(group="late")
+    assert other.count() == count  # before it joins
+    other.join_group()
+    train(other, list(range(count)))
+    assert other.stats().ledger.put == count
+    train(stream, list(range(count)))
+
+
+def counted_unjoined(bench: Bench, count: int) -> None:
+    """The groups that a consumer group would find are counted once each, without history."""
+    stream = bench.open(tags=["text"], keep_groups=1000)
+    stream.join_group()
+    put(stream, 2 * count, tags={"text": LONG})
+    stream.take(count, timeout=0).ack()
+    assert bench.open(group="late").count() == count
+
+
+def consumer_group_removed(bench: Bench, count: int) -> None:
+    """A consumer group that holds groups in every state is removed: the others keep theirs."""
+    stream, other = bench.filled(3 * count), bench.open(group="other")
+    other.join_group()
+    other.take(count, timeout=0).reject("bad")
+    other.take(count, timeout=0)
+    stream.take(count, timeout=0).ack()
+    other.drop_group()
+    assert stream.stats().dead_letters == 0
+    train(stream, list(range(count, 3 * count)))
+    assert stream.stats().stored == 0
+
+
+def letters_shed(bench: Bench, count: int) -> None:
+    """A smaller `max_dead` is reached at once."""
+    stream = bench.filled(count + 1)
+    stream.take(count + 1, timeout=0).reject("bad")
+    stream.configure(max_dead=1)
+    assert [letter.id for letter in stream.dead_letters()] == [count + 1]
+
+
+def letters_below_the_floor(bench: Bench, count: int) -> None:
+    """All groups up to the floor are gone, but for those that are named: none is left out."""
+    stream = bench.filled(count + 1)
+    stream.take(count, timeout=0).reject("bad")
+
+    def is_over() -> bool:
+        _, floor, _, *kept = bench.run("task/floor", 1)
+        left = [letter.id for letter in stream.dead_letters() if letter.id <= int(floor)]
+        assert sorted(left) == sorted(map(int, kept))
+        stream.drop_dead_letters(left)
+        return not left and int(floor) == count
+
+    until(is_over)
+
+
+def sources_forgotten(bench: Bench, count: int) -> None:
+    """Records of forwarded groups go once their groups can never come back; each is stored once."""
+    bench.patch.setattr(receiver, "LOOK_EVERY", 1)
+    rollouts = bench.filled(count + 1)
+    with bench.task("scored") as scored:
+        prefix = scored._task.store.keys.prefix
+        lease = rollouts.take(count, timeout=0)
+        lease.forward(scored, lease.groups())
+        stored = count
+
+        def is_over() -> bool:
+            nonlocal stored
+            lease = rollouts.take(1, timeout=0)
+            lease.forward(scored, lease.groups())
+            put(rollouts, 1)
+            stored += 1
+            [origin] = bench.client.execute("HKEYS", f"{prefix}sources")
+            records = bench.client.execute("HKEYS", f"{prefix}sources:{origin.decode()}")
+            return min(map(int, records)) >= stored - 1
+
+        until(is_over)
+        assert scored.stats().ledger.put == stored
+
+
+def matched(bench: Bench, count: int) -> None:
+    """Queries of one and of several conditions find every match, counted and taken."""
+    stream = bench.open(tags=["kind", "level"])
+    stream.join_group()
+    for kind in (0, 1):
+        put(stream, count, first=kind * count, tags={"kind": kind, "level": kind + 1})
+    assert stream.count(where={"kind": 1}) == count
+    either = {"$or": [{"kind": 1}, {"level": 2}]}
+    both = {"kind": 0, "level": 1}
+    assert (stream.count(where=either), stream.count(where=both)) == (count, count)
+    taken = stream.take(count, timeout=0, where=either)
+    assert numbers(taken) == list(range(count, 2 * count))
+    taken.ack()
+    taken = stream.take(count, timeout=0, where=both)
+    assert numbers(taken) == list(range(count))
+    taken.ack()
+
+
+def priorities_changed(bench: Bench, count: int) -> None:
+    """All groups get another priority."""
+    stream = bench.open(order="priority")
+    stream.join_group()
+    ids = put(stream, count, priority=1.0)
+    assert stream.update_priority(ids, [float(seq) for seq in ids]) == count
+    assert numbers(stream.take(count, timeout=0)) == list(range(count))[::-1]
+
+
+def moved(bench: Bench, count: int) -> None:
+    """All groups move to another status, and back."""
+    stream = bench.filled(count)
+    ids = list(range(1, count + 1))
+    assert stream.move(ids, Status.ABORTED) == count
+    assert stream.count(status=Status.ABORTED) == count
+    assert stream.move(ids, Status.COMPLETED) == count
+    train(stream, list(range(count)))
+
+
+def requeued(bench: Bench, count: int) -> None:
+    """All dead letters are requeued, once."""
+    stream = bench.filled(count)
+    stream.take(count, timeout=0).reject("bad")
+    ids = [letter.id for letter in stream.dead_letters()]
+    assert stream.requeue(ids) == count
+    assert stream.requeue(ids) == 0
+    train(stream, list(range(count)))
+
+
+def letters_dropped(bench: Bench, count: int) -> None:
+    """All dead letters are deleted, once."""
+    stream = bench.filled(count)
+    stream.take(count, timeout=0).reject("bad")
+    ids = [letter.id for letter in stream.dead_letters()]
+    assert stream.drop_dead_letters(ids) == count
+    assert stream.stats().dead_letters == 0
+
+
+def settled(bench: Bench, count: int) -> None:
+    """All groups that a checkpoint has trained are acknowledged, once."""
+    stream = bench.filled(count + 1)
+    trained = dict.fromkeys(range(1, count + 1), 1)
+    assert stream.settle(trained, incarnation=stream.incarnation) == count
+    assert stream.settle(trained, incarnation=stream.incarnation) == 0
+    train(stream, [count])
+
+
+def expired_on_call(bench: Bench, count: int) -> None:
+    """`expire` discards every stale group; with a function, each is given to it once."""
+    stream = bench.open(max_staleness=1)
+    stream.join_group()
+    put(stream, count, policy_version=0)
+    assert stream.expire(5) == count
+    put(stream, count, policy_version=0)
+    seen: list[int] = []
+    assert stream.expire(5, on_expired=lambda group: seen.extend(numbers(group))) == count
+    assert seen == list(range(count))
+
+
+def put_in_chunks(bench: Bench, count: int) -> None:
+    """A put of many groups is stored once, in order."""
+    stream = bench.open()
+    stream.join_group()
+    assert put(stream, count) == tuple(range(1, count + 1))
+    with stream.writer() as writer:
+        writer.put_many(stream.take(count, timeout=0).groups())
+    assert stream.count() == count
+
+
+def evicted_for_a_put(bench: Bench, count: int) -> None:
+    """A lowered limit is reached by the next put, which evicts all that is beyond."""
+    stream = bench.filled(count, limit=1000, on_full="drop_oldest")
+    stream.configure(limit=1)
+    put(stream, 1, first=count, timeout=5)
+    assert numbers(stream.take(1, timeout=0)) == [count]
+    assert stream.stats().ledger.evicted == count

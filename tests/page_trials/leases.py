@@ -1,0 +1,298 @@
+"""Trials of pages by which leases come back: of consumers that close or die, and of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import redrb
+from redrb import ExperienceStream
+from redrb.doctor import repairs
+from redrb.doctor.examination import examine
+from redrb.state.reader import StateReader
+from redrb.stream.task.store import TaskStore
+from tests.audit import audit, kill_consumer
+from tests.page_trials.bench import Bench, is_acknowledged, put, train, until
+from tests.samples import numbers
+
+
+def _come_back(bench: Bench, stream: ExperienceStream, held: Sequence[redrb.Lease]) -> None:
+    """Let every second old lease be acknowledged after the first page: each group counts once."""
+    whole = {lease: numbers(lease) for lease in held}
+    total = stream.stats().ledger
+    bench.beat(stream)
+    audit(stream)
+    acknowledged = [lease for lease in held[::2] if is_acknowledged(lease)]
+    bench.take_over(stream)
+    audit(stream)
+    left = [number for lease in held if lease not in acknowledged for number in whole[lease]]
+    lease = stream.take(len(left), timeout=0) if left else None
+    assert not any(map(is_acknowledged, held[1::2])), "a lease that came back is acknowledged"
+    if lease is not None:
+        assert sorted(numbers(lease)) == sorted(left)
+        lease.ack()
+    after = stream.stats().ledger
+    assert after.acked - total.acked == sum(map(len, whole.values()))
+    assert (after.leased, after.waiting) == (0, 0)
+
+
+def dead_with_many_leases(bench: Bench, count: int) -> None:
+    """A consumer dies that holds leases of one group each."""
+    stream, dead = bench.filled(count), bench.open()
+    held = [dead.take(1, timeout=0) for _ in range(count)]
+    kill_consumer(dead)
+    _come_back(bench, stream, held)
+
+
+def dead_with_one_lease(bench: Bench, count: int) -> None:
+    """A consumer dies that holds one lease of many groups."""
+    stream, dead = bench.filled(count), bench.open()
+    held = [dead.take(count, timeout=0)]
+    kill_consumer(dead)
+    _come_back(bench, stream, held)
+
+
+def many_dead(bench: Bench, count: int) -> None:
+    """Many consumers die, each with one lease."""
+    stream = bench.filled(count)
+    dead = [bench.open() for _ in range(count)]
+    held = [each.take(1, timeout=0) for each in dead]
+    for each in dead:
+        kill_consumer(each)
+    _come_back(bench, stream, held)
+    assert bench.size("consumers", "default") == 1
+
+
+def many_dead_without_leases(bench: Bench, count: int) -> None:
+    """Consumers that died without a lease are forgotten, and do not hide those with one."""
+    stream = bench.filled(count + 1)
+    dead = [bench.open() for _ in range(count + 1)]
+    for each in dead:
+        lease = each.take(1, timeout=0)
+        if each is not dead[-1]:
+            lease.ack()
+        kill_consumer(each)
+    last = f"{dead[-1].consumer}"
+    bench.client.execute("ZADD", bench.key("consumers", "default"), "XX", 2, last)
+    bench.take_over(stream)
+    train(stream, [count])
+
+
+def closed_with_many_leases(bench: Bench, count: int) -> None:
+    """A consumer closes that holds leases of one group each."""
+    stream, closing = bench.filled(count), bench.open()
+    held = [closing.take(1, timeout=0) for _ in range(count)]
+    closing.close()
+    audit(stream)
+    train(stream, list(range(count)))
+    assert not any(map(is_acknowledged, held))
+    assert bench.size("slots", "default") == 1  # that of the stream that trained
+
+
+def closed_with_one_lease(bench: Bench, count: int) -> None:
+    """A consumer closes that holds one lease of many groups."""
+    stream, closing = bench.filled(count), bench.open()
+    held = closing.take(count, timeout=0)
+    closing.close()
+    train(stream, list(range(count)))
+    assert not is_acknowledged(held)
+
+
+def dismissed(bench: Bench, count: int) -> None:
+    """Another consumer requeues what a dead one leased, in leases of two groups."""
+    stream, dead = bench.filled(2 * count), bench.open()
+    for _ in range(count):
+        dead.take(2, timeout=0)
+    kill_consumer(dead)
+    assert stream.dismiss(dead.consumer) == 2 * count
+    train(stream, list(range(2 * count)))
+
+
+def buried_at_takeover(bench: Bench, count: int) -> None:
+    """Groups of a dead consumer whose last delivery it was become dead letters, each once."""
+    stream, dead = bench.filled(count, max_deliveries=1), bench.open()
+    bench.pages(copied_bytes=3 * stream.stats().bytes_put // count)
+    dead.take(count, timeout=0)
+    kill_consumer(dead)
+    bench.take_over(stream)
+    assert sorted(letter.id for letter in stream.dead_letters()) == list(range(1, count + 1))
+    train(stream, [])
+
+
+def acknowledged(bench: Bench, count: int) -> None:
+    """A lease of many groups ends in two halves, in a task with every index."""
+    stream = bench.open(max_staleness=9, max_token_staleness=9, tags=["kind"], max_bytes=10**6)
+    stream.join_group()
+    stream.advance(1)
+    put(stream, count, policy_version=1, tags={"kind": 1})
+    lease = stream.take(count, timeout=0)
+    lease.ack(lease.ids[: count // 2]) if count > 1 else None
+    audit(stream)
+    lease.ack()
+    ledger = stream.stats().ledger
+    assert (ledger.acked, stream.stats().stored, bench.size("facts")) == (count, 0, 0)
+
+
+def released(bench: Bench, count: int) -> None:
+    """Release, fail and reject end every group of a lease once."""
+    stream = bench.filled(count, max_deliveries=9)
+    stream.take(count, timeout=0).release()
+    stream.take(count, timeout=0).fail("no reason")
+    stream.take(count, timeout=0).reject("bad")
+    ledger = stream.stats().ledger
+    assert (ledger.dead, ledger.waiting, ledger.leased) == (count, 0, 0)
+
+
+def needed_by_another(bench: Bench, count: int) -> None:
+    """Groups that another consumer group leases stay, when the first one acknowledges all."""
+    stream, other = bench.filled(2 * count), bench.open(group="other")
+    other.join_group()
+    held = other.take(2 * count, timeout=0)
+    held.release(held.ids[::2])
+    train(stream, list(range(2 * count)))
+    assert stream.stats().stored == 2 * count
+    held.ack()
+    train(other, list(range(0, 2 * count, 2)))
+    assert other.stats().stored == 0
+
+
+def taken_and_lost(bench: Bench, count: int) -> None:
+    """A take whose reply was lost is given up: its groups wait again."""
+    stream = bench.filled(count)
+    lease = stream.take(count, timeout=0)
+    slot = lease.parts[0].holder
+    asked = ("default", stream.consumer, slot.name, slot.token)
+    until(lambda: bench.run("take/drop", *asked)[0] == b"done")
+    assert not is_acknowledged(lease)
+    train(stream, list(range(count)))
+
+
+def dead_rank_with_many_steps(bench: Bench, count: int) -> None:
+    """The only rank dies with steps of one group that it has not acknowledged."""
+    _ranks_end(bench, count, 1)
+
+
+def dead_rank_with_one_step(bench: Bench, count: int) -> None:
+    """The only rank dies with one step of many groups."""
+    _ranks_end(bench, 1, count)
+
+
+def _ranks_end(bench: Bench, steps: int, groups: int) -> None:
+    stream, dead = bench.filled(steps * groups), bench.open()
+    held = [dead.take(groups, rank=0, world_size=1, step=at, timeout=5) for at in range(steps)]
+    kill_consumer(dead)
+    again = bench.open()
+    until(lambda: _takes_alone(again))  # the first take ends the ranks
+    _come_back_from_ranks(bench, stream, held, steps * groups)
+
+
+def _takes_alone(stream: ExperienceStream) -> bool:
+    try:
+        stream.take(1, timeout=0).release()
+    except redrb.BatchTimeout:
+        return False
+    return True
+
+
+def _come_back_from_ranks(
+    bench: Bench, stream: ExperienceStream, held: Sequence[redrb.Lease], total: int
+) -> None:
+    bench.take_over(stream)
+    audit(stream)
+    lease = stream.take(total, timeout=0)
+    assert sorted(numbers(lease)) == list(range(total))
+    assert not any(map(is_acknowledged, held))
+    lease.ack()
+    assert stream.stats().ledger.acked == total
+
+
+def formed_again(bench: Bench, count: int) -> None:
+    """A step whose part failed too often is taken apart, and formed again of other groups."""
+    stream, again = bench.filled(count, max_deliveries=1), bench.open()
+    lost = stream.take(count, rank=0, world_size=1, step=0, timeout=5)
+    kill_consumer(stream)
+    put(again, count, first=count)
+    lease = again.take(count, rank=0, world_size=1, step=0, timeout=5)
+    audit(again)
+    assert sorted(letter.id for letter in again.dead_letters()) == list(range(1, count + 1))
+    assert sorted(numbers(lease)) == list(range(count, 2 * count))
+    assert not is_acknowledged(lost)
+    lease.ack()
+    assert again.stats().ledger.acked == count
+
+
+def step_acknowledged(bench: Bench, count: int) -> None:
+    """A step of two ranks is acknowledged whole when the second rank acknowledges its part."""
+    stream, other = bench.filled(2 * count), bench.open()
+    for lease in _formed([stream, other], 2 * count, step=0):
+        lease.ack()
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (2 * count, 0, 0)
+
+
+def steps_acknowledged_by_a_checkpoint(bench: Bench, count: int) -> None:
+    """The second rank starts again from a checkpoint that holds two steps: both end."""
+    stream, other, again = bench.filled(4 * count), bench.open(), bench.open()
+    for step in range(2):
+        first, _ = _formed([stream, other], 2 * count, step=step)
+        first.ack()
+    with pytest.raises(redrb.BatchTimeout):
+        again.take(2 * count, rank=1, world_size=2, step=2, timeout=0)
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (4 * count, 0, 0)
+
+
+def _formed(ranks: Sequence[ExperienceStream], count: int, *, step: int) -> list[redrb.Lease]:
+    """Return the part of each rank in a step."""
+
+    def take(rank: int) -> redrb.Lease:
+        world = len(ranks)
+        return ranks[rank].take(count, rank=rank, world_size=world, step=step, timeout=5)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(take, range(len(ranks))))
+
+
+def many_unknown(bench: Bench, count: int) -> None:
+    """`redrb doctor` finds the leases of many consumers that the task does not know."""
+    stream = bench.filled(count)
+    unknown = [bench.open() for _ in range(count)]
+    for each in unknown:
+        each.take(1, timeout=0)
+    _forget(bench, unknown)
+    _repair(bench)
+    train(stream, list(range(count)))
+
+
+def lost_behind_living(bench: Bench, count: int) -> None:
+    """It finds leases of an unknown consumer behind those of a living one."""
+    stream, unknown = bench.filled(2 * count), bench.open()
+    living = stream.take(count, timeout=0)
+    lost = [unknown.take(1, timeout=0) for _ in range(count - 2)]
+    lost.append(unknown.take(2, timeout=0))
+    _forget(bench, [unknown])
+    _repair(bench)
+    lease = stream.take(count, timeout=0)
+    assert sorted(numbers(lease)) == list(range(count, 2 * count))
+    assert not any(map(is_acknowledged, lost))
+    lease.ack()
+    living.ack()
+
+
+def _forget(bench: Bench, unknown: Sequence[ExperienceStream]) -> None:
+    """Let the task forget consumers, as after the loss of a key."""
+    for each in unknown:
+        kill_consumer(each)
+        bench.client.execute("ZREM", bench.key("consumers", "default"), each.consumer)
+
+
+def _repair(bench: Bench) -> None:
+    bench.patch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)
+    found = examine(TaskStore.of(bench.client, bench.namespace, "math"))
+    assert found is not None
+    state = StateReader(bench.client, bench.namespace).look()
+    done = list(repairs.repair(bench.client, state, [found], []))
+    assert [each.code for each in done] == ["lease-without-consumer"]
+    assert all(each.done for each in done)

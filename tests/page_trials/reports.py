@@ -1,0 +1,237 @@
+"""Trials of pages of reports, of saved tasks and of published weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import redrb
+from redrb.browse import Browser, Choice
+from redrb.errors import EncodeError
+from redrb.keys import WeightKeys
+from redrb.lua.pages import PAGES
+from redrb.lua.scripts import load, run
+from redrb.weights.publishing import publisher as publishing
+from redrb.weights.wire.manifest import MAX_CHUNKS
+from tests.audit import kill_consumer
+from tests.page_trials.bench import LONG, Bench, put, train
+from tests.published import CHUNK_BYTES
+
+
+def versions_counted(bench: Bench, count: int) -> None:
+    """The report has every version, waiting and leased."""
+    stream = bench.open(max_staleness=1000)
+    stream.join_group()
+    for number in range(2 * count):
+        put(stream, 1, policy_version=number)
+    held = stream.take(count, timeout=0)
+    stream.advance(2 * count)
+    report = stream.staleness()
+    assert (report.waiting.groups, report.leased.groups) == (count, count)
+    assert sorted(report.waiting.histogram) == list(range(1, count + 1))
+    held.ack()
+
+
+def browsed(bench: Bench, count: int) -> None:
+    """Every group is found, by state and by query, once."""
+    stream = bench.open(tags=["kind"])
+    stream.join_group()
+    put(stream, 2 * count, tags={"kind": 1})
+    held = stream.take(count, timeout=0)
+    browser = Browser(bench.client, "math", namespace=bench.namespace)
+
+    def ids(**choice: object) -> list[int]:
+        return sorted(view.id for view in browser.look(Choice(count=100, **choice)).groups)  # type: ignore[arg-type]
+
+    whole = list(range(1, 2 * count + 1))
+    assert ids() == whole
+    assert ids(where={"kind": 1}) == whole
+    assert ids(status="leased") == whole[:count]
+    assert ids(status="completed") == whole[count:]
+    assert ids(ids=tuple(whole[:3])) == whole[:3]
+    held.reject("bad")
+    assert ids(status="dead") == whole[:count]
+
+
+def consumer_groups_observed(bench: Bench, count: int) -> None:
+    """A page of consumer groups is reported, each with its own figures."""
+    stream = bench.filled(2)
+    for number in range(count - 1):
+        bench.open(group=f"g{number}").join_group()
+    reported = bench.run("task/observe", "", "-inf")[4]
+    assert len(reported) == min(count, 3)
+    names = {bytes(each[0]).decode() for each in reported}
+    assert stream.group in names
+    for each in reported:
+        figures = dict(zip(each[1][::2], each[1][1::2], strict=True))
+        assert figures[b"waiting"] == 2
+
+
+def groups_observed(bench: Bench, count: int) -> None:
+    """The number of groups is exact, and the staleness is that of a sample."""
+    stream = bench.filled(2 * count)
+    stream.advance(1)
+    held = stream.take(count, timeout=0)
+    [group] = bench.run("task/observe", "", "-inf")[4]
+    for kind, total, *facts in group[3:5]:
+        assert (kind, total) == (b"facts", count)
+        assert len(facts) == min(count, 3)
+    held.ack()
+
+
+def workers_observed(bench: Bench, count: int) -> None:
+    """The number of workers is exact, and a page of them is reported."""
+    stream = bench.filled(0)
+    announcement = stream._consumer.worker.announcement()
+    for number in range(count):
+        bench.run("task/announce", f"w{number}", announcement, 0)
+    reply = bench.run("task/observe", "", "-inf")
+    assert (reply[5], len(reply[6])) == (count, min(count, 3))
+
+
+def consumer_groups_examined(bench: Bench, count: int) -> None:
+    """The number of consumer groups is exact, and a page of them is examined."""
+    bench.filled(0)
+    for number in range(count - 1):
+        bench.open(group=f"g{number}").join_group()
+    figures, *groups = bench.run("doctor/examine")
+    assert dict(zip(figures[::2], figures[1::2], strict=True))[b"groups"] == b"%d" % count
+    assert len(groups) == min(count, 3)
+
+
+def waiters_examined(bench: Bench, count: int) -> None:
+    """Of takes that look no more, a page is counted."""
+    bench.filled(0)
+    for number in range(count):
+        bench.queue(f"w{number}")
+    for number in range(count):
+        bench.client.execute("HSET", bench.key("needs", "default"), f"w{number}", "1 1 0")
+    _, [_, figures, *_] = bench.run("doctor/examine")
+    found = dict(zip(figures[::2], figures[1::2], strict=True))
+    assert found[b"stuck_takes"] == b"%d" % min(count, 3)
+
+
+def consumers_examined(bench: Bench, count: int) -> None:
+    """Of dead consumers a page is named."""
+    stream = bench.filled(count)
+    dead = [bench.open() for _ in range(count)]
+    for each in dead:
+        each.take(1, timeout=0)
+    for each in dead:
+        kill_consumer(each)
+    _, [_, _, named] = bench.run("doctor/examine")
+    assert len(set(named)) == len(named) == min(count, 3)
+    bench.take_over(stream)
+    train(stream, list(range(count)))
+
+
+def changes_remembered(bench: Bench, count: int) -> None:
+    """The newest changes of settings are remembered: a page of them."""
+    stream = bench.filled(0)
+    before = len(stream.settings().changes)
+    for number in range(count):
+        stream.configure(limit=100 + number)
+    changes = stream.settings().changes
+    assert len(changes) == min(before + count, 3)
+    assert changes[0].new == f"{99 + count}"
+
+
+def read_by_id(bench: Bench, count: int) -> None:
+    """Groups are read by id, in the order of the ids, and history by time."""
+    stream = bench.filled(2 * count, keep_groups=1000)
+    stream.take(count, timeout=0).ack()
+    assert [group.id for group in stream.history()] == list(range(1, count + 1))
+    ids = list(range(2 * count, 0, -1))
+    assert [group and group.id for group in stream.read(ids)] == ids
+
+
+def saved_and_restored(bench: Bench, count: int) -> None:
+    """A task is saved with all its groups, letters and records, and restored whole."""
+    stream = bench.filled(2 * count, keep_groups=1000)
+    stream.take(count, timeout=0).reject("bad")
+    for number in range(count):
+        bench.client.execute("HSET", bench.key("puts"), f"p{number}{LONG}", "1 1 1 0")
+    path = bench.folder / f"{count}.redrb"
+    stream.save(path)
+    with bench.task("restored", keep_groups=1000) as other:
+        other.resume(path)
+        assert sorted(letter.id for letter in other.dead_letters()) == list(range(1, count + 1))
+        puts = f"{other._task.store.keys.prefix}puts"
+        kept = bench.client.execute("HKEYS", puts)
+        assert sum(name.endswith(LONG.encode()) for name in kept) == count
+        train(other, list(range(count, 2 * count)))
+
+
+def found_letters(bench: Bench, count: int) -> None:
+    """Every dead letter is found by its text."""
+    from redrb.stream.task.dead_letters import find_letters
+
+    stream = bench.filled(count)
+    stream.take(count, timeout=0).reject("bad")
+    found = find_letters([stream._task.store], text="bad")
+    assert [letter.id for letter in found] == list(range(count, 0, -1))
+
+
+def adapters_passed(bench: Bench, count: int) -> None:
+    """The newest version that is no adapter is found behind adapters."""
+    keys = WeightKeys.of(bench.namespace, f"adapted-{count}")
+    _add_version(bench, keys, 1, "full")
+    for version in range(2, count + 2):
+        _add_version(bench, keys, version, "lora")
+    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["o", 1, 0])
+    assert (newest, state) == (count + 1, 1)
+
+
+def all_are_adapters(bench: Bench, count: int) -> None:
+    """Where all versions are adapters, none is found."""
+    keys = WeightKeys.of(bench.namespace, f"adapters-{count}")
+    for version in range(1, count + 1):
+        _add_version(bench, keys, version, "lora")
+    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["o", 1, 0])
+    assert (newest, state) == (count, 0)
+
+
+def _add_version(bench: Bench, keys: WeightKeys, version: int, kind: str) -> None:
+    fields = {"kind": kind, "token": 1, "base": 0, "anchor": 1, "created_ms": 1}
+    flat = [word for field in fields.items() for word in field]
+    bench.client.execute("XADD", keys.versions, f"{version}-0", *flat)
+
+
+def pins_removed(bench: Bench, count: int) -> None:
+    """Pins of readers that died go, by the pins of living readers."""
+    keys = WeightKeys.of(bench.namespace, f"pinned-{count}")
+    _add_version(bench, keys, 1, "full")
+    for number in range(count):
+        bench.client.execute("HSET", f"{keys.prefix}pins", f"r{number}", "1 1 1 1")
+    from tests.page_trials.bench import until
+
+    def is_over() -> bool:
+        asked = ["living", 0, 0, 0, 0, 60_000]
+        assert run(bench.client, load("weights/pin"), [keys.versions], asked)
+        return bool(bench.client.execute("HLEN", f"{keys.prefix}pins") == 1)
+
+    until(is_over)
+
+
+def chunks_published(bench: Bench, count: int) -> None:
+    """Versions of so many chunks are published, read and deleted whole; larger ones are refused."""
+    most = PAGES["most_chunks"]
+    bench.patch.setattr(publishing, "MAX_CHUNKS", most)
+    bench.patch.setattr(CHUNK_BYTES, 1024)
+    name = f"chunks-{count}"
+    state = {"a": torch.rand(256 * count)}
+    with redrb.WeightPublisher(bench.client, name, namespace=bench.namespace, keep=1) as publisher:
+        if count > most:
+            with pytest.raises(EncodeError):
+                publisher.publish(state)
+            return
+        publisher.publish(state)
+        prefix = WeightKeys.of(bench.namespace, name).prefix
+        assert len(bench.client.execute("KEYS", f"{prefix}chunk:*")) == count
+        publisher.publish({"a": torch.rand(256 * count)})
+        assert len(bench.client.execute("KEYS", f"{prefix}chunk:*")) == count
+
+
+def chunks_are_bounded_alike() -> None:
+    """The client refuses what the scripts would not look at."""
+    assert PAGES["most_chunks"] == MAX_CHUNKS
