@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from redrb import ExperienceStream, Status
 from redrb.connection.transport import Pipeline
+from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.task.facts import Facts, unpack_facts
 
 BASE = "9999999999999-"
@@ -91,6 +96,20 @@ def kill_consumer(stream: ExperienceStream) -> None:
         consumer._heartbeat = None
     key = f"{stream._task.store.keys.prefix}consumers:{stream.group}"
     stream._task.store.client.execute("ZADD", key, "XX", 1, consumer.name)
+
+
+@contextmanager
+def beats_of_steps() -> Iterator[None]:
+    """Let no heartbeat beat by itself, so that a test decides when consumers beat."""
+
+    def wait(heartbeat: Heartbeat, _due: float) -> bool:
+        while heartbeat._nudges.get():
+            pass
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Heartbeat, "_wait", wait)
+        yield
 
 
 def _of_task(prefix: str) -> list[tuple[Any, ...]]:
