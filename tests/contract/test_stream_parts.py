@@ -192,15 +192,13 @@ def test_groups_that_are_due_together_end_in_one_beat(
     assert (counts.delivered, counts.dropped, counts.dead, counts.groups) == (*[groups] * 3, 0)
 
 
-def test_a_beat_ends_in_time_and_the_next_one_goes_on(stream: ExperienceStream) -> None:
+def test_groups_that_are_due_end_in_time_and_the_next_call_goes_on(stream: ExperienceStream) -> None:
     for number in range(3):
         put_parts(stream, 0, key=str(number), least=1)
     for number in range(3):
         make_due(stream, str(number))
-    stream.join_group()
-    stream._consumer._slice_s = 0.0
     for delivered in (1, 2, 3):
-        stream._consumer.beat()
+        assert stream._parts.finish_due(0.0)
         assert parts(stream).delivered == delivered
 
 
