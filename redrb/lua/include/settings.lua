@@ -41,8 +41,8 @@ local function pack_rules()
     capacity = tonumber(stored.capacity or '0'),
     groups_per_version = tonumber(stored.groups_per_version or ''),
     rate = stored.rate ~= false and stored.rate ~= '',
-    sorted = tonumber(first or ''),
-    unsorted = tonumber(last or ''),
+    sorted = first and checked(first, task),
+    unsorted = last and checked(last, task),
   }))
 end
 

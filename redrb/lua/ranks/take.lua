@@ -89,16 +89,16 @@ if holder ~= consumer then
   redis.call('HSET', ranks, 'holder:' .. ARGV[3], consumer, 'seen:' .. ARGV[3], number(ranks, 'losses'))
   local _, dead = living_ranks(group, consumer, now)
   forget_ranks(group, dead) -- most likely all ranks are starting again
-  if ARGV[8] == '0' and step <= state[3] + 1 then -- its checkpoint holds the earlier steps
-    -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
-    for earlier = state[2], math.min(step - 1, state[3]) do
-      if mark_acked(group, earlier, rank, '0') then
-        return {'more'}
-      end
+end
+if ARGV[8] == '0' and step <= state[3] + 1 then -- its checkpoint holds the earlier steps
+  -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
+  for earlier = state[2], math.min(step - 1, state[3]) do
+    if mark_acked(group, earlier, rank, '0') then
+      return {'more'}
     end
-    --@include waking
-    wake_room(now)
   end
+  --@include waking
+  wake_room(now)
 end
 local first, formed = unpack((numbers(ranks, 'first', 'formed')))
 
