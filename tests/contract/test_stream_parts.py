@@ -192,7 +192,9 @@ def test_groups_that_are_due_together_end_in_one_beat(
     assert (counts.delivered, counts.dropped, counts.dead, counts.groups) == (*[groups] * 3, 0)
 
 
-def test_groups_that_are_due_end_in_time_and_the_next_call_goes_on(stream: ExperienceStream) -> None:
+def test_due_groups_end_in_time_and_the_next_call_goes_on(
+    stream: ExperienceStream,
+) -> None:
     for number in range(3):
         put_parts(stream, 0, key=str(number), least=1)
     for number in range(3):
