@@ -342,17 +342,17 @@ def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
     batches = iter(loader)
     next(batches)
     soon(lambda: loader.ready == 1)
-    finish = stream._consumer.finish
+    end_request = stream._consumer.end_request
 
     def away(*arguments: Any, **options: Any) -> bool:
         raise StoreUnavailable("gone", where="here")
 
-    monkeypatch.setattr(stream._consumer, "finish", away)
+    monkeypatch.setattr(stream._consumer, "end_request", away)
     with caplog.at_level(logging.WARNING, "redrb"):
         loader.stop()
         soon(lambda: not threads())
     assert "requeued later" in caplog.text
-    monkeypatch.setattr(stream._consumer, "finish", finish)
+    monkeypatch.setattr(stream._consumer, "end_request", end_request)
     stream._consumer.beat()
     assert ledger(stream) == (0, 2, 4, 0)
     loader.close()
