@@ -54,6 +54,8 @@ def _is_of_ranks(name: str, content: object) -> bool:
         return isinstance(content, list) and [waiter for waiter, _ in content] == [_RANKS]
     if name == "needs:default":
         return isinstance(content, dict) and [*content] == [_RANKS]
+    if name == "slots:default":
+        return isinstance(content, list) and [slot[:6] for slot, _ in content] == [b"ranks/"]
     return name == "leases:default" and isinstance(content, dict) and [*content.values()] == [_FREE]
 
 
