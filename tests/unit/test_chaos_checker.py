@@ -70,6 +70,25 @@ def test_unknown_puts_and_acknowledgements_may_have_happened_or_not() -> None:
     assert ended(found, look(9, put=1, acked=1), holds()) == []
 
 
+def test_groups_that_nobody_can_take_are_found() -> None:
+    found = checker()
+    found.check_left(look(9, put=3, waiting=1, leased=2), 1)
+    assert found.findings == ["flow: 2 groups are leased, and no consumer lives"]
+    found.check_left(look(9, put=3, waiting=3), 1)
+    assert found.findings[1:] == ["flow: 2 groups are counted as waiting, and were not taken"]
+
+
+def test_an_acknowledgement_that_raised_is_unknown() -> None:
+    lost = call("ack", 4, acking=["a"], end_error="LeaseLost")
+    taken = {"hoard0": take(2, "a") + lost, "hoard1": take(3, "a") + ack(5, "a")}
+    found = checker(fill=put(1, "a"), **taken)
+    found.check_order()
+    assert found.findings == []
+    both = checker(hoard0=take(2, "a") + ack(4, "a"), hoard1=take(3, "a") + ack(5, "a"))
+    both.check_order()
+    assert any("acknowledged twice" in each for each in both.findings), both.findings
+
+
 @pytest.mark.parametrize(
     ("finding", "lines", "counters", "held"),
     [
