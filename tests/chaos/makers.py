@@ -8,7 +8,7 @@ from typing import Any
 
 from redrb import BufferItem, ExperienceSender, ExperienceStream
 from redrb.connection import Client
-from redrb.errors import ConfigError, RedrbError, SendFailed, StoreUnavailable
+from redrb.errors import ConfigError, OutcomeUnknown, RedrbError, SendFailed, StoreUnavailable
 from tests.chaos import options, payload, tasks
 from tests.chaos.options import Place
 from tests.chaos.worker import Worker
@@ -108,7 +108,7 @@ class Writes(Maker):
         with self.journal.call("writer.put", timeout, groups=[name]) as outcome:
             try:
                 ids = self._writer.put(payload.group(name), timeout=timeout)
-            except ConfigError:
+            except (ConfigError, OutcomeUnknown):
                 self._sent.clear()
                 raise
             except RedrbError:
@@ -175,4 +175,6 @@ def fate(names: list[str], error: RedrbError) -> dict[str, Any]:
     stored, unknown = error.stored, 0
     if isinstance(error, StoreUnavailable) and error.uncertain:
         unknown = MOST_UNCERTAIN
+    if isinstance(error, OutcomeUnknown):
+        unknown = error.groups
     return {"stored": names[:stored], "refused": names[stored + unknown :]}

@@ -23,6 +23,7 @@ from redrb.errors import (
     AdmissionTimeout,
     BatchTimeout,
     LeaseLost,
+    OutcomeUnknown,
     RankLost,
     SendFailed,
     StoreFull,
@@ -40,7 +41,7 @@ from tests.chaos.options import Place
 
 EXPECTED = (
     *(BatchTimeout, LeaseLost, RankLost, SendFailed, StoreFull, StoreUnavailable),
-    *(WeightTimeout, WrongStep, AdmissionTimeout),
+    *(WeightTimeout, WrongStep, AdmissionTimeout, OutcomeUnknown),
 )
 """Errors that faults cause and that a user's loop outlives."""
 
