@@ -289,6 +289,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             `put_ever` and `filtered_ever` count the groups of all producers, also those before the
             consumer group joined. Empty if ranks are missing, or several
             tasks of a mixture had too few groups.
+        missing_partitions: Partitions of the task that could not be reached: their groups are not
+            counted.
         similar: If nobody ever put into this task: tasks of the namespace with groups, the most
             similar name first, as far as a bounded search has found them.
     """
@@ -307,6 +309,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         missing_ranks: tuple[int, ...] = (),
         fates: abc.Mapping[str, int] | None = None,
         similar: tuple[str, ...] = (),
+        missing_partitions: tuple[int, ...] = (),
     ) -> None:
         self.task = task
         self.wanted = wanted
@@ -319,6 +322,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         self.missing_ranks = missing_ranks
         self.fates = dict(fates or {})
         self.similar = similar
+        self.missing_partitions = missing_partitions
         more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
@@ -348,6 +352,9 @@ class BatchTimeout(RedrbError, TimeoutError):
         if self.missing_ranks:
             listed = ", ".join(map(str, self.missing_ranks))
             return f"Ranks {listed} did not ask for the step: check that they run, or wait longer."
+        if self.missing_partitions:
+            listed = ", ".join(map(str, self.missing_partitions))
+            return f"Partitions {listed} could not be reached: check that their servers run."
         if missing <= 0:
             return "The task's rate holds reads back until makers have put more."
         if fates and not fates["put_ever"]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 from redrb.connection import Client
-from redrb.errors import StoreDenied, StoreFull
+from redrb.errors import StoreDenied, StoreFull, StoreUnavailable
 from redrb.keys import registry_key
 
 Kind: TypeAlias = Literal["task", "weights"]
@@ -35,20 +35,13 @@ class Registry:
     def add(self, kind: Kind, name: str) -> None:
         """Enter a name; entering it again changes nothing.
 
-        A user without the right to do this, and a server at its memory limit, are logged: the task
-        works without its name in the registry.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
+        A user without the right to do this, a server at its memory limit, and a node that is away
+        are logged: the task works without its name in the registry.
         """
         self._change("enter", "ZADD", self._key, "NX", 0, f"{kind}:{name}")
 
     def remove(self, kind: Kind, name: str) -> None:
-        """Remove a name; removing it again changes nothing. A missing right is logged, as above.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-        """
+        """Remove a name; removing it again changes nothing. What fails is logged, as above."""
         self._change("remove", "ZREM", self._key, f"{kind}:{name}")
 
     def has(self, kind: Kind, name: str) -> bool:
@@ -80,7 +73,7 @@ class Registry:
     def _change(self, verb: str, *command: str | int) -> None:
         try:
             self._client.execute(*command)
-        except (StoreDenied, StoreFull) as error:
+        except (StoreDenied, StoreFull, StoreUnavailable) as error:
             _log.warning(
                 "could not %s %r in the registry, which `redrb ls` reads: %s",
                 *(verb, command[-1], error),

@@ -128,6 +128,11 @@ class Client:
         finally:
             del retries  # it holds the exception, and so the frames of all callers
 
+    @property
+    def node(self) -> str:
+        """Host and port of the server to which requests go, as far as it is known."""
+        return self.where
+
     def connection(self) -> AbstractContextManager[redis.Connection]:
         """Lend a connection; it is closed if an exception leaves replies unread on it."""
         return self._lender.lend()

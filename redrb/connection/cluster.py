@@ -91,9 +91,13 @@ class Topology:
 
     def doubt(self, slot: int) -> None:
         """Ask again before the next request: the node of this slot may have lost it."""
-        node = self._slots[slot] if self._slots else None
-        self._suspect = node.endpoint if node is not None else None
+        self._suspect = self.known(slot)
         self._doubted = True
+
+    def known(self, slot: int) -> Endpoint | None:
+        """Return the node that served a slot when the cluster was asked last."""
+        node = self._slots[slot] if self._slots else None
+        return node.endpoint if node is not None else None
 
     def follow(self, slot: int, moved: MovedError) -> None:
         """Note the node that a MOVED reply names for a slot."""
@@ -229,6 +233,12 @@ class _SlotClient(Client):
         self.min_replicas = cluster.min_replicas
         self._cluster = cluster
         self._slot = slot
+
+    @property
+    def node(self) -> str:
+        """Host and port of the node that serves the slot, as far as it is known."""
+        endpoint = self._cluster.topology.known(self._slot)
+        return self.where if endpoint is None else _named(endpoint)
 
     def at(self, key: str | bytes) -> Client:
         """Return the client for requests on `key`, in any slot."""

@@ -63,7 +63,7 @@ from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.configuring import check_changes
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
-from redrb.stream.task.description import StalenessRules
+from redrb.stream.task.description import StalenessRules, TaskDescription
 from redrb.stream.task.expiration import Expiration, StalenessReport
 from redrb.stream.task.history import StoredGroup, history, read_groups
 from redrb.stream.task.ledger import StreamStats
@@ -206,6 +206,7 @@ class ExperienceStream:
             weights=weights,
             keys=self._keys(namespace, task),
             create=create,
+            like=self._description(),
         )
         self._open(client, options)
 
@@ -946,6 +947,10 @@ class ExperienceStream:
 
     def _keys(self, namespace: str, task: str) -> TaskKeys:
         return TaskKeys.of(namespace, task)
+
+    def _description(self) -> TaskDescription | None:
+        """Return a description to begin with, where the task cannot be opened yet."""
+        return None
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from redrb.connection.deadline import GRACE_S, within
-from redrb.errors import BatchTimeout, ConfigError, StoreError
+from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
 from redrb.stream.mixture.operations import Operations
 from redrb.stream.mixture.turns import Operation, Turns
 from redrb.stream.partitions.collection import Collection, fill, spread
@@ -22,6 +22,7 @@ from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.reach import Reach
 from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
 
 _log = logging.getLogger("redrb")
@@ -37,17 +38,23 @@ class Collector:
     asks for its turn, as takes of a mixture do: only one take of a consumer group waits for groups
     at a time, so two takes never hold groups that the other one needs. Takes that wait for their
     turn hold no groups. The take whose turn it is queues in all partitions.
+
+    Partitions that cannot be reached are left out as long as others can be.
     """
 
-    def __init__(self, partitions: Sequence[Partition], turns: Turns, task: str) -> None:
+    def __init__(
+        self, partitions: Sequence[Partition], turns: Turns, task: str, reach: Reach
+    ) -> None:
         """Make a collector.
 
         Args:
             partitions: The partitions.
             turns: The turn of takes that wait.
             task: Name of the task in messages.
+            reach: Knows which partitions cannot be reached.
         """
         self._partitions = partitions
+        self._reach = reach
         self._numbering = Numbering(len(partitions))
         self._task = task
         self._turns = turns
@@ -61,8 +68,12 @@ class Collector:
 
     def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none; raises as `Taker.take` does."""
-        self._acknowledge(ack)
         wait = Wait(timeout)
+        with wait.deadline():
+            self._acknowledge(ack)
+            return self._take(request, wait)
+
+    def _take(self, request: TakeRequest, wait: Wait) -> Lease:
         with self._collecting(request) as collection:
             self._sweep(collection, wait)
             if collection.missing and not (wait.over and self._enough(collection)):
@@ -172,17 +183,21 @@ class Collector:
 
     def _first_shares(self, collection: Collection) -> dict[int, int]:
         """Return the shares of the partitions that are asked first."""
-        count = len(self._partitions)
-        some = min(count, max(1, collection.missing // LEAST_SHARE))
-        first = next(self._firsts) * some % count
-        return spread(collection.missing, [(first + place) % count for place in range(some)])
+        near = self._reach.near()
+        some = min(len(near), max(1, collection.missing // LEAST_SHARE))
+        first = next(self._firsts) * some % len(near)
+        places = [(first + place) % len(near) for place in range(some)]
+        return spread(collection.missing, [near[place] for place in places])
 
     def _sweep(self, collection: Collection, wait: Wait) -> None:
-        """Take what is there: of some partitions, of the others, then of all that have more."""
+        """Take what is there: of some partitions, of the others, then of all that have more.
+
+        Raises:
+            StoreUnavailable: No partition could be reached for as long as the take waits.
+        """
         if not collection.left:
             self._ask(collection, self._first_shares(collection), wait)
-        every = range(len(self._partitions))
-        while unasked := [number for number in every if number not in collection.left]:
+        while unasked := [one for one in self._reach.near() if one not in collection.left]:
             shares = spread(collection.missing, unasked)
             if not shares:
                 break
@@ -194,35 +209,72 @@ class Collector:
             if not shares:
                 break
             self._ask(collection, shares, wait)
+        if collection.missing and self._reach.all_away:
+            collection.left.clear()
+            self._ask(collection, self._first_shares(collection), wait, patient=True)
+            self._sweep(collection, wait)
 
-    def _ask(self, collection: Collection, shares: Mapping[int, int], wait: Wait) -> None:
+    def _ask(
+        self,
+        collection: Collection,
+        shares: Mapping[int, int],
+        wait: Wait,
+        *,
+        patient: bool = False,
+    ) -> None:
         """Take up to a share of each partition; all are asked before the first reply is read."""
         sent: list[tuple[int, InFlightTake]] = []
         try:
-            for number, share in shares.items():
-                sent.append((number, self._send(collection, number, share)))
+            with within(GRACE_S):  # it may have to connect
+                for number, share in shares.items():
+                    sent.append((number, self._send(collection, number, share)))
         except BaseException:
             for _, take in sent:
                 take.abandon()
             raise
-        self._receive(collection, sent, wait)
+        self._receive(collection, sent, wait, patient=patient)
 
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
         request = collection.asked(share)
         return self._partitions[number].taker.send(request, waiter=collection.waiter)
 
     def _receive(
-        self, collection: Collection, sent: list[tuple[int, InFlightTake]], wait: Wait
+        self,
+        collection: Collection,
+        sent: list[tuple[int, InFlightTake]],
+        wait: Wait,
+        *,
+        patient: bool = False,
     ) -> None:
-        """Read the replies to takes, and note the parts."""
+        """Read the replies to takes, and note the parts.
+
+        A partition that cannot be reached counts as empty. `patient`: it is waited for instead.
+
+        Raises:
+            StoreUnavailable: The take is patient, and a partition could not be reached.
+        """
+        outage = Wait(SHORT_OUTAGE_S)
         try:
             while sent:
                 number, take = sent.pop()
-                full = take.receive(wait.left_s)
+                collection.left[number] = 0
+                if not patient and number in self._reach.away:  # found by another reply
+                    take.abandon()
+                    continue
+                try:
+                    full = take.read(wait.retry_s if patient else outage.left_s)
+                except StoreUnavailable as error:
+                    self._reach.lose(number, error)
+                    if patient:
+                        raise
+                    continue
+                self._reach.find(number)
                 reply = take.seen
                 if reply is None:
                     continue
-                if reply.outcome not in ("gone", "more"):  # these are asked again
+                if reply.outcome in ("gone", "more"):
+                    del collection.left[number]  # it is asked again
+                else:
                     collection.note(number, reply)
                 self._partitions[number].taker.accept(collection.request, reply, wait)
                 lease = take.lease() if full else None
@@ -238,9 +290,22 @@ class Collector:
     def _wait(self, collection: Collection, wait: Wait) -> None:
         """Wait for the turn, and then for groups.
 
+        While the node that keeps the turns is away, the take gets what is there.
+
         Raises:
             BatchTimeout: Too few came in time.
+            StoreUnavailable: Too few were there, and Redis stayed away.
         """
+        outage = None
+        try:
+            self._wait_in_turn(collection, wait)
+        except StoreUnavailable as error:
+            outage = error
+            self._sweep_again(collection, wait)
+        if collection.missing and not self._enough(collection):
+            raise outage or self._timeout(collection, wait)
+
+    def _wait_in_turn(self, collection: Collection, wait: Wait) -> None:
         operation = self._operations.begin(1)
         try:
             if self._await_turn(collection, operation, wait):
@@ -249,8 +314,6 @@ class Collector:
                 self._sweep_again(collection, wait)
         finally:
             self._operations.end(operation, kept=False)
-        if collection.missing and not self._enough(collection):
-            raise self._timeout(collection, wait)
 
     def _await_turn(self, collection: Collection, operation: Operation, wait: Wait) -> bool:
         """Wait until it is this take's turn; False when the time is up before."""
@@ -289,7 +352,7 @@ class Collector:
             )
             waiter = collection.waiter
             wait_for_any(
-                [(partition.opened.store, waiter) for partition in self._partitions],
+                [(self._partitions[number].opened.store, waiter) for number in self._reach.near()],
                 wait.slice_s(),
             )
             if not self._turns.hold(operation, waits_for=self._task, retry_s=wait.retry_s):
@@ -304,12 +367,17 @@ class Collector:
     def _look(
         self, collection: Collection, wait: Wait, *, need: int | Mapping[int, int], ttl_ms: int
     ) -> dict[int, int]:
-        """Return how many groups are free in each partition, and queue in each; 0: leave."""
+        """Return how many groups are free in each partition, and queue in each; 0: leave.
+
+        Raises:
+            StoreUnavailable: No partition could be reached for as long as the take waits.
+        """
         collection.queued = ttl_ms > 0
-        todo = list(range(len(self._partitions)))
-        free = dict.fromkeys(todo, 0)
+        free = dict.fromkeys(range(len(self._partitions)), 0)
+        todo = self._reach.near()
         while todo and not (collection.queued and wait.pages_over):
             sent = []
+            patient, outage = self._reach.all_away, Wait(SHORT_OUTAGE_S)
             try:
                 for number in todo:
                     least = need if isinstance(need, int) else need[number]
@@ -327,7 +395,14 @@ class Collector:
                 todo = []
                 while sent:
                     number, look = sent.pop()
-                    reply = look.result(retry_s=wait.retry_s)
+                    try:
+                        reply = look.result(retry_s=wait.retry_s if patient else outage.left_s)
+                    except StoreUnavailable as error:
+                        self._reach.lose(number, error)
+                        if patient:
+                            raise
+                        continue
+                    self._reach.find(number)
                     if reply.outcome == "found":
                         free[number] = reply.free
                         continue
@@ -337,6 +412,8 @@ class Collector:
             finally:
                 for _, look in sent:
                     look.drop()
+            if self._reach.all_away:
+                todo = self._reach.near()
         return free
 
     def _timeout(self, collection: Collection, wait: Wait) -> BatchTimeout:
@@ -353,8 +430,9 @@ class Collector:
             expired=collection.expired,
             others=sum(reply.others for reply in replies),
             fates=fates,
-            unfinished=len(collection.left) < len(self._partitions),
+            unfinished=any(number not in collection.left for number in self._reach.near()),
             similar=() if fates.get("put_ever", 1) else self._partitions[0].opened.similar(),
+            missing_partitions=self._reach.away,
         )
 
 

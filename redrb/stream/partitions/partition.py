@@ -16,6 +16,7 @@ from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.take.taker import Taker
+from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.task import Task
 
@@ -39,10 +40,17 @@ class Partition(ExperienceStream):
         number: int,
         settings: TaskSettings,
         implied: TaskSettings,
+        *,
+        like: Partition | None = None,
         **options: Any,
     ) -> None:
-        """Open a partition; settings and options are those of the whole task."""
+        """Open a partition; settings and options are those of the whole task.
+
+        Nothing is sent if `like` is given: another partition, on which this one, which cannot be
+        reached now, is modelled until it can be opened.
+        """
         self.number = number
+        self._like = like
         self._count = settings.partitions or 1
         try:
             super().__init__(
@@ -61,6 +69,9 @@ class Partition(ExperienceStream):
 
     def _keys(self, namespace: str, task: str) -> TaskKeys:
         return TaskKeys.of_partition(namespace, task, self.number, self._count)
+
+    def _description(self) -> TaskDescription | None:
+        return None if self._like is None else self._like.opened.description
 
     @property
     def opened(self) -> Task:

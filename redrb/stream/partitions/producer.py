@@ -17,6 +17,7 @@ from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.scripts import PutReply
 from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.reach import Reach
 from redrb.stream.waiting import Wait
 
 
@@ -78,14 +79,18 @@ class PartitionedProducer:
     arrive, so that no group is stored twice.
     """
 
-    def __init__(self, task: str, partitions: Sequence[Partition], on_full: OnFull) -> None:
+    def __init__(
+        self, task: str, partitions: Sequence[Partition], on_full: OnFull, reach: Reach
+    ) -> None:
         """Make a producer.
 
         Args:
             task: Name of the task in messages.
             partitions: The partitions.
             on_full: What a put does when no partition has room.
+            reach: Knows which partitions cannot be reached: puts go to others.
         """
+        self._reach = reach
         self._task = task
         self._partitions = partitions
         self._numbering = Numbering(len(partitions))
@@ -140,7 +145,7 @@ class PartitionedProducer:
     def _begin(self, put: SpreadPut) -> None:
         """Send the next groups to the least full partition."""
         piece = put.pieces[0]
-        number = self._least_full.choose(len(piece.groups), put.refused)
+        number = self._least_full.choose(len(piece.groups), {*put.refused, *self._reach.away})
         put.current = (number, self._partitions[number].producer.send(self._fitted(piece, number)))
         put.pieces.popleft()
 
@@ -151,13 +156,13 @@ class PartitionedProducer:
             StoreFull: No partition had room in time.
         """
         piece, every = put.pieces[0], range(len(self._partitions))
-        places = put.places = put.places or RoomPlaces(self._task, self._partitions)
+        places = put.places = put.places or RoomPlaces(self._task, self._partitions, self._reach)
         while True:
             with wait.deadline():
                 room = places.look(lambda number: self._fitted(piece, number), wait.retry_s)
             for number in put.refused:  # the server has no memory, or another put was faster
                 room[number] = 0
-            most = max(room.values())
+            most = max(room.values(), default=0)
             if most > 0:
                 break
             if wait.over:
@@ -165,7 +170,7 @@ class PartitionedProducer:
             wait.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
             places.wait(wait.slice_s())
             put.refused.clear()
-        others = [number for number in every if room[number] < most]
+        others = [number for number in every if room.get(number, 0) < most]
         number = self._least_full.choose(len(piece.groups), others)
         put.current = (number, places.use(number))
         put.pieces.popleft()
@@ -191,16 +196,25 @@ class PartitionedProducer:
             if pending.repeated or (not blocks and len(put.refused) == len(self._partitions)):
                 raise
             put.pieces.appendleft(pending.batch.part(len(pending.ids), len(pending.batch.groups)))
+        except StoreUnavailable as error:
+            if not self._moves(number, error) or wait.over:
+                raise
+            put.pieces.appendleft(pending.batch.part(len(pending.ids), len(pending.batch.groups)))
         self.abandon(put)
         self._least_full.note(number, producer.backlog)
 
+    def _moves(self, number: int, error: StoreUnavailable) -> bool:
+        """Return whether a put may go to another partition: nothing of it can still arrive."""
+        return not error.uncertain and number not in self._reach.near()
+
     def _finish_soon(self, number: int, pending: PendingPut, wait: Wait) -> None:
-        """Store groups without waiting for room, however long Redis is away."""
+        """Store groups without waiting for room; a put that cannot move waits for Redis."""
         producer = self._partitions[number].producer
         try:
             producer.finish(pending, 0.0)
-        except StoreUnavailable:
-            if wait.over:
+        except StoreUnavailable as error:
+            self._reach.lose(number, error)
+            if wait.over or self._moves(number, error):
                 raise
             producer.finish(pending, wait.left_s)
 

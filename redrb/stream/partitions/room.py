@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 from redrb.connection.deadline import GRACE_S, within
 from redrb.connection.request import Request
-from redrb.errors import StoreError
+from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import RoomReply
-from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S
+from redrb.stream.task.reach import Reach
+from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
 
 _log = logging.getLogger("redrb")
 
@@ -27,13 +28,15 @@ class RoomPlaces:
     room that was reserved there goes to the next puts.
     """
 
-    def __init__(self, task: str, partitions: Sequence[Partition]) -> None:
+    def __init__(self, task: str, partitions: Sequence[Partition], reach: Reach) -> None:
         """Make the places; nothing is sent.
 
         Args:
             task: Name of the task in messages.
             partitions: The partitions.
+            reach: Knows which partitions cannot be reached: they have no room.
         """
+        self._reach = reach
         self._task = task
         self._partitions = partitions
         self._puts: dict[int, PendingPut] = {}
@@ -66,7 +69,7 @@ class RoomPlaces:
         wait_for_any(
             [
                 (self._partitions[number].opened.store, put.identity.name)
-                for number, put in self._puts.items()
+                for number, put in self._near().items()
             ],
             seconds,
         )
@@ -86,20 +89,33 @@ class RoomPlaces:
                 self._partitions[number].producer.abandon(put)
             self._puts.clear()
 
+    def _near(self) -> dict[int, PendingPut]:
+        near = self._reach.near()
+        return {number: put for number, put in self._puts.items() if number in near}
+
     def _ask(self, ttl_ms: int, retry_s: float | None) -> dict[int, RoomReply]:
-        """Ask all partitions before the first reply is read."""
+        """Ask all partitions that can be reached before the first reply is read."""
         sent: list[tuple[int, Request[RoomReply]]] = []
         replies = {}
+        patient, outage = self._reach.all_away, Wait(SHORT_OUTAGE_S)
         try:
-            for number, put in self._puts.items():
+            for number, put in self._near().items():
                 sent.append(
                     (number, self._partitions[number].producer.ask_room(put, ttl_ms=ttl_ms))
                 )
                 sent[-1][1].begin()
             while sent:
                 number, request = sent.pop(0)
-                replies[number] = request.result(retry_s=retry_s)
+                try:
+                    replies[number] = request.result(retry_s=retry_s if patient else outage.left_s)
+                    self._reach.find(number)
+                except StoreUnavailable as error:
+                    self._reach.lose(number, error)
+                    if patient:
+                        raise
         finally:
             for _, request in sent:
                 request.drop()
+        if self._reach.all_away and not patient:
+            return self._ask(ttl_ms, retry_s)
         return replies

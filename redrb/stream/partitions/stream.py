@@ -38,6 +38,7 @@ from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.origin import Origin, Source
+from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import (
     OnExpired,
     TaskSettings,
@@ -91,7 +92,10 @@ class PartitionedStream(ExperienceStream):
         implied: TaskSettings | None = None,
         **arguments: Any,
     ) -> None:
-        """Open all partitions; new ones are created, unless `create` is False."""
+        """Open all partitions; new ones are created, unless `create` is False.
+
+        Partitions that cannot be reached are opened when they are used and can be reached again.
+        """
         check_client(client)
         options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
         whole = settings_with(settings, arguments)
@@ -102,10 +106,15 @@ class PartitionedStream(ExperienceStream):
             raise ConfigError(f"partitions={count}: give at most {MOST_PARTITIONS}.")
         self.task, self.namespace = task, namespace
         self._closed = False
-        self._partitions = [
-            Partition(client, task, number, whole, follows, namespace=namespace, **options)
-            for number in range(count)
-        ]
+        self._reach = Reach(TaskStore.of_partitions(client, namespace, task, count))
+
+        def opened(number: int, like: Partition | None = None) -> Partition:
+            place = (client, task, number, whole, follows)
+            return Partition(*place, namespace=namespace, like=like, **options)
+
+        found = self._reach.ask(opened)
+        like = next(iter(found.values()))
+        self._partitions = [found.get(each) or opened(each, like) for each in range(count)]
         home = self._partitions[0]
         self.group = home.group
         self.worker = home.worker
@@ -115,11 +124,11 @@ class PartitionedStream(ExperienceStream):
         self._task = home.opened
         self._preparer = home.preparer
         self._producer = PartitionedProducer(
-            task, self._partitions, options.get("on_full", "block")
+            *(task, self._partitions, options.get("on_full", "block"), self._reach)
         )
         self._admitter = NoAdmission(task)
         turns = Turns(client, namespace, self.group, Ratio.of({task: 1}))
-        self._collector = self._taker = Collector(self._partitions, turns, task)
+        self._collector = self._taker = Collector(self._partitions, turns, task, self._reach)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
 
     # put
@@ -222,21 +231,25 @@ class PartitionedStream(ExperienceStream):
     def count(
         self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
     ) -> int:
-        """Return how many groups wait, the sum of all partitions."""
-        return sum(partition.count(status, where) for partition in self._partitions)
+        """Return how many groups wait, the sum of all partitions that can be reached."""
+        return sum(
+            self._reach.ask(lambda each: self._partitions[each].count(status, where)).values()
+        )
 
     def stats(self) -> StreamStats:
-        """Return ledger and counters: sums of all partitions, each from one moment."""
-        return StreamStats.summed([partition.stats() for partition in self._partitions])
+        """Return ledger and counters: sums of all partitions, each from one moment.
+
+        Partitions that cannot be reached are left out, and named in `missing_partitions`.
+        """
+        found = self._reach.ask(lambda number: self._partitions[number].stats())
+        missing = [each for each in range(len(self._partitions)) if each not in found]
+        return StreamStats.summed(list(found.values()), missing)
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
-        """Return how stale the groups of all partitions are."""
-        if current_version is None:
-            known = [partition.stats().version for partition in self._partitions]
-            current_version = max(known) or None
-        return summed_reports(
-            [partition.staleness(current_version) for partition in self._partitions]
-        )
+        """Return how stale the groups of all partitions are that can be reached."""
+        version = self.stats().version or None if current_version is None else current_version
+        found = self._reach.ask(lambda number: self._partitions[number].staleness(version))
+        return summed_reports(list(found.values()))
 
     def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
         """Return groups by id without taking them, in the order of `ids`."""

@@ -77,8 +77,12 @@ class InFlightTake:
         Raises:
             LeaseLost: Another consumer has taken the lease to acknowledge over; nothing was taken.
         """
+        return self.read(Wait(timeout).retry_s)
+
+    def read(self, retry_s: float | None) -> bool:
+        """Read the reply as `receive` does; Redis may be away for `retry_s`."""
         try:
-            reply = self.seen = self._sent.result(retry_s=Wait(timeout).retry_s)
+            reply = self.seen = self._sent.result(retry_s=retry_s)
             if self._before is not None:
                 self._taker.conclude(self._before, self._slot, reply)
         except LeaseLost:  # the batch is released

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redrb.connection import Client
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.reach import Reach
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
@@ -24,9 +25,13 @@ def existing_task(client: Client, task: str, *, namespace: str) -> list[TaskStor
 def task_stats(client: Client, task: str, *, namespace: str, group: str) -> StreamStats:
     """Return a task's counters as a consumer group sees them; those of partitions are added up.
 
+    Partitions that cannot be reached are left out, and named; partition 0 must be reached.
+
     Raises:
         UnknownTask: There is no such task.
+        StoreUnavailable: Redis stayed away.
     """
     stores = existing_task(client, task, namespace=namespace)
-    parts = [TaskScripts(store).stats(group) for store in stores]
-    return StreamStats.summed([StreamStats.of(part) for part in parts])
+    parts = Reach(stores).ask(lambda number: TaskScripts(stores[number]).stats(group))
+    missing = [number for number in range(len(stores)) if number not in parts]
+    return StreamStats.summed([StreamStats.of(part) for part in parts.values()], missing)

@@ -11,7 +11,7 @@ from redrb.experience import Status
 _LARGEST = ("joined", "version", "consumers")
 """Counters of partitions that are not added."""
 
-_COMPOUND = ("ledger", "waiting", "admission", "parts")
+_COMPOUND = ("ledger", "waiting", "admission", "parts", "missing_partitions")
 """Attributes that are no counters."""
 
 
@@ -180,6 +180,7 @@ class StreamStats:
         waiting: Waiting groups by status; a status without groups is left out.
         admission: The rights to begin groups; None in a task without `groups_per_version`.
         parts: The groups that come in parts; None if there was none.
+        missing_partitions: Partitions that could not be reached: their groups are not counted.
     """
 
     ledger: Ledger
@@ -205,13 +206,15 @@ class StreamStats:
     waiting: Mapping[Status, int] = field(default_factory=dict)
     admission: AdmissionStats | None = None
     parts: PartStats | None = None
+    missing_partitions: tuple[int, ...] = ()
 
     @classmethod
-    def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
+    def summed(cls, parts: Sequence[StreamStats], missing: Sequence[int] = ()) -> StreamStats:
         """Return the counters of a task as the sum of those of its partitions.
 
         Consumer group and weight version are the same in all partitions; a consumer has a heartbeat
-        in each partition, so the largest number of consumers counts.
+        in each partition, so the largest number of consumers counts. `missing` are partitions that
+        could not be reached.
         """
         ledgers = [part.ledger.as_dict() for part in parts]
         ledger = Ledger(**{name: sum(one[name] for one in ledgers) for name in Ledger.__slots__})
@@ -226,7 +229,12 @@ class StreamStats:
         admission = parts[0].admission if len(parts) == 1 else None  # partitions have none
         in_parts = PartStats.summed([part.parts for part in parts])
         return cls(
-            ledger=ledger, waiting=dict(waiting), admission=admission, parts=in_parts, **counters
+            ledger=ledger,
+            waiting=dict(waiting),
+            admission=admission,
+            parts=in_parts,
+            missing_partitions=tuple(missing),
+            **counters,
         )
 
     @classmethod
@@ -242,5 +250,6 @@ class StreamStats:
             waiting={status: groups for status, groups in waiting.items() if groups},
             admission=AdmissionStats.of(counters),
             parts=PartStats.of(counters),
+            missing_partitions=(),
             **{name: counters.get(name, 0) for name in others},
         )

@@ -59,6 +59,7 @@ class Task:
         weights: str | None = None,
         keys: TaskKeys | None = None,
         create: bool = True,
+        like: TaskDescription | None = None,
     ) -> None:
         """Open a task, and create it when it is new.
 
@@ -71,6 +72,8 @@ class Task:
             weights: Name of the published weights whose newest version the task learns.
             keys: Its keys, if they are not those of its name.
             create: Whether to create the task when it does not exist.
+            like: Description of a task with the same settings. Nothing is sent then: the task,
+                which cannot be reached, is opened by the first script that can.
 
         Raises:
             UnknownTask: The task does not exist, and `create` is False.
@@ -90,7 +93,10 @@ class Task:
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
-        self._open("")
+        if like is None:
+            self._open("")
+        else:
+            self.description = replace(like, revision="", incarnation="")
 
     def reopen(self, wait: Wait | None = None) -> None:
         """Learn the settings that the task has now, or create it where it was deleted.

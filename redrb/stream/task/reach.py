@@ -1,0 +1,88 @@
+"""`Reach`: which partitions of a task are on nodes that cannot be reached."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from redrb.connection.deadline import GRACE_S, within
+from redrb.errors import StoreUnavailable
+from redrb.stream.task.store import TaskStore
+
+AWAY_S = 5.0
+"""Time for which a node that could not be reached is left out, where others can be reached."""
+
+_log = logging.getLogger("redrb")
+
+T = TypeVar("T")
+
+
+class Reach:
+    """Knows which partitions of a task are on nodes that cannot be reached; safe among threads.
+
+    It learns that from requests. A node is left out for `AWAY_S` and then asked again, so that an
+    outage costs one request in this time and not each of them.
+    """
+
+    def __init__(self, stores: Sequence[TaskStore]) -> None:
+        """Note the stores of the partitions; nothing is sent."""
+        self._stores = stores
+        self._away: dict[str, float] = {}  # node -> when it is asked again
+
+    @property
+    def away(self) -> tuple[int, ...]:
+        """Partitions that are left out now."""
+        now = time.monotonic()
+        nodes = {node for node, until in tuple(self._away.items()) if now < until}
+        if not nodes:
+            return ()
+        return tuple(number for number, one in enumerate(self._stores) if one.client.node in nodes)
+
+    @property
+    def all_away(self) -> bool:
+        """Whether no partition can be reached."""
+        return len(self.away) == len(self._stores)
+
+    def near(self) -> list[int]:
+        """Return the partitions to ask: all but those left out, or all if none would be left."""
+        away, every = self.away, range(len(self._stores))
+        return [number for number in every if number not in away] or list(every)
+
+    def lose(self, number: int, error: StoreUnavailable) -> None:
+        """Note that a partition could not be reached."""
+        node = self._stores[number].client.node
+        if node not in self._away:
+            _log.warning(
+                "task %r: partition %d of %d, and all others on %s, are left out until they can be "
+                "reached: %s",
+                *(self._stores[0].task, number, len(self._stores), node, error),
+            )
+        self._away[node] = time.monotonic() + AWAY_S
+
+    def find(self, number: int) -> None:
+        """Note that a partition was reached."""
+        if self._away:
+            self._away.pop(self._stores[number].client.node, None)
+
+    def ask(self, look: Callable[[int], T]) -> dict[int, T]:
+        """Call `look` with the number of each partition, one after the other.
+
+        Returns:
+            The results by partition; partitions that cannot be reached are left out.
+
+        Raises:
+            StoreUnavailable: None could be reached within the time of the client.
+        """
+        found: dict[int, T] = {}
+        for number in range(len(self._stores)):
+            if number in self.away:
+                continue
+            try:
+                with within(GRACE_S):
+                    found[number] = look(number)
+                self.find(number)
+            except StoreUnavailable as error:
+                self.lose(number, error)
+        return found or {number: look(number) for number in range(len(self._stores))}

@@ -1,0 +1,131 @@
+"""A task in partitions on a cluster of which one node is away: the others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import redrb
+from redrb import BatchTimeout, ExperienceStream, StoreUnavailable
+from redrb.connection import Client
+from redrb.stream.task.inspection import task_stats
+from tests.audit import audit
+from tests.clusters import Primary, RedisCluster
+from tests.conftest import REAL
+from tests.samples import numbered, numbers
+
+PARTITIONS = 6
+RETRY_S = 3.0
+
+
+@pytest.fixture(scope="module", params=list(REAL))
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(REAL[request.param], "--cluster-require-full-coverage", "no")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster: RedisCluster) -> Iterator[Client]:
+    with redrb.connect(cluster.url, retry_s=RETRY_S) as client:
+        yield client
+
+
+@pytest.fixture(params=range(3))
+def victim(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[Primary]:
+    """Each of the nodes: one has partition 0, one the turns of takes, one the registry."""
+    yield cluster.primaries[request.param]
+    cluster.wait_until_whole()
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace, partitions=PARTITIONS) as stream:
+        yield stream
+        for partition in stream._partitions:  # type: ignore[attr-defined]
+            audit(partition)
+
+
+def on(cluster: RedisCluster, victim: Primary, stream: ExperienceStream) -> tuple[int, ...]:
+    """Return the partitions on a node."""
+    partitions = stream._partitions  # type: ignore[attr-defined]
+    keys = [partition.opened.store.keys.stream for partition in partitions]
+    return tuple(number for number, key in enumerate(keys) if cluster.serving(key) is victim)
+
+
+def fill(stream: ExperienceStream, groups: int = 24) -> None:
+    """Put groups, as many into each partition."""
+    for number in range(groups):
+        stream._partitions[number % PARTITIONS].put([numbered(number)])  # type: ignore[attr-defined]
+
+
+def test_groups_on_other_nodes_are_acknowledged_while_one_is_away(
+    cluster: RedisCluster, victim: Primary, stream: ExperienceStream
+) -> None:
+    fill(stream)
+    lease = stream.take(24, timeout=5)
+    away = on(cluster, victim, stream)
+    victim.kill()
+    try:
+        began = time.monotonic()
+        with pytest.raises(
+            StoreUnavailable, match=rf"partition {away[0]} of task 'math'.* not"
+        ) as caught:
+            lease.ack()
+        assert time.monotonic() - began < RETRY_S + 5, "one time for all parts"
+        assert all(f"partition {number} of" in str(caught.value) for number in away)
+        assert {group % PARTITIONS for group in lease.ids} == set(away)
+        stats = stream.stats()
+        assert stats.ledger.acked == 24 - len(lease) == 24 - 4 * len(away)
+        assert stats.missing_partitions == away
+    finally:
+        victim.start()
+    lease.ack()
+    deadline = time.monotonic() + 20
+    while stream.stats().missing_partitions and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert stream.stats().ledger == redrb.Ledger(put=24, acked=24)
+
+
+def test_takes_puts_and_new_clients_go_on_with_the_nodes_that_answer(
+    cluster: RedisCluster, victim: Primary, stream: ExperienceStream, namespace: str
+) -> None:
+    fill(stream)
+    away = on(cluster, victim, stream)
+    there = 24 - 4 * len(away)
+    home = 0 in away
+    victim.kill()
+    try:
+        with redrb.connect(cluster.url, retry_s=20) as client:
+            began = time.monotonic()
+            other = ExperienceStream(client, "math", namespace=namespace, partitions=PARTITIONS)
+            assert other.stats().ledger.waiting == other.count() == there
+            if not home:
+                seen = task_stats(client, "math", namespace=namespace, group="default")
+                assert (seen.missing_partitions, seen.ledger.waiting) == (away, there)
+            exact = other.take(there - 2, timeout=10)
+            assert time.monotonic() - began < 10, "nothing waited for the node"
+            some = stream.take(20, at_least=1, timeout=0.2)
+            assert len(some) == 2
+            with pytest.raises((BatchTimeout, StoreUnavailable)) as caught:
+                stream.take(1, timeout=0.2)
+            if isinstance(caught.value, BatchTimeout):
+                assert caught.value.missing_partitions == away
+                assert f"Partitions {', '.join(map(str, away))} could not be" in str(caught.value)
+            for number in range(24, 36):
+                other.put([numbered(number)], timeout=5)
+            stream.take(12, timeout=5).ack()
+            assert time.monotonic() - began < 18
+            victim.start()
+            cluster.wait_until_whole()
+            rest = other.take(4 * len(away), timeout=20)
+            assert {number % PARTITIONS for number in numbers(rest)} == set(away)
+            for lease in (exact, some, rest):
+                lease.ack()
+            assert other.incarnation == stream.incarnation
+            other.close()
+    finally:
+        if victim.process is not None and victim.process.poll() is not None:
+            victim.start()
