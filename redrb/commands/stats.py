@@ -136,7 +136,8 @@ def _figures(task: TaskState) -> dict[str, object]:
         checks["admission_balanced"] = stats.admission.balanced
     if stats.parts is not None:
         checks["parts_balanced"] = stats.parts.balanced
-    others = {key: value for key, value in counters.items() if key not in ("ledger", "waiting")}
+    elsewhere = ("ledger", "waiting", "missing_partitions")
+    others = {key: value for key, value in counters.items() if key not in elsewhere}
     return (
         {"task": task.name, "order": task.order, "partitions": task.partitions}
         | stats.ledger.as_dict()
