@@ -98,7 +98,7 @@ class Faults:
             return False
         role = self._role()
         self.fleet.pause(role)
-        return self.dice.choice((0.3, 1.0, 3.0, 5.0)), lambda: self.fleet.resume(role)
+        return self.dice.choice((0.3, 1.0, 2.1, 2.4, 5.0)), lambda: self.fleet.resume(role)
 
     def _links(self) -> list[Link]:
         links = list(self.pair.proxy.links)

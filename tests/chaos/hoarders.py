@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from redrb import Lease
@@ -46,9 +47,13 @@ class Hoards(Trainer):
         self._client = client
         self._closed = False
         self._held: list[_Held] = []
+        self._stepped = time.monotonic()
         self._choose()
 
     def step(self) -> None:
+        before, self._stepped = self._stepped, time.monotonic()
+        if self._held and self._stepped - before > options.LEASE_MS / 1000:
+            self._go_on()
         if self._closed or self.dice.random() < 0.003:
             self._reopen()
         if self.dice.random() < 0.01:
@@ -70,13 +75,22 @@ class Hoards(Trainer):
         names = dict(zip(lease.ids, outcome["delivered"], strict=True))
         self._held.append(_Held(lease, names))
 
+    def _go_on(self) -> None:
+        """Acknowledge the largest lease, as a trainer does that was stopped during its step."""
+        largest = max(self._held, key=lambda held: len(held.lease.ids))
+        self._held.remove(largest)
+        self._end_groups(largest, "ack", list(largest.lease.ids))
+
     def _finish(self, held: _Held) -> None:
         """End some groups of a lease, or all; it is kept if groups are left, or no reply came."""
-        lease, ids = held.lease, list(held.lease.ids)
+        ids = list(held.lease.ids)
         if self.dice.random() < 0.4:
             ids = self.dice.sample(ids, self.dice.randint(1, len(ids)))
-        names = [held.names[each] for each in ids]
         ending = self.dice.choices(list(_ENDINGS), list(_ENDINGS.values()))[0]
+        self._end_groups(held, ending, ids)
+
+    def _end_groups(self, held: _Held, ending: str, ids: list[int]) -> None:
+        lease, names = held.lease, [held.names[each] for each in ids]
         said = {"ack": {"acking": names}, "reject": {"rejecting": names}}.get(ending, {})
         try:
             with self.journal.call(ending, options.RETRY_S, **said) as outcome:

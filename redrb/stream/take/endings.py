@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from typing import TypeAlias
 
 from redrb.connection.deadline import GRACE_S, within
@@ -39,11 +40,15 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
     if len(left) > 1:
         _end_reachable(outcome, left, reason, errors)
     wait = None
-    for part, pages in left.items():
-        while pages and part not in errors:
-            request = part.end_request(outcome, pages[0], reason)
-            wait = wait or Wait(request.retry_s)
-            _finish(outcome, part, pages, request, wait.left_s, errors)
+    with ExitStack() as scope:
+        for part, pages in left.items():
+            while pages and part not in errors:
+                request = part.end_request(outcome, pages[0], reason)
+                if wait is None:
+                    wait = Wait(request.retry_s)
+                    if len(left) > 1:  # silent servers share the time to answer, too
+                        scope.enter_context(wait.deadline())
+                _finish(outcome, part, pages, request, wait.left_s, errors)
     return errors
 
 
