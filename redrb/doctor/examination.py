@@ -10,9 +10,6 @@ from typing import Any
 from redrb.damage import Reading
 from redrb.stream.task.store import TaskStore
 
-MOST_ORPHANS = 100
-"""Most orphaned entries that one examination counts."""
-
 _PAGE = 1000
 
 
@@ -58,8 +55,9 @@ class Examination:
         facts: Groups of which it holds facts.
         archived: Groups of its history.
         letters: Its dead letters.
-        orphans: Entries of failed puts; at most `MOST_ORPHANS` are counted, and none beside groups.
-        uncounted: Groups beyond those that the task counts; at most as many are looked at.
+        orphans: Entries of failed puts, the first page of them; none are counted beside groups.
+        uncounted: Groups beyond those that the task counts, in the same page.
+        more_uncounted: 1 if there may be more of either.
         lost_puts: 1 if the record of its puts is lost.
         stuck_puts: Puts in the queue for room whose process does not look any more.
         stuck_admissions: The same in the queue for the right to begin groups.
@@ -77,6 +75,7 @@ class Examination:
     letters: int
     orphans: int
     uncounted: int
+    more_uncounted: int
     lost_puts: int
     stuck_puts: int
     stuck_admissions: int

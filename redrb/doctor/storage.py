@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.doctor.examination import MOST_ORPHANS, Examination
+from redrb.doctor.examination import Examination
 from redrb.doctor.wording import shown
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, redrb_command
@@ -45,7 +45,7 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
             redrb_command(state, "doctor", examined.store.task, "--repair"),
         )
     if examined.orphans:
-        most = ", at least" if examined.orphans >= MOST_ORPHANS else ""
+        most = ", at least" if examined.more_uncounted else ""
         yield ORPHANED_ENTRIES.found(
             examined.subject,
             f"Entries of the stream beyond those that it counts: {examined.orphans:,}{most}.",
@@ -57,7 +57,7 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
 
 
 def _differences(examined: Examination) -> Iterator[str]:
-    if examined.orphans >= MOST_ORPHANS or examined.lost_puts:
+    if examined.lost_puts or (examined.orphans and examined.more_uncounted):
         return  # their number is not known, so neither is that of the groups
     stored = examined.entries - examined.orphans
     if examined.facts != stored:

@@ -17,15 +17,14 @@ PAGES: dict[str, int] = {
     "acknowledged": 1000,  # groups of a step of ranks that one call acknowledges
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
-    "copied_bytes": 1_048_576,  # payload copied to dead letters, after which a page ends
+    "copied_bytes": 1_048_576,  # payload that a script reads, after which a page ends
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
     # Groups that end, arrive or change their place.
     "ended": 256,  # groups of a lease that one request acknowledges, expires or releases
     "failed": 100,  # groups of a lease that one request fails or rejects, up to "copied_bytes"
     "expired": 50,  # groups that expire in one call
-    "orphans": 100,  # entries of failed puts that one call removes
-    "uncounted": 100,  # entries beyond the last known id that one call looks at
+    "orphans": 100,  # entries of failed puts that one call finds, up to "copied_bytes"
     "evicted_beside": 300,  # groups evicted beside a put, divided by 2 + the consumer groups
     "candidates": 1000,  # ids that one call looks at for groups to evict
     "candidates_leased": 50,  # leased groups that one call passes over while it evicts

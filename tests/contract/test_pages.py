@@ -66,12 +66,11 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dismissed,
         leases.dead_rank_with_many_steps,
     ),
-    "copied_bytes": (leases.buried_at_takeover,),
+    "copied_bytes": (leases.buried_at_takeover, groups.orphans_of_a_repair),
     "pending": (leases.acknowledged, leases.released, reports.versions_counted),
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
     "expired": (groups.expired_by_takes, groups.moved_by_expiry),
     "orphans": (groups.orphans_of_a_put, groups.orphans_of_a_repair),
-    "uncounted": (groups.orphans_of_a_repair,),
     "evicted_beside": (
         groups.capacity_lowered,
         groups.capacity_lowered_with_consumer_groups,
@@ -128,8 +127,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
 TOGETHER = {
     "first_waiters": ("next_waiters",),
     "next_waiters": ("first_waiters",),
-    "orphans": ("uncounted",),
-    "uncounted": ("orphans",),
 }
 """Pages that are reached only if others are small, too."""
 

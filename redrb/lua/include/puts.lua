@@ -1,5 +1,5 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
---@include task facts pools groups
+--@include task facts pools groups uncounted
 
 
 -- Take entries that the task does not count out of the stream and the pools.
@@ -30,16 +30,12 @@ end
 -- Remove entries of transactions whose script failed, or was unknown to the server: they lie beyond
 -- `last`, the last id that the task counts, and up to the id `to`. Returns whether there may be more.
 local function remove_orphans(last, to)
-  local page = redis.call('XRANGE', stream, '(' .. id_of(last), to, 'COUNT', PAGE.orphans)
-  local orphans = {}
-  for i, entry in ipairs(page) do
-    orphans[i] = seq_of(entry[1])
-  end
+  local orphans, more = entries_beyond(last, to)
   take_out(orphans)
   if #orphans > 0 then
     redis.call('HSET', puts, 'last', string.format('%d', orphans[#orphans]))
   end
-  return #page == PAGE.orphans
+  return more
 end
 
 -- The id before the first of the `count` entries that this transaction has added, where entries lie

@@ -1,8 +1,8 @@
--- Remove entries of failed puts, at most 100: those that the task does not count. It removes none if one of
--- these is a group.
+-- Remove some entries of failed puts: those that the task does not count. It removes none if one of these is
+-- a group.
 -- KEYS[1] stream
 -- Returns {removed, more}: how many were removed; 1 if there may be more
---@include task puts uncounted waking permissions
+--@include task puts waking permissions
 
 local orphans, known = uncounted_entries()
 if orphans == 0 or known > 0 or not exists() then

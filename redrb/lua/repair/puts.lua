@@ -10,14 +10,15 @@ if not exists() or redis.call('HEXISTS', puts, 'last') == 1 then
 end
 check_permissions(stream)
 begin_writing()
-local last, orphans = nil, {}
-while not last and #orphans < PAGE.orphans do -- bound: PAGE.orphans
+local last, orphans, read = nil, {}, 0
+while not last and #orphans < PAGE.orphans and read < PAGE.copied_bytes do -- bound: PAGE.orphans
   local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
   local seq = newest and seq_of(newest[1]) or 0
   if not newest or redis.call('HEXISTS', key('facts'), member_of(seq)) == 1 then
     last = seq
   else
     orphans[#orphans + 1] = seq
+    read = read + size_of(newest)
     take_out({seq})
   end
 end
