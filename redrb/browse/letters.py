@@ -9,7 +9,7 @@ from typing import Final
 from redrb.browse.entries import Entry
 from redrb.browse.records import LetterView
 from redrb.errors import DecodeError
-from redrb.stream.task.dead_letters import DeadLetter, parse_letter
+from redrb.stream.task.dead_letters import DeadLetter, letters_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
 
@@ -54,8 +54,7 @@ def _each(
     newest, count = "+", 1
     while True:
         page = store.client.execute("XREVRANGE", store.keys.dead, newest, "-", "COUNT", count)
-        for entry_id, flat in page:
-            letter = parse_letter(entry_id, flat, decode=False)
+        for letter, flat in letters_of(page, decode=False):
             if not counted():
                 return
             if letter.group in (group, ""):

@@ -10,7 +10,8 @@ it, above it and far beyond it.
 from __future__ import annotations
 
 PAGES: dict[str, int] = {
-    # Arguments of one command, and values that `unpack` returns: Lua's stack holds 8,000.
+    # Arguments of one command, and values that `unpack` returns: Lua's stack holds 8,000. Even, as
+    # some arguments are pairs of a field and its value.
     "arguments": 1000,
     # Leases.
     "taken_over": 50,  # groups of dead consumers that one call requeues

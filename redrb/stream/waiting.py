@@ -112,9 +112,8 @@ class Wait:
         if self._refusals[reason] > MOST_REFUSALS:
             raise StoreError(
                 f"task {task!r}: its scripts refuse the settings that Redis has just returned, so "
-                "its keys are damaged, or other processes change its settings all the time. Run "
-                "`redrb doctor`; a change of any setting (`redrb set`) writes the rules anew that "
-                "the scripts read."
+                "its keys are damaged, or other processes change its settings all the time. A "
+                "change of any setting (`redrb set`) writes the rules anew that the scripts read."
             )
 
     def log(self, missing: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from redrb import ExperienceStream, RateLimit, StoreFull
+from redrb.browse import Browser, Choice
 from redrb.connection import Client
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -192,6 +193,25 @@ def test_dropped_letters_are_gone_and_stay_dead(open_stream: Opener) -> None:
     assert counts(stream) == (4, 2, 2)
     stream.drop_group()
     assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 2)
+
+
+def test_entries_of_another_program_hide_no_letters(
+    open_stream: Opener, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = filled(open_stream)
+    store = stream._task.store
+    first = reject(stream, 1)
+    foreign = [
+        store.client.execute("XADD", store.keys.dead, "*", *fields)
+        for fields in (("seq", "x"), ("a", "b"), ("group", b"\xff"))
+    ]
+    second = reject(stream, 1)
+    assert [letter.id for letter in stream.dead_letters()] == [*second, *first]
+    assert "is passed over: an entry of the dead-letter stream cannot be read" in caplog.text
+    choice = Choice(status="dead")
+    shown = Browser(store.client, "math", namespace=namespace).look(choice)
+    assert [group.id for group in shown.groups] == [*second, *first]
+    store.client.execute("XDEL", store.keys.dead, *foreign)
 
 
 def test_a_requeued_group_is_evicted_by_its_old_arrival(open_stream: Opener) -> None:

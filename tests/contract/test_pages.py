@@ -194,6 +194,7 @@ def test_a_page_of_the_client(bench: Bench, page: str, trial: Trial, count: int)
 
 def test_every_page_has_a_trial() -> None:
     assert set(TRIALS) == set(PAGES)
+    assert PAGES["arguments"] % 2 == 0
 
 
 def test_scripts_look_at_all_chunks_that_clients_publish() -> None:

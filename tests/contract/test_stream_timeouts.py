@@ -182,10 +182,10 @@ CALLS: dict[str, Callable[[ExperienceStream], object]] = {
 }
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize(("partitions", "damaged"), [(1, ""), (1, "x"), (2, "")])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
-    client: Client, namespace: str, call: str, partitions: int
+    client: Client, namespace: str, call: str, partitions: int, damaged: str
 ) -> None:
     settings: dict[str, Any] = {"max_staleness": 4, "groups_per_version": 4}
     if partitions > 1:
@@ -195,13 +195,13 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         stream.put([numbered(1, policy_version=0)])
         stores = TaskStore.of_partitions(client, namespace, "math", partitions)
-        packed = [client.execute("HGET", store.keys.task, "rules") for store in stores]
         for store in stores:
-            client.execute("HSET", store.keys.task, "rules", "")
-        with pytest.raises(StoreError, match="redrb doctor"):
+            client.execute("HSET", store.keys.task, "rules", damaged)
+        with pytest.raises(StoreError, match="redrb set"):
             CALLS[call](stream)
-        for store, rules in zip(stores, packed, strict=True):
-            client.execute("HSET", store.keys.task, "rules", rules)
+        stream.configure(limit=99)
+        stream.put([numbered(3, policy_version=0)])  # to the other partition
+        CALLS[call](stream)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from redrb.damage import Reading
-from redrb.errors import DecodeError
+from redrb.errors import DecodeError, StoreError
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # it loads torch, which a list of letters does not need
     from redrb.experience import BufferItem
 
 LETTERS_OF_A_PAGE = 16
+
+_log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
     if not count:
         return []
     reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
-    return [parse_letter(*entry, decode=True) for entry in reply]
+    return [letter for letter, _ in letters_of(reply, decode=True)]
 
 
 def find_letters(
@@ -98,8 +101,8 @@ def _each(store: TaskStore, *, decode: bool) -> Iterator[DeadLetter]:
     while True:
         command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
         page = store.client.execute(*command)
-        for entry in page:
-            yield parse_letter(*entry, decode=decode)
+        for letter, _ in letters_of(page, decode=decode):
+            yield letter
         if len(page) < LETTERS_OF_A_PAGE:
             return
         newest = f"({page[-1][0].decode()}"
@@ -114,13 +117,26 @@ def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
         return None
 
 
-@Reading("an entry of the dead-letter stream")
-def parse_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
-    """Return the dead letter in an entry of the stream; `decode`: with its samples.
+def letters_of(
+    entries: Iterable[tuple[bytes, Sequence[bytes]]], *, decode: bool
+) -> Iterator[tuple[DeadLetter, Sequence[bytes]]]:
+    """Yield the dead letters in entries of the stream, each with the fields of its entry.
 
-    Raises:
-        StoreError: redrb did not write the entry.
+    An entry that redrb did not write is passed over, and logged.
+
+    Args:
+        entries: Entries as XREVRANGE returns them.
+        decode: Whether to decode the samples; else `items` is None.
     """
+    for entry_id, flat in entries:
+        try:
+            yield _parsed(entry_id, flat, decode=decode), flat
+        except StoreError as error:
+            _log.warning("dead letter %s is passed over: %s", entry_id.decode(), error)
+
+
+@Reading("an entry of the dead-letter stream")
+def _parsed(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
     host, pid = place_of(consumer)
