@@ -2,7 +2,7 @@
 -- a group.
 -- KEYS[1] stream
 -- Returns {removed, more}: how many were removed; 1 if there may be more
---@include task puts waking permissions
+--@include task puts uncounted waking permissions
 
 local orphans, known = uncounted_entries()
 if orphans == 0 or known > 0 or not exists() then

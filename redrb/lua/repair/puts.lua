@@ -3,7 +3,7 @@
 -- way are not recognized, so the epoch is one that none of them names.
 -- KEYS[1] stream
 -- Returns {'more' | 'done', entries of failed puts removed}; with 'more', run it again
---@include task puts ledger pending permissions
+--@include task puts uncounted ledger pending permissions
 
 if not exists() or redis.call('HEXISTS', puts, 'last') == 1 then
   return {'done', 0}
