@@ -194,3 +194,26 @@ def test_a_slot_that_is_given_up_after_a_takeover_is_found_again(open_stream: Op
     kill_consumer(stopped)
     assert other.take(1, timeout=0).ids == held.ids
     audit(other)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_consumer_leaves_no_name_behind_that_a_read_without_its_take_has_created(
+    open_stream: Opener, dies: bool
+) -> None:
+    """A restarted server does not know the script of a take, but runs the read that follows."""
+    stream, other = filled(open_stream, 3), open_stream()
+    lease = stream.take(1, timeout=0)
+    store, consumer = stream._task.store, stream._consumer
+    slot = f"{consumer.name}/5"
+    read = ("XREADGROUP", "GROUP", consumer.group, slot, "STREAMS", store.keys.stream, "0")
+    store.client.execute(*read)
+    if dies:
+        kill_consumer(stream)
+        other.take(3, timeout=5).release()
+        with pytest.raises(LeaseLost):
+            lease.ack()
+        stream._consumer._slots.clear()
+    stream.close()
+    other.close()
+    assert store.client.execute("XINFO", "CONSUMERS", store.keys.stream, consumer.group) == []
+    assert other.stats().ledger.waiting == 3
