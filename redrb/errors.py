@@ -503,13 +503,23 @@ class EngineError(RedrbError):
 
     Attributes:
         where: Scheme, host and port of the server.
-        status: HTTP status of its answer; None: it did not answer.
+        status: HTTP status of its answer; None: it did not answer, or broke off.
     """
 
     def __init__(self, message: str, *, where: str, status: int | None = None) -> None:
         self.where = where
         self.status = status
         super().__init__(message)
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the server was away, starting, overloaded or broken: it may answer later."""
+        return self.status is None or self.status >= 500 or self.status in (408, 425, 429)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server refused this request, such as a prompt that is too long."""
+        return self.status in (400, 413, 422)
 
 
 class WeightError(RedrbError):

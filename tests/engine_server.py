@@ -49,8 +49,11 @@ class EngineServer:
         self.model = tiny_model(0)
         self.requests: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
-        self.busy = 0  # requests that are answered with 503
+        self.failing: list[int] = []  # statuses that answer the next requests
         self.broken_load = False
+        self.aborts = False  # completions, as if somebody else had paused the server
+        self.torn: dict[str, Any] = {}  # replaces parts of the next completion
+        self.label = "default"
         self.step_s = 0.0  # time of one token
         self.running = self.peak = 0
         self.midway = threading.Event()  # some completion has three tokens
@@ -85,10 +88,12 @@ class EngineServer:
             "/resume": self._resume,
             "/continue_generation": self._resume,
             "/collective_rpc": self._reload,
+            "/update_weight_version": self._name,
             "/update_weights_from_disk": self._from_disk,
         }
         for path, handler in routes.items():
             app.router.add_post(path, handler)
+        app.router.add_get("/weight_info", self._weight_info)
         self._open = asyncio.Event()
         self._open.set()
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -99,12 +104,19 @@ class EngineServer:
         self.url = f"http://127.0.0.1:{port}"
         self._ready.set()
 
+    def restart(self) -> None:
+        """Do as a server that ends, and starts again with the model on its disk."""
+        self.model, self.label = tiny_model(0), "default"
+        self._epoch += 1
+        for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
+            if connection.transport is not None:
+                self._loop.call_soon_threadsafe(connection.transport.abort)
+
     @web.middleware
     async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.requests[request.path] = self.requests.get(request.path, 0) + 1
-        if self.busy:
-            self.busy -= 1
-            return web.Response(status=503, text="starting")
+        if self.failing:
+            return web.Response(status=self.failing.pop(), text="starting")
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -112,6 +124,8 @@ class EngineServer:
         self, prompt: list[int], most: int, temperature: float, ends: list[int]
     ) -> tuple[list[int], list[float], str]:
         await self._open.wait()
+        if self.aborts:
+            return [], [], "abort"
         epoch, tokens, found = self._epoch, list(prompt), []
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -150,6 +164,10 @@ class EngineServer:
         choice = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": finish}
         if body["return_token_ids"] and body["model"] != "older":
             choice["token_ids"] = tokens
+        torn, self.torn = self.torn, {}
+        if torn.get("logprobs"):
+            torn["logprobs"] = logprobs | torn["logprobs"]
+        choice |= torn
         return web.json_response({"choices": [choice]})
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -164,7 +182,11 @@ class EngineServer:
             sampling["stop_token_ids"],
         )
         found = [[number, token, None] for number, token in zip(log_probs, tokens, strict=True)]
-        meta = {"output_token_logprobs": found, "finish_reason": {"type": finish}}
+        meta = {
+            "output_token_logprobs": found,
+            "finish_reason": {"type": finish},
+            "weight_version": self.label,
+        }
         return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})
 
     async def _pause(self, _: web.Request) -> web.Response:
@@ -188,10 +210,18 @@ class EngineServer:
         self._load(body["kwargs"]["weights_path"])
         return web.json_response({"results": [None]})
 
+    async def _name(self, request: web.Request) -> web.Response:
+        self.label = (await request.json())["new_version"]
+        return web.json_response({"success": True, "new_version": self.label})
+
+    async def _weight_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
     async def _from_disk(self, request: web.Request) -> web.Response:
         body = await request.json()
         if self.broken_load:
             refusal = {"success": False, "message": "no such file"}
             return web.json_response(refusal, status=400)
         self._load(body["model_path"])
+        self.label = body["weight_version"]
         return web.json_response({"success": True, "message": "Succeeded"})

@@ -1,4 +1,4 @@
-"""JSON requests to an inference server, with time limits, and repeated where that is safe."""
+"""JSON requests to an inference server, with time limits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from types import ModuleType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential
-
 from redrb.checks import checked_number
 from redrb.errors import ConfigError, EngineError
 
 MOST_CONNECTIONS = 1024
 """Most requests to one server at a time; further ones wait for a connection."""
-
-_BUSY = 503
 
 _CONNECT_S = 10.0
 
@@ -29,21 +25,14 @@ def _httpx() -> ModuleType:
 
 
 class JsonClient:
-    """Posts JSON to one server.
+    """Sends JSON to one server; no request is repeated."""
 
-    A request is repeated for `retry_s` seconds if no connection could be made, or the server says
-    that it is busy (503): it has had no effect then. A request whose reply is lost is not repeated.
-    """
-
-    def __init__(
-        self, url: str, *, timeout: float, retry_s: float, api_key: str | None = None
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float, api_key: str | None = None) -> None:
         """Make a client; it connects at the first request.
 
         Args:
             url: Address of the server, such as "http://localhost:8000".
             timeout: Seconds for which a reply may take.
-            retry_s: Seconds for which a request is repeated.
             api_key: Sent as a bearer token.
 
         Raises:
@@ -54,7 +43,6 @@ class JsonClient:
             raise ConfigError(f"url={url!r:.80}: give the address of a server, http://host:port.")
         self.where = f"{parts.scheme}://{parts.hostname}:{parts.port or ''}".rstrip(":")
         self._library = _httpx()
-        self._retry_s = checked_number("retry_s", retry_s)
         seconds = checked_number("timeout", timeout)
         self._client = self._library.AsyncClient(
             base_url=url.rstrip("/"),
@@ -73,31 +61,27 @@ class JsonClient:
         """Close all connections."""
         await self._client.aclose()
 
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the reply to a GET request; as `post`."""
+        return await self._send("GET", path, None)
+
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post JSON and return the reply, an object; an empty reply is {}.
 
         Raises:
             EngineError: The server was not reached, refused the request, or did not answer in time.
         """
+        return await self._send("POST", path, body)
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception(self._had_no_effect),
-                stop=stop_after_delay(self._retry_s),
-                wait=wait_exponential(0.1, max=2.0),
-                reraise=True,
-            ):
-                with attempt:
-                    return await self._post(path, body)
+            reply = await self._client.request(method, path, json=body)
         except self._library.HTTPError as error:
             raise EngineError(
                 f"{self.where}{path}: {type(error).__name__}: {error}. Check that the server runs, "
                 "or raise timeout.",
                 where=self.where,
             ) from error
-        raise AssertionError("unreachable")
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        reply = await self._client.post(path, json=body)
         if reply.status_code >= 400:
             raise EngineError(
                 f"{self.where}{path} answered {reply.status_code}: {reply.text!s:.500}",
@@ -109,8 +93,3 @@ class JsonClient:
         except ValueError:
             found = {}  # control calls of SGLang answer with a text
         return found if isinstance(found, dict) else {}
-
-    def _had_no_effect(self, error: BaseException) -> bool:
-        if isinstance(error, EngineError):
-            return error.status == _BUSY
-        return isinstance(error, self._library.ConnectError | self._library.ConnectTimeout)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.engine import Engine, Part
+from redrb.engines.engine import RETRY_S, Engine, Part
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 
 
 class SGLangEngine(Engine):
-    """Samples by `/generate`; updates by `/pause_generation` and `/update_weights_from_disk`."""
+    """Samples by `/generate`; updates by `/pause_generation` and `/update_weights_from_disk`.
+
+    Each reply names the weights by which it was sampled (`weight_version`).
+    """
 
     def __init__(
         self,
         url: str,
         *,
         timeout: float = 600.0,
-        retry_s: float = 60.0,
+        retry_s: float = RETRY_S,
         api_key: str | None = None,
     ) -> None:
         """Make an engine; it connects at the first request.
@@ -29,7 +32,7 @@ class SGLangEngine(Engine):
         Raises:
             ConfigError: An argument is not usable, or httpx is not installed.
         """
-        super().__init__(JsonClient(url, timeout=timeout, retry_s=retry_s, api_key=api_key))
+        super().__init__(JsonClient(url, timeout=timeout, api_key=api_key), retry_s=retry_s)
 
     async def _request(
         self,
@@ -51,21 +54,22 @@ class SGLangEngine(Engine):
         try:
             found = reply["meta_info"]["output_token_logprobs"]
             finish = reply["meta_info"]["finish_reason"]["type"]
-            tokens = [int(each[1]) for each in found]
-            return Part(tokens, [float(each[0]) for each in found], finish)
+            label = reply["meta_info"].get("weight_version")
+            return Part([each[1] for each in found], [each[0] for each in found], finish, label)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
     async def _pause(self) -> None:
         await self._client.post("/pause_generation", {"mode": "abort"})
 
-    async def _load(self, path: Path, version: int) -> None:
-        body = {"model_path": str(path), "weight_version": str(version)}
+    async def _load(self, path: Path, label: str) -> None:
+        body = {"model_path": str(path), "weight_version": label}
         reply = await self._client.post("/update_weights_from_disk", body)
         if not reply.get("success"):
             raise EngineError(
                 f"{self._client.where} could not load {path}: {reply.get('message', reply)!s:.500}",
                 where=self._client.where,
+                status=200,
             )
 
     async def _resume(self) -> None:

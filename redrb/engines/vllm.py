@@ -1,6 +1,6 @@
 """`VLLMEngine`: an OpenAI-style server of vLLM, 0.16 or newer.
 
-Sampling needs `vllm serve MODEL`; weight updates need VLLM_SERVER_DEV_MODE=1 as well. vLLM's
+Sampling needs `vllm serve MODEL`; weight updates need vLLM 0.32 and VLLM_SERVER_DEV_MODE=1. vLLM's
 log-probabilities are those before the temperature, unless it is started with
 `--logprobs-mode processed_logprobs`.
 """
@@ -8,16 +8,19 @@ log-probabilities are those before the temperature, unless it is started with
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from redrb.engines.engine import Engine, Finish, Part
+from redrb.engines.engine import RETRY_S, Engine, Part
 from redrb.engines.http import JsonClient
 
 _TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
 
 
 class VLLMEngine(Engine):
-    """Samples by `/v1/completions`; updates by `/pause`, `/collective_rpc` and `/resume`."""
+    """Samples by `/v1/completions`; updates by `/pause`, `/collective_rpc` and `/resume`.
+
+    `/weight_info` tells after each completion which weights the server has.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,7 @@ class VLLMEngine(Engine):
         *,
         model: str,
         timeout: float = 600.0,
-        retry_s: float = 60.0,
+        retry_s: float = RETRY_S,
         api_key: str | None = None,
     ) -> None:
         """Make an engine; it connects at the first request.
@@ -34,13 +37,14 @@ class VLLMEngine(Engine):
             url: Address of the server, such as "http://localhost:8000".
             model: Name of the model, as the server knows it.
             timeout: Seconds for which a request may last, a whole completion included.
-            retry_s: Seconds for which a request is repeated while the server is not reached.
+            retry_s: Seconds for which the server may be away, or without weights, before requests
+                raise.
             api_key: Sent as a bearer token.
 
         Raises:
             ConfigError: An argument is not usable, or httpx is not installed.
         """
-        super().__init__(JsonClient(url, timeout=timeout, retry_s=retry_s, api_key=api_key))
+        super().__init__(JsonClient(url, timeout=timeout, api_key=api_key), retry_s=retry_s)
         self._model = model
 
     async def _request(
@@ -71,19 +75,24 @@ class VLLMEngine(Engine):
             if found is None:  # a server that knows only the older option
                 texts = choice["logprobs"]["tokens"]
                 found = [int(text.removeprefix(_TOKEN)) for text in texts]
-            finish = cast("Finish", choice["finish_reason"])
+            finish = choice["finish_reason"]
+            part = list(found), list(log_probs), finish
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        if len(found) != len(log_probs):
-            raise self._malformed("a log-probability for each token")
-        return Part(list(found), list(log_probs), finish)
+        label = None if self._label is None else await self._weights_label()
+        return Part(*part, label)
+
+    async def _weights_label(self) -> str | None:
+        found = (await self._client.get("/weight_info")).get("weight_version")
+        return None if found is None else str(found)
 
     async def _pause(self) -> None:
         await self._client.post("/pause", {})
 
-    async def _load(self, path: Path, version: int) -> None:  # noqa: ARG002 (vLLM knows no versions)
+    async def _load(self, path: Path, label: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._client.post("/collective_rpc", body)
+        await self._client.post("/update_weight_version", {"new_version": label})
 
     async def _resume(self) -> None:
         await self._client.post("/resume", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import shutil
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 
 from redrb.connection import Client
 from redrb.engines.engine import Engine
-from redrb.errors import ConfigError, RedrbError, WeightTimeout
-from redrb.weights import WeightSubscriber
+from redrb.engines.folders import VersionFolders
+from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
+from redrb.weights import WeightSubscriber, WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 
 _log = logging.getLogger("redrb")
@@ -28,7 +30,7 @@ class EngineWeights:
     """Writes published weights as a folder of Hugging Face, which the server then loads.
 
     The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
-    It holds one version, and two during an update.
+    It holds one version, and two during an update; makers of one machine share them.
 
     Attributes:
         client: Connection to Redis.
@@ -65,14 +67,18 @@ class EngineWeights:
         self._subscriber = WeightSubscriber(client, name, namespace=namespace)
         self.client, self.name, self.namespace = client, name, namespace
         self._engine = engine
-        self._folder = Path(folder)
+        self._folders = VersionFolders(Path(folder))
+        self._given: WeightVersion | None = None
         self._prefix = f"{model}." if model else ""
         self._config = None if config is None else Path(config)
         if self._config is not None and not self._config.is_dir():
             raise ConfigError(f"config={str(config)!r}: give the folder of the model.")
 
     async def update(self, *, timeout: float | None = None) -> int:
-        """Wait for a version that is newer than the server's, and load it.
+        """Wait for another version than the server's, and load it.
+
+        After Redis has lost its data, a smaller number is another version. If the server has lost
+        its weights, the newest version is loaded again.
 
         Returns:
             The version.
@@ -82,11 +88,14 @@ class EngineWeights:
             EngineError: The server could not load it.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
-        version = await self._newest(timeout)
-        path = await asyncio.to_thread(self._write, version)
-        await self._engine.update(path, version)
-        await asyncio.to_thread(self._remove_others, path)
-        return version
+        found = await self._newest(timeout)
+        label = self._label(found)
+        path = await asyncio.to_thread(
+            self._folders.use, label, lambda folder: self._write(found, folder)
+        )
+        await self._engine.update(path, found.version, label)
+        self._given = found
+        return found.version
 
     async def follow(self) -> None:
         """Give each version to the server, until the task is cancelled; errors are logged."""
@@ -99,23 +108,34 @@ class EngineWeights:
                 _log.warning("the server keeps its weights: %s", error)
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _newest(self, timeout: float | None) -> int:
+    async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
-            wait = partial(
-                self._subscriber.wait, newer_than=self._engine.version, timeout=max(0.0, left)
-            )
             try:
-                return (await asyncio.to_thread(wait)).version
+                return await asyncio.to_thread(partial(self._look, max(0.0, left)))
             except WeightTimeout:
                 if ends is not None and time.monotonic() >= ends:
                     raise
 
-    def _write(self, version: int) -> Path:
-        """Write a version; returns its folder."""
-        state = self._subscriber.fetch(version)
+    def _look(self, seconds: float) -> WeightVersion:
+        """Return the newest version if the server does not have it; else wait for a larger one."""
+        newest = self._subscriber.latest()
+        if newest is not None and (newest != self._given or self._engine.has_lost_weights):
+            return newest
+        return self._subscriber.wait(newest.version if newest else 0, timeout=seconds)
+
+    def _label(self, found: WeightVersion) -> str:
+        """Return a name for all that the server is given with a version."""
+        given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
+        return f"version-{found.version}-{hashlib.sha256(repr(given).encode()).hexdigest()[:16]}"
+
+    def _write(self, found: WeightVersion, path: Path) -> None:
+        """Write a version into a folder."""
+        state = self._subscriber.fetch(found.version)
+        if found not in self._subscriber.versions():
+            raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
         chosen = {
             name.removeprefix(self._prefix): tensor
             for name, tensor in state.items()
@@ -126,16 +146,8 @@ class EngineWeights:
                 f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
                 f"{', '.join(sorted(state)[:3])}: give model=."
             )
-        path = self._folder / f"version-{version}"
-        path.mkdir(parents=True, exist_ok=True)
         for file in self._config.iterdir() if self._config else ():
             if file.is_file() and file.suffix not in (".safetensors", ".bin"):
                 shutil.copy2(file, path / file.name)
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
         save_safetensors(path / SINGLE, chosen)
-        return path
-
-    def _remove_others(self, kept: Path) -> None:
-        for path in self._folder.glob("version-*"):
-            if path != kept:
-                shutil.rmtree(path, ignore_errors=True)

@@ -17,6 +17,7 @@ from redrb.episodes.sink import Sink
 from redrb.errors import (
     ConfigError,
     EncodeError,
+    EngineError,
     LeaseLost,
     RecordError,
     RedrbError,
@@ -149,10 +150,16 @@ class Groups:
             raise
 
     async def _together(self, calls: list[Any]) -> list[BufferItem] | None:
-        """Run the episodes of a group; None if one of them raised, which is logged."""
+        """Run the episodes of a group; None if one of them raised, which is logged.
+
+        Raises:
+            EngineError: The server cannot be used. Every other group would end so, too.
+        """
         results = await asyncio.gather(*calls, return_exceptions=True)
         items: list[BufferItem] = []
         for result in results:
+            if isinstance(result, EngineError) and not result.is_refusal:
+                raise result
             if isinstance(result, Exception):
                 fault = raised("an episode", result)
                 log_filtered(fault, "a group is filtered: %s", fault)

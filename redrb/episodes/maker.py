@@ -20,6 +20,7 @@ from redrb.episodes.group import (
     with_group_advantages,
 )
 from redrb.episodes.groups import GroupOptions, Groups
+from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
 from redrb.errors import RedrbError, SendFailed
 from redrb.runtime.job_end import JobEnd
@@ -169,13 +170,14 @@ class EpisodeMaker:
                 of values that msgpack can hold. The iterable is read as groups begin.
 
         Raises:
-            EngineError: The first weights could not be loaded.
+            EngineError: The first weights could not be loaded, the server was away for longer than
+                its `retry_s`, or it has answered something else than completions.
             SendFailed: Groups could not be put.
             Any error that `fail` was called with.
         """
         self._stream.worker.begins()
         with self._stop.on_signals(), ending_within(self._stop.time):
-            asyncio.run(self._run(iter(prompts)))
+            run_and_end(self._run(iter(prompts)), self._drain_s)
         if self._error is not None:
             raise self._error
 
@@ -286,7 +288,7 @@ class EpisodeMaker:
             sink.give_up()
             for task in left:
                 task.cancel()
-            await asyncio.wait(left)
+            await asyncio.wait(left, timeout=self._drain_s)
             self._running -= left
         self._check()
 

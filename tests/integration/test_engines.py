@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -111,43 +112,121 @@ def test_weights_change_between_two_tokens_and_versions_tell_where(
 
 
 @pytest.mark.parametrize("kind", [vllm, SGLangEngine])
-def test_weights_that_cannot_be_loaded_leave_no_known_version(
+def test_requests_wait_after_weights_that_cannot_be_loaded(
     server: EngineServer, kind: Kind, tmp_path: Path
 ) -> None:
     server.broken_load = True
 
     async def update() -> None:
-        async with kind(server.url) as engine:
-            engine.version = 1
+        async with kind(server.url, retry_s=0.3) as engine:
             with pytest.raises(EngineError, match="no such file") as caught:
                 await engine.update(tmp_path, 2)
             assert caught.value.where == server.url
-            assert engine.version is None
-            assert len((await engine.generate(PROMPT, max_new_tokens=2)).tokens) == 2
+            assert (engine.version, engine.has_lost_weights) == (None, True)
+            with pytest.raises(EngineError, match="has lost its weights, and nobody"):
+                await engine.generate(PROMPT, max_new_tokens=2)
+            waiting = asyncio.create_task(engine.generate(PROMPT, max_new_tokens=2))
+            server.broken_load = False
+            await engine.update(saved(tiny_model(1), tmp_path / "3"), 3)
+            assert (await waiting).versions == [3, 3]
 
     asyncio.run(update())
 
 
-def test_only_requests_without_effect_are_repeated(server: EngineServer) -> None:
-    async def sample(url: str, **options: Any) -> None:
+def test_a_server_that_is_away_is_asked_again(server: EngineServer) -> None:
+    async def sample(url: str, **options: Any) -> int:
         async with vllm(url, **options) as engine:
-            await engine.generate(PROMPT, max_new_tokens=2)
+            return len((await engine.generate(PROMPT, max_new_tokens=2)).tokens)
 
-    server.busy = 2
-    asyncio.run(sample(server.url))
-    assert server.requests["/v1/completions"] == 3
-    server.busy = 10**6
-    with pytest.raises(EngineError, match="answered 503: starting"):
-        asyncio.run(sample(server.url, retry_s=0.1))
-    server.busy, server.step_s = 0, 5.0
-    before = server.requests["/v1/completions"]
+    server.failing = [503, 500, 502, 429]
+    assert asyncio.run(sample(server.url)) == 2
+    assert server.requests["/v1/completions"] == 5
+    server.failing = [500] * 100
+    with pytest.raises(EngineError, match="answered 500: starting"):
+        asyncio.run(sample(server.url, retry_s=0.3))
+    assert 98 > len(server.failing) > 90, "a pause between requests"
+    for status, is_refusal in ((400, True), (404, False)):
+        server.failing = [status]
+        with pytest.raises(EngineError, match=f"answered {status}") as caught:
+            asyncio.run(sample(server.url))
+        assert (caught.value.is_refusal, caught.value.is_outage) == (is_refusal, False)
+    server.step_s = 5.0
     with pytest.raises(EngineError, match="ReadTimeout"):
-        asyncio.run(sample(server.url, timeout=0.2))
-    assert server.requests["/v1/completions"] == before + 1
+        asyncio.run(sample(server.url, timeout=0.2, retry_s=0))
     with pytest.raises(EngineError, match="ConnectError"):
         asyncio.run(sample("http://127.0.0.1:1", retry_s=0.1))
     with pytest.raises(ConfigError, match="http://host:port"):
         asyncio.run(sample("localhost:8000"))
+
+
+@pytest.mark.parametrize(
+    ("torn", "match"),
+    [
+        ({"finish_reason": "error"}, "finish reason is 'error'"),
+        ({"finish_reason": None}, "finish reason is None"),
+        ({"finish_reason": "length", "token_ids": [], "logprobs": {"token_logprobs": []}}, "0"),
+        ({"token_ids": [1, 2, 3], "logprobs": {"token_logprobs": [-1.0] * 3}}, "at most 2 tokens"),
+        ({"token_ids": [1, -2]}, "whole numbers"),
+        ({"token_ids": [1, 2.5]}, "whole numbers"),
+        ({"token_ids": [1]}, "for each token"),
+        ({"logprobs": {"token_logprobs": [-1.0, 0.5]}}, "numbers up to 0"),
+        ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, "numbers up to 0"),
+        ({"logprobs": {"token_logprobs": [-1.0, None]}}, "numbers up to 0"),
+        ({"logprobs": None}, "token ids and log-probabilities"),
+    ],
+)
+def test_a_torn_completion_is_none(server: EngineServer, torn: dict[str, Any], match: str) -> None:
+    async def sample() -> None:
+        async with vllm(server.url, retry_s=0) as engine:
+            with pytest.raises(EngineError, match=match):
+                await engine.generate(PROMPT, max_new_tokens=2)
+
+    server.torn = torn
+    asyncio.run(sample())
+
+
+def test_a_completion_that_a_server_breaks_off_is_sampled_again(server: EngineServer) -> None:
+    async def sample() -> None:
+        async with vllm(server.url) as engine:
+            assert len((await engine.generate(PROMPT, max_new_tokens=2)).tokens) == 2
+
+    server.torn = {"finish_reason": "error"}
+    asyncio.run(sample())
+
+
+def test_a_server_that_aborts_all_requests_is_not_flooded(server: EngineServer) -> None:
+    async def sample() -> None:
+        async with vllm(server.url, retry_s=0.5) as engine:
+            with pytest.raises(EngineError, match="aborts requests"):
+                await engine.generate(PROMPT, max_new_tokens=2)
+
+    server.aborts = True
+    asyncio.run(sample())
+    assert server.requests["/v1/completions"] < 8
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_a_pause_that_is_cancelled_is_taken_back(server: EngineServer, kind: Kind) -> None:
+    async def sample() -> None:
+        async with kind(server.url) as engine:
+            reached = asyncio.Event()
+            pause = engine._pause
+
+            async def slow() -> None:
+                await pause()
+                reached.set()
+                await asyncio.sleep(60)  # the reply is late
+
+            engine._pause = slow  # type: ignore[method-assign]
+            ending = asyncio.create_task(engine.abort())
+            await reached.wait()
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+        async with kind(server.url) as other:
+            assert len((await other.generate(PROMPT, max_new_tokens=2)).tokens) == 2
+
+    asyncio.run(sample())
 
 
 def prompts(count: int) -> list[dict[str, Any]]:
@@ -424,7 +503,145 @@ def test_new_versions_reach_the_server_while_episodes_run(
                 atol=1e-4,
             )
     assert mixed
-    assert [path.name for path in tmp_path.iterdir()] == ["version-2"]
+    assert ["version-2-" in path.name for path in tmp_path.glob("*") if path.is_dir()] == [True]
+
+
+def publisher(client: Client, namespace: str) -> Callable[[int, int], None]:
+    """Return a function that publishes the model of a seed as a version."""
+    publisher = redrb.WeightPublisher(client, "trainer_0", namespace=namespace)
+
+    def publish(version: int, seed: int) -> None:
+        state = {f"actor.{name}": each for name, each in tiny_model(seed).state_dict().items()}
+        publisher.publish(state, version=version)
+
+    return publish
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+@pytest.mark.parametrize("while_idle", [False, True])
+def test_no_sample_of_a_server_that_was_started_again_counts_before_it_has_the_weights(
+    server: EngineServer,
+    client: Client,
+    stream: ExperienceStream,
+    namespace: str,
+    tmp_path: Path,
+    kind: Kind,
+    while_idle: bool,
+) -> None:
+    publisher(client, namespace)(3, 1)
+    engine = kind(server.url)
+    weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+    server.step_s = 0.02
+
+    async def one(prompt: Any, engine: Engine) -> BufferItem:
+        if prompt["number"] == 5 and while_idle:
+            server.restart()
+        return await episode(prompt, engine)
+
+    maker = EpisodeMaker(stream, one, engine, weights=weights, group_size=1, groups=2)
+    if not while_idle:
+        restarting = threading.Thread(target=lambda: (server.midway.wait(20), server.restart()))
+        restarting.start()
+    maker.run(prompts(10))
+    groups = _all(stream)
+    assert sorted(item.extras["number"] for [item] in groups) == list(range(10)), "none is filtered"
+    assert stream.stats().ledger.filtered == 0
+    right = tiny_model(1)
+    for [item] in groups:
+        assert item.sequences is not None
+        assert item.token_versions is not None
+        chosen = item.token_versions == 3
+        assert chosen.tolist() == item.action_mask.tolist()  # type: ignore[union-attr]
+        expected = log_probs_of(right, item.sequences.tolist(), 3, 1.0)
+        found = item.action_log_probs[chosen]  # type: ignore[index]
+        torch.testing.assert_close(found, expected[chosen], rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_a_redis_that_has_lost_its_data_replace_larger_numbers(
+    server: EngineServer, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    async def follow() -> None:
+        engine = vllm(server.url)
+        async with engine:
+            weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+            assert await weights.update(timeout=5) == 7
+            client.execute("FLUSHALL")
+            publisher(client, namespace)(1, 2)
+            assert await weights.update(timeout=5) == 1
+            done = await engine.generate(PROMPT, max_new_tokens=4)
+            expected = log_probs_of(tiny_model(2), PROMPT + done.tokens, 3, 1.0)
+            torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+
+    publisher(client, namespace)(7, 1)
+    asyncio.run(follow())
+
+
+def test_a_server_that_stays_broken_ends_the_maker_and_keeps_the_prompts(
+    server: EngineServer, stream: ExperienceStream
+) -> None:
+    begun = []
+
+    def some() -> Iterator[dict[str, Any]]:
+        for prompt in prompts(200):
+            begun.append(prompt)
+            yield prompt
+
+    server.failing = [500] * 10**5
+    engine = vllm(server.url, retry_s=0.5)
+    with pytest.raises(EngineError, match="answered 500"):
+        EpisodeMaker(stream, episode, engine, group_size=2, groups=3).run(some())
+    assert len(begun) <= 4
+    assert stream.stats().ledger.filtered == 0
+
+
+def test_a_prompt_that_a_server_refuses_costs_its_group_only(
+    server: EngineServer, stream: ExperienceStream
+) -> None:
+    server.failing = [400]
+    EpisodeMaker(stream, episode, vllm(server.url), group_size=1, groups=1).run(prompts(3))
+    assert (stream.count(), stream.stats().ledger.filtered) == (2, 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a task is given up
+@pytest.mark.parametrize("hangs", ["thread", "finish"])
+def test_what_the_user_runs_cannot_keep_a_maker(
+    server: EngineServer, stream: ExperienceStream, hangs: str
+) -> None:
+    hanging, free = threading.Event(), threading.Event()
+
+    async def in_thread(prompt: Any, engine: Engine) -> BufferItem:
+        hanging.set()
+        await asyncio.to_thread(free.wait, 60)
+        return await episode(prompt, engine)
+
+    async def finish(items: list[BufferItem]) -> list[BufferItem]:
+        hanging.set()
+        while not free.is_set():
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+        return items
+
+    maker = EpisodeMaker(
+        stream,
+        in_thread if hangs == "thread" else episode,
+        vllm(server.url),
+        finish=finish,
+        group_size=1,
+        drain_timeout=0.5,
+        stop_timeout=0.5,
+    )
+    stopping = threading.Thread(target=lambda: (hanging.wait(20), maker.stop("enough")))
+    stopping.start()
+    began = time.monotonic()
+    try:
+        maker.run(prompts(1))
+        assert time.monotonic() - began < 10
+    finally:
+        free.set()
+    assert maker.stopped == "enough"
+    gc.collect()
 
 
 def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
