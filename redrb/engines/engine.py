@@ -148,6 +148,8 @@ class Engine(ABC):
         done = Generation()
 
         async def request() -> Part | None:
+            if not self._open.is_set():  # an update has begun since the last attempt
+                return None
             return await self._sampled(
                 [*tokens, *done.tokens],
                 max_new_tokens=max_new_tokens - len(done.tokens),
