@@ -287,8 +287,9 @@ class BatchTimeout(RedrbError, TimeoutError):
             `other_status`, `leased_here` (by the consumer of this take), `leased_elsewhere` (for
             ranks: `leased_by_ranks`), `acked`, `expired`, `filtered`, `evicted` and `dead`;
             `put_ever` and `filtered_ever` count the groups of all producers, also those before the
-            consumer group joined. Empty if ranks are missing, or several
-            tasks of a mixture had too few groups.
+            consumer group joined. If makers wait for the right to begin groups, `makers_waiting`
+            is their number, and `rights_known` 0 if the task does not know how many it may give.
+            Empty if ranks are missing, or several tasks of a mixture had too few groups.
         missing_partitions: Partitions of the task that could not be reached: their groups are not
             counted.
         similar: If nobody ever put into this task: tasks of the namespace with groups, the most
@@ -357,6 +358,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             return f"Partitions {listed} could not be reached: check that their servers run."
         if missing <= 0:
             return "The task's rate holds reads back until makers have put more."
+        if fates.get("makers_waiting") and not fates["put_ever"]:
+            return self._advice_on_rights()
         if fates and not fates["put_ever"]:
             listed = ", ".join(map(repr, self.similar))
             return (
@@ -371,6 +374,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             )
         if fates.get("leased_here", 0) >= missing:
             return "Acknowledge or release the leases of this consumer first, or ask for fewer."
+        if fates.get("makers_waiting"):
+            return self._advice_on_rights()
         if self.blocked:
             return (
                 f"{self.blocked} producers wait for room: the task is full. Acknowledge leased "
@@ -388,6 +393,18 @@ class BatchTimeout(RedrbError, TimeoutError):
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
                 return advice
         return "Check that makers are alive (`redrb top --namespace NAMESPACE`), or ask for fewer."
+
+    def _advice_on_rights(self) -> str:
+        waiting = f"{self.fates['makers_waiting']} makers wait for the right to begin groups: "
+        if self.fates["rights_known"]:
+            return (
+                waiting + "as many are begun and not yet trained as max_staleness allows. "
+                "Acknowledge and publish, ask for fewer groups, or raise max_staleness."
+            )
+        return (
+            waiting + "nobody has said how many groups are trained for each weight version. Call "
+            "stream.expect(groups) in the trainer, or open the stream with groups_per_version=."
+        )
 
 
 class AdmissionTimeout(RedrbError, TimeoutError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from trl import GRPOConfig
 
 import redrb
 from redrb.algorithms import action_log_probs
+from redrb.errors import AdmissionTimeout
 
 VOCABULARY, PAD, EOS = 24, 0, 3
 
@@ -117,3 +121,31 @@ class ScriptedMaker:
             )
             for row in range(2)
         ]
+
+
+@contextmanager
+def making(client: redrb.Client, stream: redrb.ExperienceStream) -> Iterator[None]:
+    """Put groups with rights and the newest version of "policy", in a thread, until the end."""
+    ended = threading.Event()
+    subscriber = redrb.WeightSubscriber(client, "policy", namespace=stream.namespace)
+    maker = ScriptedMaker()
+
+    def run() -> None:
+        newest = subscriber.wait(timeout=60)
+        while not ended.is_set():
+            try:
+                with stream.admit(3, least=1, timeout=0.2) as right:
+                    newest = subscriber.latest() or newest
+                    groups = [maker.group() for _ in range(right.left)]
+                    stream.put_many(groups, policy_version=newest.version, admission=right)
+            except AdmissionTimeout:
+                continue
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
+        assert not thread.is_alive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from types import TracebackType
@@ -17,7 +17,7 @@ from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
 from redrb.runtime.client import client_for
 from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
-from redrb.stream.task.settings import EXCLUDED_BY_ADMISSION, SettingArguments
+from redrb.stream.task.settings import may_give_rights
 
 
 class DetachedReplayBuffer:
@@ -76,7 +76,7 @@ class DetachedReplayBuffer:
         most = self.limit * self.sample_batch_size
         self._implied = stream_options.pop("implied", implied_limit(most, parted=parted))
         self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
-        if _gives_rights(_given(self._implied) | stream_options):
+        if may_give_rights(_given(self._implied) | stream_options):
             self._implied = replace(self._implied, groups_per_version=self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
@@ -162,24 +162,6 @@ class DetachedReplayBuffer:
             self._leases[worker_rank] = lease
         return batch
 
-    def expect(self, batches: int) -> None:
-        """Say how many batches are trained for each weight version, at least.
-
-        In a task with a bound of staleness this is the setting `groups_per_version`, unless a user
-        gave another one. Until it is called, one batch a version is expected.
-
-        Raises:
-            StoreUnavailable: Redis could not be reached.
-        """
-        self.stream.join_group()  # creates a task anew that was cleared
-        stored = self.stream.settings().values
-        known = {name: stored[name] for name in stored.keys() & SettingArguments.__annotations__}
-        if not _gives_rights({**known, "groups_per_version": None}):
-            return
-        groups = batches * self.sample_batch_size
-        self._implied = replace(self._implied, groups_per_version=groups)
-        ExperienceStream(self._client, implied=self._implied, **self._task_options).close()
-
     def get_length(self) -> int:
         """Return the number of full batches that wait."""
         return len(self.stream) // self.sample_batch_size
@@ -212,16 +194,6 @@ def _given(settings: TaskSettings) -> dict[str, Any]:
     """Return the settings that are not None."""
     named = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def _gives_rights(options: Mapping[str, Any]) -> bool:
-    """Return whether a task with these settings may give rights, and nobody says how many."""
-    if options.get("max_staleness") is None or options.get("groups_per_version") is not None:
-        return False
-    return all(
-        options.get(name) in (None, value, str(value))
-        for name, value in EXCLUDED_BY_ADMISSION.items()
-    )
 
 
 def implied_limit(most: int, *, parted: bool) -> TaskSettings:

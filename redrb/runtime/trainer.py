@@ -238,7 +238,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             _log.info("trainer %r: an earlier run has finished this call of fit", self.name)
             return
         episodes = None if total_steps is None else total_steps // update_steps
-        self.buffer.expect(update_steps)
+        self.buffer.stream.expect(update_steps * self.buffer.sample_batch_size)
         loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
         self._fresh = loop.fresh
         try:

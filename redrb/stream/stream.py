@@ -75,6 +75,7 @@ from redrb.stream.task.settings import (
     OnExpired,
     SettingArguments,
     TaskSettings,
+    may_give_rights,
     settings_with,
 )
 from redrb.stream.task.stored_settings import StoredSettings
@@ -666,6 +667,21 @@ class ExperienceStream:
                 refused,
             )
         return settled
+
+    def expect(self, groups: float) -> None:
+        """Say how many groups trainers train for each weight version, at least.
+
+        In a task with a bound of staleness this is the setting `groups_per_version`, by which it
+        gives rights, unless a user gave another one. In other tasks nothing changes.
+
+        Raises:
+            StoreUnavailable: Redis could not be reached.
+        """
+        self.join_group()  # creates a task anew that was cleared
+        stored = self.settings().values
+        known = {name: stored[name] for name in stored.keys() & SettingArguments.__annotations__}
+        if may_give_rights({**known, "groups_per_version": None}):
+            self._task.expect(groups)
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -89,6 +90,31 @@ def test_a_batch_that_one_request_acknowledges_is_no_longer_leased(
         assert refused(stream).fates["leased_here"] == 2
         second.ack()
         assert "3 are acknowledged" in str(refused(stream))
+
+
+def test_a_take_says_that_makers_wait_for_rights_and_why(client: Client, namespace: str) -> None:
+    with (
+        ExperienceStream(client, "math", namespace=namespace, max_staleness=1) as stream,
+        ThreadPoolExecutor() as pool,
+    ):
+        stream.advance(1)
+
+        def admitted(wait: str) -> str:
+            """Return the error of a take while a maker waits for two rights."""
+            making = pool.submit(stream.admit, 2, timeout=30)
+            deadline = time.monotonic() + 20
+            while wait not in (error := str(refused(stream))) and time.monotonic() < deadline:
+                pass
+            stream.expect(1 if "nobody has said" in wait else 4)
+            making.result()
+            return error
+
+        assert "stream.expect(groups)" in admitted(
+            "1 makers wait for the right to begin groups: nobody has said"
+        )
+        assert stream.settings().values["groups_per_version"] == "1"
+        assert "raise max_staleness" in admitted("as many are begun and not yet trained")
+        assert stream.settings().values["groups_per_version"] == "4"
 
 
 def test_an_unused_task_is_named_with_similar_ones(client: Client, namespace: str) -> None:

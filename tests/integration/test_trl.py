@@ -27,7 +27,7 @@ trl = pytest.importorskip("trl")
 from transformers import TrainerCallback  # noqa: E402
 
 from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts  # noqa: E402
-from tests.trl_jobs import ScriptedMaker, config, tiny_model, tokenizer  # noqa: E402
+from tests.trl_jobs import ScriptedMaker, config, making, tiny_model, tokenizer  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
@@ -172,6 +172,47 @@ def test_a_trainer_that_fails_between_steps_loses_nothing(
         train(Watch(stream, raise_at=1), max_steps=3, steps_per_generation=2)
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.waiting) == (0, 3)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+@pytest.mark.parametrize(
+    "passes",
+    [
+        {"gradient_accumulation_steps": 4, "steps_per_generation": 4},
+        {"gradient_accumulation_steps": 1, "steps_per_generation": 4},
+        {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
+    ],
+)
+def test_makers_wait_for_no_step_and_no_group_expires(
+    open_stream: Callable[..., redrb.ExperienceStream],
+    client: redrb.Client,
+    namespace: str,
+    tmp_path: Path,
+    passes: dict[str, int],
+    bound: int,
+) -> None:
+    stream = open_stream(max_staleness=bound, weights="policy")
+    with (
+        redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
+        making(client, open_stream(max_staleness=bound, weights="policy")),
+        TaskRollouts(stream, publisher=publisher, timeout=30) as fed,
+    ):
+        trainer = trl.GRPOTrainer(
+            tiny_model(),
+            maker_reward,
+            config(tmp_path, max_steps=12, **passes),
+            train_dataset=placeholder_prompts(200),
+            processing_class=tokenizer(),
+            rollout_func=fed,
+            callbacks=[fed],
+        )
+        trainer.train()
+    stats = stream.stats()
+    assert stats.ledger.expired == 0
+    assert stats.admission is not None
+    assert stats.admission.released == 0, "nothing was blocked"
+    assert stats.ledger.acked > 10
 
 
 def test_makers_follow_the_published_policy(

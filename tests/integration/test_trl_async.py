@@ -20,7 +20,7 @@ from redrb import ConfigError
 pytest.importorskip("trl")
 from transformers import TrainerCallback
 
-from tests.trl_jobs import EOS, ScriptedMaker, tiny_model, tokenizer
+from tests.trl_jobs import EOS, ScriptedMaker, making, tiny_model, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -148,6 +148,65 @@ def test_it_trains_on_groups_with_the_makers_log_probabilities(
     assert loaded is not None
     assert loaded.version == 7
     assert torch.equal(model.lm_head.weight, trainer.model.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("bound", "passes", "released"),
+    [
+        (4, 4, 0),
+        (1, 4, 0),
+        (1, 1, 0),
+        # the trainer reads ahead of its step, beyond the bound: after 10 s it gets what is missing
+        pytest.param(0, 4, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_makers_wait_for_no_step_and_no_group_expires(
+    parts: Any,
+    open_stream: Callable[..., redrb.ExperienceStream],
+    client: redrb.Client,
+    namespace: str,
+    tmp_path: Path,
+    bound: int,
+    passes: int,
+    released: int,
+) -> None:
+    stream = open_stream(max_staleness=bound, weights="policy")
+    tiny_model().save_pretrained(tmp_path / "model")
+    with (
+        redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
+        making(client, open_stream(max_staleness=bound, weights="policy")),
+    ):
+        weights = parts.weights(publisher)
+        worker = parts.worker(stream, weights, group_size=2)
+        trainer = parts.trainer(
+            str(tmp_path / "model"),
+            args=parts.config(
+                output_dir=str(tmp_path / "out"),
+                per_device_train_batch_size=2,
+                gradient_accumulation_steps=passes,
+                num_generations=2,
+                max_steps=12,
+                learning_rate=1e-3,
+                token_budget=0,
+                max_staleness=bound,
+                report_to="none",
+                save_strategy="no",
+                use_cpu=True,
+                bf16=False,
+                dtype="float32",
+                gradient_checkpointing=False,
+                disable_tqdm=True,
+            ),
+            train_dataset=parts.prompts(1),
+            processing_class=tokenizer(),
+            rollout_worker=worker,
+            weight_transfer=weights,
+            callbacks=[worker],
+        )
+        trainer.train()
+    stats = stream.stats()
+    assert stats.admission is not None
+    assert (stats.ledger.expired, stats.admission.released) == (0, released)
 
 
 def test_the_queue_is_that_of_trl(

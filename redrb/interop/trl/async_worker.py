@@ -173,8 +173,11 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
                 raise self._timeout
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
-        """Note the trainer's bound of staleness."""
+        """Note the trainer's bound of staleness, and say how many groups a version trains."""
         self._max_staleness = getattr(args, "max_staleness", None)
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        groups = samples * args.world_size * args.weight_sync_steps // args.num_generations
+        self._stream.expect(max(1, groups))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Acknowledge the groups that are certainly trained."""

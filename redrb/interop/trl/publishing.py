@@ -18,7 +18,7 @@ class Publishing:
 
     Args:
         publisher: None on ranks that do not publish.
-        every: Optimizer steps between two versions.
+        every: Fewest optimizer steps between two versions.
 
     Raises:
         ConfigError: `publisher` is something else.
@@ -28,11 +28,13 @@ class Publishing:
         if not isinstance(publisher, WeightPublisher | None):
             raise ConfigError(f"publisher={publisher!r:.80}: give a redrb.WeightPublisher or None.")
         self._publisher = publisher
-        self._every = every
+        self.every = every
+        self._published_at = 0
 
     def after_step(self, trainer: Any, step: int) -> None:
         """Publish if a version is due after optimizer step `step`."""
-        if step % self._every == 0:
+        if step - self._published_at >= self.every:
+            self._published_at = step
             self.publish(trainer)
 
     def publish(self, trainer: Any) -> None:

@@ -47,15 +47,19 @@ def maker_reward(completions: Sequence[Any], **fields: Any) -> list[float | None
 class TaskRollouts(TrainerCallback):  # type: ignore[misc]
     """Feeds a GRPOTrainer with groups of a task; give it as `rollout_func` and in `callbacks`.
 
-    Each call takes as many groups as the trainer asks for prompts. They are acknowledged after the
-    optimizer step that has trained the last of them: if the process dies before, they are
+    Each call takes as many groups as the trainer asks for prompts. Groups are acknowledged after
+    the optimizer step that has trained the last of them: if the process dies before, they are
     requeued. The trainer's prompts only say how many groups to take; the makers choose the prompts.
+    In a task with `max_staleness` the first call says how many groups a version trains, so that
+    makers get the rights to begin them.
 
     Args:
         stream: The stream of the task. Its groups have `num_generations` samples each.
         publisher: Publishes the policy for the makers; on several ranks only rank 0 has one. None:
             nothing is published.
-        publish_every: Optimizer steps between two versions, the same on all ranks.
+        publish_every: Fewest optimizer steps between two versions, the same on all ranks. A version
+            is published when all groups that were taken are trained, so that the bound of staleness
+            counts what makers can reach.
         extras: Names of the samples' extras that reward functions get as keyword arguments, beside
             `reward` and `policy_version`.
         acknowledge: "step": after the optimizer step; "save": after the checkpoint that holds the
@@ -94,6 +98,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         self._trainer: Any = None
         self._leases = HeldLeases()
         self._passes = 0  # forward passes of this process that are trained
+        self._trained_at = 0  # passes after which all groups that were taken are trained
         self._rank_step: int | None = None
 
     def __enter__(self) -> Self:
@@ -129,8 +134,8 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
             if lease:
                 lease.release()
             raise
-        passes = trainer.args.steps_per_generation * trainer.num_iterations
-        self._leases.hold(lease, self._passes + passes)
+        self._trained_at = self._passes + _passes(trainer)
+        self._leases.hold(lease, self._trained_at)
         return {
             "prompt_ids": [row.prompt for row in rows],
             "completion_ids": [row.completion for row in rows],
@@ -148,7 +153,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         self._passes += 1
         if not self._at_save:
             self._leases.acknowledge(self._passes)
-        if self._trainer is not None:
+        if self._trainer is not None and self._passes >= self._trained_at:
             self._publishing.after_step(self._trainer, state.global_step)
 
     def on_save(self, *_: Any, **__: Any) -> None:
@@ -172,7 +177,18 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         if self._trainer is not trainer:
             self._trainer = trainer
             correct_for_makers(trainer)
+            self._stream.expect(self._groups_per_version(trainer))
             self._publishing.publish(trainer)
+
+    def _groups_per_version(self, trainer: Any) -> int:
+        """Return the groups that are trained between two versions, of which none is split."""
+        args, passes = trainer.args, _passes(trainer)
+        step = args.gradient_accumulation_steps
+        steps = self._publishing.every
+        while steps * step % passes:
+            steps += 1
+        groups = args.generation_batch_size // trainer.num_generations
+        return int(groups * steps * step // passes)
 
     def _groups_of(self, prompts: int, trainer: Any) -> int:
         size = trainer.num_generations
@@ -235,7 +251,12 @@ def _generations(trainer: Any) -> int:
     """Return how many generations the trainer's optimizer steps have used."""
     args = trainer.args
     passes = trainer.state.global_step * args.gradient_accumulation_steps
-    return int(passes // (args.steps_per_generation * trainer.num_iterations))
+    return int(passes // _passes(trainer))
+
+
+def _passes(trainer: Any) -> int:
+    """Return the forward passes of one process that train what it generates at a time."""
+    return int(trainer.args.steps_per_generation * trainer.num_iterations)
 
 
 def _checked_extras(extras: Sequence[str]) -> tuple[str, ...]:

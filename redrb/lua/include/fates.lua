@@ -1,8 +1,9 @@
 -- What became of all groups of a task, for the error of a take whose time is up.
---@include task ledger pending
+--@include task facts ledger pending
 
 -- Name, number, ...: the ledger of a consumer group; `pool`, the groups that wait in its pool of a status;
 -- and `put_ever`, `filtered_ever`: all groups of all producers, also before the consumer group joined.
+-- If makers wait for rights to begin groups: `makers_waiting`, and `rights_known`, 1 if the task can give any.
 local function fates_of(group, pool)
   local ledger, found = ledger_of(group), {}
   ledger.leased = count_leased(group)
@@ -13,6 +14,11 @@ local function fates_of(group, pool)
     'pool', 'put_ever', 'filtered_ever'}) do
     found[#found + 1] = name
     found[#found + 1] = string.format('%d', ledger[name] or 0)
+  end
+  local makers = redis.call('ZCARD', key('queue', '#admission'))
+  if makers > 0 then
+    found[#found + 1], found[#found + 2] = 'makers_waiting', string.format('%d', makers)
+    found[#found + 1], found[#found + 2] = 'rights_known', rules().groups_per_version and '1' or '0'
   end
   return found
 end

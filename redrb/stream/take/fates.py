@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
+_RIGHTS = ("makers_waiting", "rights_known")
 
 
 def read_fates(flat: Sequence[bytes]) -> dict[str, int]:
@@ -35,4 +36,5 @@ def fates_seen_by(
     else:
         fates["leased_here"] = min(leased_here, leased)
         fates["leased_elsewhere"] = leased - fates["leased_here"]
+    fates |= {name: counts[name] for name in _RIGHTS if name in counts}
     return fates | {name: counts[name] for name in _ENDED}

@@ -270,6 +270,16 @@ def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> Ta
     return replace(settings or TaskSettings(), **given)
 
 
+def may_give_rights(settings: Mapping[str, Any]) -> bool:
+    """Return whether a task with these settings may give rights, and nobody says how many."""
+    if settings.get("max_staleness") is None or settings.get("groups_per_version") is not None:
+        return False
+    return all(
+        settings.get(name) in (None, value, str(value))
+        for name, value in EXCLUDED_BY_ADMISSION.items()
+    )
+
+
 def excluded_by_admission(name: str, value: object) -> ConfigError:
     """Return the error for a setting that a task with `groups_per_version` cannot have."""
     return ConfigError(

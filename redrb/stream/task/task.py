@@ -186,6 +186,11 @@ class Task:
             self._similar = (time.monotonic(), found)
         return found
 
+    def expect(self, groups: float) -> None:
+        """Give the setting `groups_per_version`, where no user gave another one."""
+        self._implied |= TaskSettings(groups_per_version=groups).as_stored()
+        self._open("")
+
     def note_kind(self, kind: str) -> None:
         """Note the kind of groups that the task remembers since a put from here."""
         self.description = replace(self.description, kind=kind)
