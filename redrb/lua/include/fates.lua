@@ -3,7 +3,7 @@
 
 -- Name, number, ...: the ledger of a consumer group; `pool`, the groups that wait in its pool of a status;
 -- and `put_ever`, `filtered_ever`: all groups of all producers, also before the consumer group joined.
--- If makers wait for rights to begin groups: `makers_waiting`, and `rights_known`, 1 if the task can give any.
+-- If makers wait for rights to begin groups: `makers_waiting`, and `rights_known`: 1 if there can be any.
 local function fates_of(group, pool)
   local ledger, found = ledger_of(group), {}
   ledger.leased = count_leased(group)
