@@ -31,6 +31,7 @@ from redrb.recipe.loading import file_of
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
 from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.record_file import RecordFile
 
 REFRESH_S = 0.25
 """Seconds between two pictures on a terminal."""
@@ -61,6 +62,7 @@ class Run:
     _history: History = field(default_factory=History)
     _diary: MetricsLog = field(init=False)
     _failed: bool = False
+    _lost: bool = False
     _why: str = ""
 
     def run(self) -> int:
@@ -115,7 +117,7 @@ class Run:
         self._history.begin_run()
         self._introduce(client)
         started = time.perf_counter()
-        with MetricsLog(str(self.folder.diary), worker="run") as diary:
+        with MetricsLog(str(self.folder.diary), worker="run", say=self._lost_records) as diary:
             self._diary = diary
             self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
             try:
@@ -151,8 +153,8 @@ class Run:
                 return WorkerProcess(
                     job.command(name, trained_s=history.trained_s - trained_before_s),
                     environment=environment,
-                    metrics=folder.metrics(name),
-                    log=folder.log(name),
+                    metrics=RecordFile(folder.metrics(name), self._lost_records),
+                    log=RecordFile(folder.log(name), self._lost_records),
                     on_event=history.add,
                     on_end=on_end,
                 )
@@ -198,6 +200,12 @@ class Run:
             self._complain(f"{name} {why} and was given up")
             self._say(reason)
 
+    def _lost_records(self, text: str) -> None:
+        """Say once that lines of logs or metrics are dropped; several files share a disk."""
+        if not self._lost:
+            self._lost = True
+            self._complain(text)
+
     def _complain_of_faults(self) -> None:
         """Say each fault that filters groups when it comes up first in this run."""
         for fault in self._history.new_faults():
@@ -228,8 +236,12 @@ class Run:
             self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
         elif can_draw():
             title = f"{self.job.title}: {self.job.workers}"
-            draw_curve(self.folder.curve, history, title=title)
-            self._say(f"curve: {self.folder.curve}")
+            try:
+                draw_curve(self.folder.curve, history, title=title)
+            except OSError as error:
+                self._complain(f"the curve cannot be written: {error}")
+            else:
+                self._say(f"curve: {self.folder.curve}")
         else:
             self._say(NEEDS_MATPLOTLIB)
         if interrupt.number and not self.temporary:

@@ -27,7 +27,7 @@ from redrb.errors import ConfigError
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.job import Job
-from redrb.launch.process import Death, OnEnd, _appended, _event
+from redrb.launch.process import Death, OnEnd, WorkerProcess, _event
 from redrb.launch.removal import delete_job
 from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
@@ -39,7 +39,9 @@ from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
 from redrb.workers import maker, trainer
 from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.record_file import RecordFile
 from tests.counting_recipe import Counting
+from tests.disks import fill, small_disk
 from tests.samples import numbered
 
 
@@ -397,6 +399,46 @@ def test_a_torn_last_line_ends_before_the_next_run_appends(tmp_path: Path) -> No
     file = tmp_path / "trainer.jsonl"
     file.write_bytes(b'{"event": "st')
     for _ in range(2):
-        with _appended(file) as appended:
-            appended.write(b"{}\n")
+        appended = RecordFile(file, print)
+        appended.write(b"{}\n")
+        appended.close()
     assert file.read_bytes() == b'{"event": "st\n{}\n{}\n'
+
+
+def test_a_full_disk_of_logs_drops_lines_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    events: list[str] = []
+    deaths: list[Death] = []
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "for number in range(50):\n"
+        "    print(f'line {number} ' + 'x' * 500)\n"
+        "    print('error', number, file=sys.stderr)\n"
+        '    print(f\'{{"time": 1, "worker": "w", "event": "{number}"}}\', flush=True)\n'
+        "sys.exit('the reason')\n"
+    )
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        filler = fill(disk)
+        metrics, log = (RecordFile(disk / name, said.append) for name in ("jsonl", "log"))
+        process = WorkerProcess(
+            ["program"],
+            environment={"PYTHONPATH": str(tmp_path)},
+            metrics=metrics,
+            log=log,
+            on_event=lambda event: events.append(event["event"]),
+            on_end=deaths.append,
+        )
+        assert process.ended.wait(60)
+        assert events == [str(number) for number in range(50)]
+        assert deaths[0].status == 1
+        assert deaths[0].reason.endswith("the reason")
+        assert len(said) == 2  # once for each file
+        assert all("dropped, and the job goes on: No space left" in text for text in said)
+        with MetricsLog(str(disk / "run"), worker="run", say=said.append) as diary:
+            diary.write("lost")
+            filler.unlink()
+            diary.write("kept")
+        assert len(said) == 3
+        kept = [json.loads(line) for line in (disk / "run").read_text().splitlines() if line]
+        assert kept[-1]["event"] == "kept"
