@@ -100,6 +100,7 @@ class WorkerProcess:
         log: RecordFile,
         on_event: OnEvent,
         on_end: OnEnd,
+        lock: int | None = None,
     ) -> None:
         """Start the process.
 
@@ -110,6 +111,7 @@ class WorkerProcess:
             log: File that its other output is appended to; closed at the end.
             on_event: Called with each event, in a thread.
             on_end: Called once it has ended, in a thread.
+            lock: Descriptor of a locked file, whose lock the process holds until it has ended.
         """
         self._metrics, self._log = metrics, log
         self._log.write(f"--- {time.strftime('%F %T')} python -m {' '.join(command)}\n".encode())
@@ -117,11 +119,12 @@ class WorkerProcess:
         self._started = time.monotonic()
         self._terminated = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "redrb.workers.supervised", *command],
+            stdin=subprocess.PIPE,  # it closes with this process, which ends the worker
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,  # not the log: a full disk must not fail what a worker prints
             env=dict(environment),
+            pass_fds=() if lock is None else (lock,),
             start_new_session=True,  # Ctrl-C reaches only `redrb run`, which sends SIGTERM
         )
         self.ended = threading.Event()
@@ -151,6 +154,8 @@ class WorkerProcess:
     def _wait(self, on_end: OnEnd) -> None:
         status = self._process.wait()
         ran_s = time.monotonic() - self._started
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         until = time.monotonic() + _DRAIN_S
         for reader in self._readers:
             reader.join(max(0.0, until - time.monotonic()))

@@ -37,7 +37,10 @@ REFRESH_S = 0.25
 """Seconds between two pictures on a terminal."""
 
 END_S = 60.0
-"""Seconds that a worker may take for the step under way, after SIGTERM, beside those on Redis."""
+"""Seconds after SIGTERM that the trainer has for its step under way, beside those on Redis."""
+
+MAKER_END_S = 10.0
+"""The same for makers: what they have not put is made again, and a reward function may hang."""
 
 
 @dataclass
@@ -125,7 +128,8 @@ class Run:
                 self._say(watch_advice(url, self.job.recipe.namespace))
                 self._watch(supervisor, url, started, interrupt)
                 self._why = self._reason(supervisor, interrupt)
-                supervisor.end_workers(self.job.recipe.stop_timeout + END_S)
+                stop_s = self.job.recipe.stop_timeout
+                supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
             finally:
                 supervisor.kill()
             seconds = time.perf_counter() - started
@@ -157,6 +161,7 @@ class Run:
                     log=RecordFile(folder.log(name), self._lost_records),
                     on_event=history.add,
                     on_end=on_end,
+                    lock=folder.workers_lock,
                 )
 
             supervisor.add_worker(name, start, job.restarts)
