@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 @contextmanager
 def read_only(disk: Path) -> Iterator[None]:
-    """Make the disk read-only in this block; no file on it may be open to be written."""
+    """Make the disk read-only in this block, at a moment when no file on it is open for writes."""
     _remount(disk, "ro")
     try:
         yield
@@ -47,8 +48,10 @@ def fill(disk: Path) -> Path:
 
 
 def _remount(disk: Path, mode: str) -> None:
-    done = _mount("-o", f"remount,{mode}", str(disk))
-    assert not done.returncode, done.stderr
+    until = time.monotonic() + 20
+    while (done := _mount("-o", f"remount,{mode}", str(disk))).returncode:
+        assert "busy" in done.stderr, done.stderr
+        assert time.monotonic() < until, done.stderr
 
 
 def _mount(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ import pytest
 import redrb
 from redrb import cli
 from redrb.environment import PREFIX, child_environment
+from tests.disks import fill, read_only, small_disk
 
 RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
 
@@ -171,6 +172,42 @@ def test_ctrl_c_while_the_server_waits_for_its_restart(folder: Path, runs: list[
     assert "the server was started again" in run.output
     assert re.search(r"ledger balanced +│ +yes", run.output), run.output
     assert "status 1" not in run.output  # workers put and acknowledge at their end
+
+
+def test_a_full_disk_under_logs_checkpoints_and_redis_loses_nothing(
+    folder: Path, runs: list[Run]
+) -> None:
+    with small_disk(folder, "8m") as disk:
+        run = Run(disk, "--steps", "1000000", "--restarts", "100")
+        runs.append(run)
+        run.until("watch it")
+        run.until_version(3)
+        filler = fill(disk)
+        run.until("are dropped, and the job goes on: No space left on device")
+        filler.unlink()
+        run.until_version(3)
+        assert run.end(signal.SIGINT) == 130, run.output
+        assert re.search(r"ledger balanced +│ +yes", run.output), run.output
+        assert "Traceback" not in run.output
+        assert not list(disk.glob("checkpoints/.*"))
+
+
+def test_a_read_only_disk_of_checkpoints_costs_a_restart_of_the_trainer(
+    folder: Path, runs: list[Run]
+) -> None:
+    with small_disk(folder / "disk", "8m") as disk:
+        run = Run(folder, "--steps", "1000000", "--checkpoints", str(disk / "checkpoints"))
+        runs.append(run)
+        run.until("watch it")
+        run.until_version(3)
+        with read_only(disk):
+            line = run.until("trainer ended with status 1; restart in 1 s")
+        assert "no checkpoint can be written" in line
+        assert "Read-only file system" in line
+        run.until("trainer was started again")
+        run.until_version(3)
+        assert run.end(signal.SIGINT) == 130, run.output
+        assert re.search(r"ledger balanced +│ +yes", run.output), run.output
 
 
 def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(
