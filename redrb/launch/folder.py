@@ -55,8 +55,8 @@ class RunFolder:
 
     Attributes:
         path: Where it is.
-        workers_lock: In `used`, the descriptor of a locked file that each worker inherits: the
-            next run waits until all of them have ended. None before.
+        workers_lock: In `used`, the descriptor of a locked file that the server and the workers
+            inherit: the next run waits until all of them have ended. None before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,12 +95,12 @@ class RunFolder:
     def used(self) -> Iterator[None]:
         """Make the folder, and keep other runs out of it in this block.
 
-        It waits for workers of an earlier run that was killed: they end with their run, though not
-        in the middle of a system call.
+        It waits for server and workers of an earlier run that was killed: they end with their run,
+        though not in the middle of a system call.
 
         Raises:
-            ConfigError: It cannot be made, another run uses it, or workers of an earlier run do
-                not end.
+            ConfigError: It cannot be made, another run uses it, or processes of an earlier run
+                do not end.
         """
         with self._opened("run.lock") as run, self._opened("workers.lock") as workers:
             if not _lock(run, 0.0):
@@ -109,7 +109,7 @@ class RunFolder:
                 )
             if not _lock(workers, WORKERS_END_S):
                 raise ConfigError(
-                    f"workers of an earlier run in {self.path}, which was killed, have not ended "
+                    f"processes of an earlier run in {self.path}, which was killed, have not ended "
                     f"for {WORKERS_END_S:g} s: end them (`fuser {self.path}/workers.lock` names "
                     "them), or choose another --out."
                 )

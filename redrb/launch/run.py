@@ -98,6 +98,7 @@ class Run:
             scope.enter_context(ending_within(to_end))
             if self.fresh:
                 self.folder.clear_state()
+            server.lock = self.folder.workers_lock
             scope.callback(server.close)
             supervisor.add_server(server, self.job.restarts)
             client = scope.enter_context(connect(server.url))

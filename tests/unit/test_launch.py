@@ -265,6 +265,24 @@ def test_workers_of_a_run_that_was_killed_keep_the_folder_until_they_end(
         end.join()
 
 
+def test_the_server_of_a_run_keeps_the_folder_until_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as name:  # a short path
+        folder = RunFolder(Path(name))
+        server = OwnServer(str(folder.redis))
+        with folder.used():
+            server.lock = folder.workers_lock
+            server.start(lambda _: None)
+        with closing(server):
+            monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 0.1)
+            with pytest.raises(ConfigError, match="an earlier run"), folder.used():
+                pass
+        monkeypatch.undo()
+        with folder.used():
+            pass
+
+
 KILLED = "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by someone)"
 
 A = Owner("A", __file__)
