@@ -22,6 +22,7 @@
     ├── AdmissionTimeout (TimeoutError) no right to begin groups in time; none was given
     ├── RankLost                        a rank died; no rank got a part of the step
     ├── LeaseLost                       another consumer has taken over the lease
+    ├── CheckpointFailed                the disk took no checkpoint; the one before is whole
     ├── EngineError                     an inference server cannot be used
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
@@ -513,6 +514,13 @@ class LeaseLost(RedrbError):
         self.ids = ids
         self.why = why
         super().__init__(f"task {task!r}: the lease on {len(ids)} groups is lost: {why}")
+
+
+class CheckpointFailed(RedrbError):
+    """A checkpoint could not be written: the disk is full, read-only or failing.
+
+    The checkpoint before is whole. `redrb run` starts the trainer again, which goes on from it.
+    """
 
 
 class EngineError(RedrbError):

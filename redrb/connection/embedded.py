@@ -61,11 +61,12 @@ class EmbeddedServer:
         program: The program that it runs.
     """
 
-    def __init__(self, directory: str = "") -> None:
+    def __init__(self, directory: str = "", *, lock: int | None = None) -> None:
         """Start the server and wait until it accepts connections.
 
         Args:
             directory: Keeps the data, appended and synchronised every second; "": keep none.
+            lock: Descriptor of a locked file, whose lock the server holds until it has ended.
 
         Raises:
             ConfigError: There is no server to start, or `directory` is in use, not writable, or has
@@ -88,7 +89,8 @@ class EmbeddedServer:
                 self.program.path,
                 *self._arguments(keep_data=bool(directory)),
             ],
-            pass_fds=(self._lock.fileno(),),  # held until the server has ended, not only its owner
+            # held until the server has ended, not only its owner
+            pass_fds=[self._lock.fileno(), *([] if lock is None else [lock])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -81,6 +81,7 @@ def is_transient(error: BaseException) -> bool:
         str(error).removeprefix(_DISCARDED).startswith(_NOT_NOW_CODES)
         or str(error).startswith(_DISCARDED_NOT_NOW)
         or "-READONLY " in str(error)
+        or is_disk_full(error)
         or _DOWN_IN_SCRIPT in str(error)
         or is_moving(error)
     )
@@ -117,6 +118,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, upstream.OutOfMemoryError) or (
         isinstance(error, upstream.ResponseError) and "OOM command not allowed" in str(error)
     )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the server refused a write because it cannot write its data to its disk."""
+    return isinstance(error, upstream.ResponseError) and "MISCONF " in str(error)
 
 
 def is_missing_script(error: BaseException) -> bool:
@@ -171,6 +177,12 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             "SHUTDOWN NOSAVE` does, which loses what is not on disk. Then `redrb doctor` tells "
             "whether data is damaged. The server answers so while one script takes longer than its "
             "busy-reply-threshold.",
+            where=where,
+        )
+    if is_disk_full(error):
+        return StoreUnavailable(
+            f"Redis at {where} takes no writes, because its disk is full or not writable: {reply}. "
+            "Make room on the disk of its data: it takes writes again within a second.",
             where=where,
         )
     if is_transient(error):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Any
 
 from redrb.connection.embedded import delete_data
 from redrb.errors import ConfigError
+
+WORKERS_END_S = 60.0
+"""Longest wait for the workers of an earlier run that was killed."""
 
 _RECORDS = (
     *("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log"),
@@ -47,10 +51,17 @@ class Owner:
 
 
 class RunFolder:
-    """The folder of a run; the next run of the same job goes on in it."""
+    """The folder of a run; the next run of the same job goes on in it.
+
+    Attributes:
+        path: Where it is.
+        workers_lock: In `used`, the descriptor of a locked file that the server and the workers
+            inherit: the next run waits until all of them have ended. None before.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.workers_lock: int | None = None
 
     @property
     def redis(self) -> Path:
@@ -84,25 +95,39 @@ class RunFolder:
     def used(self) -> Iterator[None]:
         """Make the folder, and keep other runs out of it in this block.
 
+        It waits for server and workers of an earlier run that was killed: they end with their run,
+        though not in the middle of a system call.
+
         Raises:
-            ConfigError: It cannot be made, or another run uses it.
+            ConfigError: It cannot be made, another run uses it, or processes of an earlier run
+                do not end.
         """
+        with self._opened("run.lock") as run, self._opened("workers.lock") as workers:
+            if not _lock(run, 0.0):
+                raise ConfigError(
+                    f"another run uses the folder {self.path}: end it, or choose another --out."
+                )
+            if not _lock(workers, WORKERS_END_S):
+                raise ConfigError(
+                    f"processes of an earlier run in {self.path}, which was killed, have not ended "
+                    f"for {WORKERS_END_S:g} s: end them (`fuser {self.path}/workers.lock` names "
+                    "them), or choose another --out."
+                )
+            self.workers_lock = workers
+            yield
+            self.workers_lock = None
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / "run.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+            file = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(f"--out {self.path} cannot be made: {error.strerror}.") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            raise ConfigError(
-                f"another run uses the folder {self.path}: end it, or choose another --out."
-            ) from error
-        try:
-            yield
+            yield file
         finally:
-            os.close(lock)
+            os.close(file)
 
     def check_owner(self, owner: Owner) -> None:
         """Refuse a folder that belongs to another job.
@@ -148,6 +173,31 @@ class RunFolder:
         files = [self.diary, self.metrics("trainer"), *sorted(self.path.glob("maker-*.jsonl"))]
         for file in files:
             yield from _events(file)
+
+
+def _lock(file: int, seconds: float) -> bool:
+    """Lock a file within `seconds`; returns False if another process holds the lock.
+
+    Raises:
+        ConfigError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not seconds:
+            return False
+    except OSError as error:
+        raise ConfigError(f"files in --out cannot be locked: {error.strerror}.") from error
+    else:
+        return True
+    locked = threading.Event()
+
+    def wait() -> None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        locked.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return locked.wait(seconds)
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:

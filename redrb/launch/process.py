@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
+
+from redrb.workers.record_file import RecordFile
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -24,6 +25,7 @@ BRIEF_LINES = 3
 LOG_ENDS = "last lines of its log:"
 
 _REASON_BYTES = 8_000
+_PART_BYTES = 65_536
 _DRAIN_S = 2.0
 """Longest wait for output after a process ended: a child of it may hold the pipe open."""
 
@@ -94,39 +96,45 @@ class WorkerProcess:
         command: Sequence[str],
         *,
         environment: Mapping[str, str],
-        metrics: Path,
-        log: Path,
+        metrics: RecordFile,
+        log: RecordFile,
         on_event: OnEvent,
         on_end: OnEnd,
+        lock: int | None = None,
     ) -> None:
         """Start the process.
 
         Args:
             command: Module and arguments, after `python -m`.
             environment: All its environment variables.
-            metrics: File that its events are appended to.
-            log: File that its other output is appended to.
+            metrics: File that its events are appended to; closed at the end.
+            log: File that its other output is appended to; closed at the end.
             on_event: Called with each event, in a thread.
             on_end: Called once it has ended, in a thread.
+            lock: Descriptor of a locked file, whose lock the process holds until it has ended.
         """
-        self._metrics, self._log = _appended(metrics), _appended(log)
+        self._metrics, self._log = metrics, log
         self._log.write(f"--- {time.strftime('%F %T')} python -m {' '.join(command)}\n".encode())
-        self._began_at = self._log.tell()
+        self._last_errors = b""
         self._started = time.monotonic()
         self._terminated = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "redrb.workers.supervised", *command],
+            stdin=subprocess.PIPE,  # it closes with this process, which ends the worker
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=subprocess.PIPE,  # not the log: a full disk must not fail what a worker prints
             env=dict(environment),
+            pass_fds=() if lock is None else (lock,),
             start_new_session=True,  # Ctrl-C reaches only `redrb run`, which sends SIGTERM
         )
         self.ended = threading.Event()
-        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._readers = [
+            threading.Thread(target=self._read_events, args=(on_event,), daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
         self._waiter = threading.Thread(target=self._wait, args=(on_end,), daemon=True)
-        self._reader.start()
-        self._waiter.start()
+        for thread in (*self._readers, self._waiter):
+            thread.start()
 
     @property
     def pid(self) -> int:
@@ -146,17 +154,20 @@ class WorkerProcess:
     def _wait(self, on_end: OnEnd) -> None:
         status = self._process.wait()
         ran_s = time.monotonic() - self._started
-        self._reader.join(_DRAIN_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        until = time.monotonic() + _DRAIN_S
+        for reader in self._readers:
+            reader.join(max(0.0, until - time.monotonic()))
         if self._terminated and status == -signal.SIGTERM:
             status = 0
-        reason = self._error_output()
-        if not self._reader.is_alive():
-            self._metrics.close()
-            self._log.close()
-        on_end(Death(status, ran_s, reason))
+        self._metrics.close()
+        self._log.close()
+        lines = self._last_errors.decode(errors="replace").strip().splitlines()
+        on_end(Death(status, ran_s, "\n".join(lines[-REASON_LINES:])))
         self.ended.set()
 
-    def _read(self, on_event: OnEvent) -> None:
+    def _read_events(self, on_event: OnEvent) -> None:
         output: IO[bytes] | None = self._process.stdout
         if output is None:
             return
@@ -169,24 +180,12 @@ class WorkerProcess:
                     self._metrics.write(line)
                     on_event(event)
 
-    def _error_output(self) -> str:
-        """Return the last lines of the log since the process began."""
-        with Path(self._log.name).open("rb") as log:
-            size = log.seek(0, 2)
-            log.seek(max(self._began_at, size - _REASON_BYTES))
-            text = log.read().decode(errors="replace")
-        return "\n".join(text.strip().splitlines()[-REASON_LINES:])
-
-
-def _appended(path: Path) -> IO[bytes]:
-    """Open a file to append whole lines: a torn last line, of a process that was killed, ends."""
-    file = path.open("ab", buffering=0)
-    if file.tell():
-        with path.open("rb") as written:
-            written.seek(-1, 2)
-            if written.read(1) != b"\n":
-                file.write(b"\n")
-    return file
+    def _read_errors(self) -> None:
+        output: Any = self._process.stderr
+        with output:
+            while part := output.read1(_PART_BYTES):
+                self._log.write(part)
+                self._last_errors = (self._last_errors + part)[-_REASON_BYTES:]
 
 
 def _event(line: bytes) -> Mapping[str, Any] | None:

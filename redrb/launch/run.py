@@ -31,12 +31,16 @@ from redrb.recipe.loading import file_of
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
 from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.record_file import RecordFile
 
 REFRESH_S = 0.25
 """Seconds between two pictures on a terminal."""
 
 END_S = 60.0
-"""Seconds that a worker may take for the step under way, after SIGTERM, beside those on Redis."""
+"""Seconds after SIGTERM that the trainer has for its step under way, beside those on Redis."""
+
+MAKER_END_S = 10.0
+"""The same for makers: what they have not put is made again, and a reward function may hang."""
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Run:
     _history: History = field(default_factory=History)
     _diary: MetricsLog = field(init=False)
     _failed: bool = False
+    _lost: bool = False
     _why: str = ""
 
     def run(self) -> int:
@@ -93,6 +98,7 @@ class Run:
             scope.enter_context(ending_within(to_end))
             if self.fresh:
                 self.folder.clear_state()
+            server.lock = self.folder.workers_lock
             scope.callback(server.close)
             supervisor.add_server(server, self.job.restarts)
             client = scope.enter_context(connect(server.url))
@@ -115,7 +121,7 @@ class Run:
         self._history.begin_run()
         self._introduce(client)
         started = time.perf_counter()
-        with MetricsLog(str(self.folder.diary), worker="run") as diary:
+        with MetricsLog(str(self.folder.diary), worker="run", say=self._lost_records) as diary:
             self._diary = diary
             self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
             try:
@@ -123,7 +129,8 @@ class Run:
                 self._say(watch_advice(url, self.job.recipe.namespace))
                 self._watch(supervisor, url, started, interrupt)
                 self._why = self._reason(supervisor, interrupt)
-                supervisor.end_workers(self.job.recipe.stop_timeout + END_S)
+                stop_s = self.job.recipe.stop_timeout
+                supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
             finally:
                 supervisor.kill()
             seconds = time.perf_counter() - started
@@ -151,10 +158,11 @@ class Run:
                 return WorkerProcess(
                     job.command(name, trained_s=history.trained_s - trained_before_s),
                     environment=environment,
-                    metrics=folder.metrics(name),
-                    log=folder.log(name),
+                    metrics=RecordFile(folder.metrics(name), self._lost_records),
+                    log=RecordFile(folder.log(name), self._lost_records),
                     on_event=history.add,
                     on_end=on_end,
+                    lock=folder.workers_lock,
                 )
 
             supervisor.add_worker(name, start, job.restarts)
@@ -198,6 +206,12 @@ class Run:
             self._complain(f"{name} {why} and was given up")
             self._say(reason)
 
+    def _lost_records(self, text: str) -> None:
+        """Say once that lines of logs or metrics are dropped; several files share a disk."""
+        if not self._lost:
+            self._lost = True
+            self._complain(text)
+
     def _complain_of_faults(self) -> None:
         """Say each fault that filters groups when it comes up first in this run."""
         for fault in self._history.new_faults():
@@ -228,8 +242,12 @@ class Run:
             self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
         elif can_draw():
             title = f"{self.job.title}: {self.job.workers}"
-            draw_curve(self.folder.curve, history, title=title)
-            self._say(f"curve: {self.folder.curve}")
+            try:
+                draw_curve(self.folder.curve, history, title=title)
+            except OSError as error:
+                self._complain(f"the curve cannot be written: {error}")
+            else:
+                self._say(f"curve: {self.folder.curve}")
         else:
             self._say(NEEDS_MATPLOTLIB)
         if interrupt.number and not self.temporary:

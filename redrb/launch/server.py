@@ -28,10 +28,13 @@ class RunServer(Protocol):
     Attributes:
         url: Its URL for clients.
         restarts: Whether it can be started again after it died.
+        lock: Descriptor of a locked file, whose lock a server that is started holds until it has
+            ended; None: it holds none.
     """
 
     url: str
     restarts: bool
+    lock: int | None
 
     def start(self, on_end: OnEnd) -> None:
         """Start it; `on_end` is called in a thread if it ends before `close`."""
@@ -44,6 +47,7 @@ class ForeignServer:
     """A server that other people run."""
 
     restarts = False
+    lock: int | None = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -71,6 +75,7 @@ class OwnServer:
         self._server: EmbeddedServer | None = None
         self.url = ""
         self.restarts = bool(directory)
+        self.lock: int | None = None
 
     def start(self, on_end: OnEnd) -> None:
         """Start it, or start it again.
@@ -80,7 +85,7 @@ class OwnServer:
             StoreUnavailable: The server did not start.
         """
         self.close()
-        server = self._server = EmbeddedServer(self._directory)
+        server = self._server = EmbeddedServer(self._directory, lock=self.lock)
         self.url = f"unix://{server.socket}"
         threading.Thread(target=self._wait, args=(server, on_end), daemon=True).start()
 

@@ -17,6 +17,9 @@ from redrb.workers.ending import WRONG_CONFIGURATION
 
 SERVER = "the server"
 
+KILLED_S = 10.0
+"""Longest wait for the end of a process that was killed."""
+
 
 class State(Enum):
     """The state of a supervised process."""
@@ -91,6 +94,7 @@ class Supervisor:
     report: Report
     happenings: SimpleQueue[object] = field(default_factory=SimpleQueue)
     _parts: dict[str, _Part] = field(default_factory=dict)
+    _ending: bool = False
 
     def add_server(self, server: RunServer, restarts: int) -> None:
         """Add the server, and start it.
@@ -161,26 +165,42 @@ class Supervisor:
             happening = self.happenings.get(timeout=max(0.0, min([timeout, *waits])))
         except Empty:
             return
-        if isinstance(happening, Ended):
-            self._ended(happening)
+        self._take(happening)
 
-    def end_workers(self, seconds: float) -> None:
-        """Send SIGTERM to all workers, and wait until they have ended; kill them after `seconds`.
+    def end_workers(self, seconds: float, *, makers_s: float) -> None:
+        """Send SIGTERM to all workers, and wait until they have ended; then kill them.
 
-        The trainer comes first, so that it does not wait for makers that end.
+        The trainer comes first, so that it does not wait for makers that end. A server that has
+        died is started at once, without its delay, because workers put and acknowledge at the end.
+
+        Args:
+            seconds: Longest wait for the trainer.
+            makers_s: Longest wait for the makers.
         """
-        running = [part.process for part in self._parts.values() if part.process is not None]
-        for process in running:
-            process.terminate()
-        until = time.monotonic() + seconds
-        for process in running:
-            if not process.ended.wait(max(0.0, until - time.monotonic())):
-                process.kill()
-                process.ended.wait(seconds)
+        self._ending = True
         while not self.happenings.empty():
-            happening = self.happenings.get()
-            if isinstance(happening, Ended):
-                self._ended(happening, may_restart=False)
+            self._take(self.happenings.get())
+        self._start_server_now()
+        began = time.monotonic()
+        for part in self._running_workers:
+            if part.process is not None:
+                part.process.terminate()
+        while running := self._running_workers:
+            now = time.monotonic() - began
+            left = {
+                part.name: (seconds if part.name == self.trainer else makers_s) - now
+                for part in running
+            }
+            for part in running:
+                if left[part.name] <= 0 and part.process is not None:
+                    part.process.kill()
+            longest = [each for each in left.values() if each > 0]
+            try:
+                self._take(self.happenings.get(timeout=min(longest, default=KILLED_S)))
+            except Empty:
+                if not longest:
+                    return  # the kernel does not end it
+            self._start_server_now()
 
     def kill(self) -> None:
         """Send SIGKILL to all workers."""
@@ -192,6 +212,19 @@ class Supervisor:
     def _maker_states(self) -> list[State]:
         workers = self._parts.keys() - {SERVER, self.trainer}
         return [self._parts[name].state for name in workers]
+
+    @property
+    def _running_workers(self) -> list[_Part]:
+        return [part for part in self._parts.values() if part.process is not None]
+
+    def _take(self, happening: object) -> None:
+        if isinstance(happening, Ended):
+            self._ended(happening)
+
+    def _start_server_now(self) -> None:
+        server = self._parts.get(SERVER)
+        if server is not None and server.state is State.WAITING:
+            self._start_again(server)
 
     def _start_again(self, part: _Part) -> None:
         try:
@@ -206,20 +239,21 @@ class Supervisor:
         part.state = State.RUNNING
         part.process = part.start(lambda death: self.happenings.put(Ended(part.name, death)))
 
-    def _ended(self, happening: Ended, *, may_restart: bool = True) -> None:
+    def _ended(self, happening: Ended) -> None:
         part = self._parts[happening.name]
         part.process = None
         if happening.death.status == 0 and part.name != SERVER:
             part.state = State.DONE
         else:
-            self._died(part, happening.death, may_restart=may_restart)
+            self._died(part, happening.death)
 
-    def _died(self, part: _Part, death: Death, *, may_restart: bool = True) -> None:
+    def _died(self, part: _Part, death: Death) -> None:
         # without makers the trainer would wait for groups again
         alone = part.name == self.trainer and not any(
             state in (State.RUNNING, State.WAITING) for state in self._maker_states
         )
-        useless = alone or not may_restart or death.status == WRONG_CONFIGURATION
+        too_late = self._ending and part.name != SERVER
+        useless = alone or too_late or death.status == WRONG_CONFIGURATION
         delay = None if useless else part.restarts.delay_s(death.ran_s)
         part.why = f"{death.why}{death.brief.partition(chr(10))[0]}"
         told = {"worker": part.name, "status": death.status, "why": death.why}

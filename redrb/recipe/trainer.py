@@ -19,6 +19,7 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
+from redrb.recipe.declared_settings import DeclaredSettings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
@@ -96,6 +97,7 @@ class RecipeTrainer(AlgorithmTrainer):
         placed = place_models(lambda: strategy, models.values, None)
         self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
         self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
+        self._declared = DeclaredSettings(self._optimizers)
 
     @property
     def plain_models(self) -> dict[str, nn.Module]:
@@ -118,9 +120,10 @@ class RecipeTrainer(AlgorithmTrainer):
         return self._models
 
     def checkpointed(self) -> Mapping[str, Stateful]:
-        """Return models and optimizers."""
+        """Return models and optimizers, and the settings with which the recipe made these."""
         parts: dict[str, Stateful] = {f"models.{name}": m for name, m in self.plain_models.items()}
-        return parts | {f"optimizers.{name}": each for name, each in self._optimizers.items()}
+        parts |= {f"optimizers.{name}": each for name, each in self._optimizers.items()}
+        return parts | {"declared": self._declared}  # loaded after the optimizers
 
     def begin(self) -> None:
         """Go on from the newest checkpoint or published weights, or publish the first ones."""

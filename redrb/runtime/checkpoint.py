@@ -11,23 +11,26 @@ from __future__ import annotations
 import os
 import pickle  # noqa: TID251 (the name of an error; nothing is unpickled by us)
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgpack
 import torch
+from torch.optim import Optimizer
 
-from redrb.errors import ConfigError, DecodeError
+from redrb.disks import may_pass
+from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
 from redrb.runtime.random_state import random_state, restore_random_state
-from redrb.staging import sync_folder
+from redrb.staging import staging, sync_folder
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
-FORMAT = 2
+FORMAT = 3
 
 Unacked: TypeAlias = dict[str, dict[int, int]]
 """Groups that were trained and not acknowledged yet: incarnation of the task -> id -> samples."""
@@ -100,6 +103,12 @@ def stateful_parts(owner: object) -> dict[str, Stateful]:
     return found
 
 
+def _optimizer_classes(parts: Mapping[str, Stateful]) -> dict[str, str]:
+    return {
+        name: type(part).__name__ for name, part in parts.items() if isinstance(part, Optimizer)
+    }
+
+
 class Checkpoints:
     """The checkpoints in one directory: files named by step, of which the newest are kept."""
 
@@ -129,7 +138,8 @@ class Checkpoints:
             unacked: Groups that were trained and not acknowledged yet.
 
         Raises:
-            ConfigError: The file cannot be written.
+            CheckpointFailed: The disk is full, read-only or failing; nothing of the file is left.
+            ConfigError: The directory cannot be used.
         """
         stored = {each.name: getattr(position, each.name) for each in fields(position)}
         stored["kept"] = [_packed(batch) for batch in position.kept]
@@ -137,16 +147,13 @@ class Checkpoints:
             "format": FORMAT,
             "owner": self._owner,
             "parts": {name: part.state_dict() for name, part in parts.items()},
+            "optimizers": _optimizer_classes(parts),
             "random": random_state(),
             "position": stored,
             "unacked": unacked,
         }
-        try:
+        with self._writing():
             self._write(position.step, content)
-        except OSError as error:
-            raise ConfigError(
-                f"no checkpoint can be written to {self._directory}: {error}."
-            ) from error
 
     def load(self, step: int, parts: Mapping[str, Stateful]) -> tuple[Position, Unacked]:
         """Load a checkpoint into `parts` and the random number generators.
@@ -172,6 +179,13 @@ class Checkpoints:
                 f"{path} holds {sorted(states)}, this trainer has {sorted(parts)}: resume with the "
                 "same trainer, or use another checkpoint directory."
             )
+        for name, kind in _optimizer_classes(parts).items():
+            if content["optimizers"].get(name) != kind:
+                raise ConfigError(
+                    f"{path} holds {name} of {content['optimizers'].get(name)}, and this trainer "
+                    f"has {kind}, which cannot go on from that state: resume with the same "
+                    "optimizer, or use another checkpoint directory."
+                )
         for name, part in parts.items():
             try:
                 part.load_state_dict(states[name])
@@ -185,25 +199,58 @@ class Checkpoints:
         return position, unacked
 
     def forget_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps: training goes on from this one."""
-        for later in self.steps():
-            if later > step:
-                self._path(later).unlink()
+        """Delete the checkpoints of later steps: training goes on from this one.
+
+        Raises:
+            CheckpointFailed, ConfigError: As `save` does.
+        """
+        with self._writing():
+            for later in self.steps():
+                if later > step:
+                    self._path(later).unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = f"no checkpoint can be written to {self._directory}: {error}"
+            if may_pass(error):
+                raise CheckpointFailed(
+                    f"{text}. Make room on the disk, or make it writable; a trainer that starts "
+                    "again goes on from the checkpoint before."
+                ) from error
+            raise ConfigError(f"{text}. Give another directory.") from error
 
     def _write(self, step: int, content: Mapping[str, Any]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        part_file = self._directory / "checkpoint.part"
-        with part_file.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part_file.replace(self._path(step))
+        with staging(self._directory / "checkpoint") as folder:
+            part_file = folder / "part"
+            with part_file.open("wb") as file:
+                _save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part_file.replace(self._path(step))
         sync_folder(self._directory)
         for old in self.steps()[: -self._keep]:
-            self._path(old).unlink()
+            self._path(old).unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:
         return self._directory / f"checkpoint-{step}.pt"
+
+
+def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
+    """Write a checkpoint to a file.
+
+    Raises:
+        OSError: The disk does not take it; torch hides this error behind a RuntimeError.
+    """
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
@@ -216,7 +263,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
         stored["kept"] = [_unpacked(batch, path) for batch in stored["kept"]]
         position = Position(**stored)
         unacked = {str(name): dict(groups) for name, groups in content["unacked"].items()}
-        if not {"owner", "parts", "random"} <= content.keys():
+        if not {"owner", "parts", "optimizers", "random"} <= content.keys():
             raise DecodeError(f"{path} is not a checkpoint of redrb: it lacks a part.")
     except DecodeError:
         raise

@@ -12,6 +12,9 @@ from typing import NoReturn
 
 from redrb.errors import ConfigError, RedrbError, WeightMismatch
 
+WATCHER = "redrb-run-watcher"
+"""Name of the thread that waits for the end of `redrb run`; Python may stop it where it is."""
+
 WRONG_CONFIGURATION = 2
 """Exit status of a worker that would fail in the same way if it were started again."""
 
@@ -32,7 +35,7 @@ def end(status: int) -> NoReturn:
     closed by now, so nothing is lost without Python's own end.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would change the status, and nothing else
-    if any(thread.daemon for thread in threading.enumerate()):
+    if any(thread.daemon and thread.name != WATCHER for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import threading
@@ -10,42 +11,45 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from redrb.errors import ConfigError
+from redrb.workers.record_file import RecordFile, Say
+
+_log = logging.getLogger("redrb")
 
 
 class MetricsLog:
     """Appends one line for each event; safe among threads.
 
+    Lines of a file that the disk does not take are dropped, and the first one is reported.
+
     Every line has `time` (seconds since the epoch), `worker` and `event`. Numbers that are not
     finite become null, because JSON has none.
     """
 
-    def __init__(self, path: str, *, worker: str) -> None:
+    def __init__(self, path: str, *, worker: str, say: Say = _log.warning) -> None:
         """Open the log.
 
         Args:
             path: A file that is appended to; "-" is standard output, "" writes nothing.
             worker: Name that each line carries.
+            say: Called with a message when a line is dropped for the first time.
 
         Raises:
-            ConfigError: The file cannot be opened.
+            ConfigError: The file cannot be opened, and not because its disk is full or read-only.
         """
         self._worker = worker
-        self._lock = threading.Lock()
-        self._file: IO[str] | None = None
-        self._owned = path not in ("", "-")
-        if path == "-":
-            self._file = sys.stdout
-        elif path:
+        self._file: RecordFile | None = None
+        self._prints, self._printing = path == "-", threading.Lock()
+        if path and not self._prints:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (__exit__ closes)
             except OSError as error:
                 raise ConfigError(
                     f"no metrics can be written to {path}: {error.strerror}."
                 ) from error
+            self._file = RecordFile(Path(path), say)
 
     def __enter__(self) -> Self:
         return self
@@ -56,18 +60,19 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._owned and self._file is not None:
+        if self._file is not None:
             self._file.close()
 
     def write(self, event: str, **values: object) -> None:
         """Append one event."""
-        if self._file is None:
-            return
         line = {"time": round(time.time(), 3), "worker": self._worker, "event": event, **values}
-        text = json.dumps(_plain(line), allow_nan=False)
-        with self._lock:
-            self._file.write(text + "\n")
-            self._file.flush()
+        text = json.dumps(_plain(line), allow_nan=False) + "\n"
+        if self._file is not None:
+            self._file.write(text.encode())
+        elif self._prints:
+            with self._printing:
+                sys.stdout.write(text)
+                sys.stdout.flush()
 
 
 def _plain(value: object) -> object:

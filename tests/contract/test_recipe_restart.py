@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from torch import nn
+from torch.optim import SGD, Optimizer
 
 from redrb import Client, ExperienceStream, TaskMismatch
+from redrb.recipe import option
 from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
+from redrb.recipe.trainer import RecipeTrainer
+from redrb.runtime.checkpoint import Position
 from redrb.stream import TaskSettings
 from tests.counting_recipe import Counting
 from tests.samples import numbered
@@ -70,3 +76,27 @@ def test_an_order_that_stored_groups_cannot_have_is_refused(
         stream.take(1, timeout=0).ack()
         start(settings_of_trainer).close()
         assert stream.settings().values["order"] == "admission"
+
+
+class Paced(Counting):
+    """Counts with a learning rate that is a setting."""
+
+    learning_rate: float = option(1.0, "of SGD")
+
+    def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
+        return {"actor": SGD(models["actor"].parameters(), lr=self.learning_rate, momentum=0.5)}
+
+
+def test_a_learning_rate_that_was_changed_holds_after_a_resume(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    found = []
+    for rate in (1.0, 0.25):
+        recipe = Paced(namespace=namespace, checkpoints=str(tmp_path), steps=0, learning_rate=rate)
+        with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
+            trainer.begin()
+            found.append(trainer._optimizers["actor"].param_groups[0]["lr"])
+            checkpoints = trainer._resumption.checkpoints
+            assert checkpoints is not None
+            checkpoints.save(trainer.checkpointed(), Position(step=1), {})
+    assert found == [1.0, 0.25]

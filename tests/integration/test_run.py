@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 import redrb
 from redrb import cli
 from redrb.environment import PREFIX, child_environment
+from tests.disks import fill, read_only, small_disk
 
 RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
 
@@ -35,6 +37,7 @@ class Run:
             text=True,
         )
         self.output = ""
+        self.workers: list[psutil.Process] = []  # those that may outlive it
 
     def until(self, words: str) -> str:
         """Read lines until one has these words; returns it."""
@@ -82,9 +85,12 @@ def runs() -> Iterator[list[Run]]:
     started: list[Run] = []
     yield started
     for run in started:
+        below = run.workers
         if run.popen.poll() is None:
-            for child in psutil.Process(run.popen.pid).children(recursive=True):
-                child.kill()
+            below = psutil.Process(run.popen.pid).children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         run.popen.kill()
         run.popen.communicate()
 
@@ -126,6 +132,82 @@ def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list
     assert figures["reward_last"] == done + 3  # of weights that a checkpoint brought over
     assert figures["ledger_balanced"] is True
     assert (folder / "curve.png").stat().st_size > 5_000
+
+
+def test_a_run_that_was_killed_takes_its_workers_along_and_the_next_one_waits(
+    folder: Path, runs: list[Run]
+) -> None:
+    first = Run(folder, "--steps", "1000000")
+    runs.append(first)
+    first.until("watch it")
+    first.until_version(3)
+    workers = [first.process(f"--worker={name}") for name in ("trainer", "maker-1", "maker-2")]
+    first.workers = workers
+    stopped = workers[0]
+    stopped.suspend()  # as one in a long system call
+    first.popen.kill()
+    psutil.wait_procs(workers[1:], timeout=20)
+    assert [worker.is_running() for worker in workers] == [True, False, False]
+    second = Run(folder, "--steps", "1000000")
+    runs.append(second)
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.popen.wait(3)
+    assert not psutil.Process(second.popen.pid).children()  # neither server nor workers
+    stopped.resume()
+    second.until("goes on after")
+    assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+    second.until_version(3)
+    assert second.end(signal.SIGINT) == 130, second.output
+    assert re.search(r"ledger balanced +│ +yes", second.output), second.output
+
+
+def test_ctrl_c_while_the_server_waits_for_its_restart(folder: Path, runs: list[Run]) -> None:
+    run = Run(folder, "--steps", "1000000")
+    runs.append(run)
+    run.until("watch it")
+    run.until_version(3)
+    run.process("redis.sock").kill()
+    assert "restart in 1 s" in run.until("the server was killed by SIGKILL")
+    assert run.end(signal.SIGINT) == 130, run.output
+    assert "the server was started again" in run.output
+    assert re.search(r"ledger balanced +│ +yes", run.output), run.output
+    assert "status 1" not in run.output  # workers put and acknowledge at their end
+
+
+def test_a_full_disk_under_logs_checkpoints_and_redis_loses_nothing(
+    folder: Path, runs: list[Run]
+) -> None:
+    with small_disk(folder, "8m") as disk:
+        run = Run(disk, "--steps", "1000000", "--restarts", "100")
+        runs.append(run)
+        run.until("watch it")
+        run.until_version(3)
+        filler = fill(disk)
+        run.until("are dropped, and the job goes on: No space left on device")
+        filler.unlink()
+        run.until_version(3)
+        assert run.end(signal.SIGINT) == 130, run.output
+        assert re.search(r"ledger balanced +│ +yes", run.output), run.output
+        assert "Traceback" not in run.output
+        assert not list(disk.glob("checkpoints/.*"))
+
+
+def test_a_read_only_disk_of_checkpoints_costs_a_restart_of_the_trainer(
+    folder: Path, runs: list[Run]
+) -> None:
+    with small_disk(folder / "disk", "8m") as disk:
+        run = Run(folder, "--steps", "1000000", "--checkpoints", str(disk / "checkpoints"))
+        runs.append(run)
+        run.until("watch it")
+        run.until_version(3)
+        with read_only(disk):
+            line = run.until("trainer ended with status 1; restart in 1 s")
+        assert "no checkpoint can be written" in line
+        assert "Read-only file system" in line
+        run.until("trainer was started again")
+        run.until_version(3)
+        assert run.end(signal.SIGINT) == 130, run.output
+        assert re.search(r"ledger balanced +│ +yes", run.output), run.output
 
 
 def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(

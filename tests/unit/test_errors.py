@@ -79,6 +79,7 @@ def test_every_upstream_error_becomes_ours(error: upstream.RedisError) -> None:
         (upstream.BusyLoadingError("loading"), errors.StoreUnavailable),
         (upstream.ReadOnlyError("replica"), errors.StoreUnavailable),
         (upstream.OutOfMemoryError("OOM command not allowed"), errors.StoreFull),
+        (upstream.ResponseError("MISCONF Errors writing to the AOF"), errors.StoreUnavailable),
         (upstream.InvalidResponse("Protocol Error"), errors.UnsupportedServer),
         (upstream.ResponseError("WRONGTYPE"), errors.StoreError),
     ],
@@ -118,7 +119,14 @@ def test_only_transient_errors_are_retried() -> None:
     assert is_transient(upstream.ResponseError("UNBLOCKED force unblock from blocking operation"))
     assert is_transient(upstream.ResponseError("ERR Error running script: -READONLY You can't"))
     discarded = "Transaction discarded because of: "
-    for code in ("READONLY You can't write", "LOADING Redis is", "NOREPLICAS Not enough", "BUSY x"):
+    assert is_transient(upstream.ResponseError("MISCONF Errors writing to the AOF file: No space"))
+    for code in (
+        "MISCONF Errors writing",
+        "READONLY You can't write",
+        "LOADING Redis is",
+        "NOREPLICAS Not enough",
+        "BUSY x",
+    ):
         assert is_transient(upstream.ExecAbortError(discarded + code)), code
     denied = upstream.ExecAbortError(f"{discarded}NOPERM this user has no permissions")
     assert is_denied(denied)

@@ -8,7 +8,10 @@ import json
 import math
 import re
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,19 +30,21 @@ from redrb.errors import ConfigError
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.job import Job
-from redrb.launch.process import Death, OnEnd, _appended, _event
+from redrb.launch.process import Death, OnEnd, WorkerProcess, _event
 from redrb.launch.removal import delete_job
 from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
 from redrb.launch.screen import Screen, _panel
 from redrb.launch.server import ForeignServer, OwnServer, server_for, watch_advice
-from redrb.launch.supervisor import State, Supervisor
+from redrb.launch.supervisor import Ended, State, Supervisor
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
 from redrb.workers import maker, trainer
 from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.record_file import RecordFile
 from tests.counting_recipe import Counting
+from tests.disks import fill, small_disk
 from tests.samples import numbered
 
 
@@ -56,6 +61,17 @@ class Running:
 
     def __init__(self, on_end: OnEnd) -> None:
         self.on_end = on_end
+        self.asked: list[str] = []
+        self.hangs = False
+
+    def terminate(self) -> None:
+        self.asked.append("terminate")
+        if not self.hangs:
+            self.on_end(Death(0, 1, ""))
+
+    def kill(self) -> None:
+        self.asked.append("kill")
+        self.on_end(Death(-9, 1, ""))
 
 
 class Supervised:
@@ -114,6 +130,34 @@ def test_a_trainer_that_fails_without_makers_is_not_restarted() -> None:
     run.end("maker-1", 0)
     run.end("trainer", 1)
     assert run.supervisor.over == "trainer was given up"
+
+
+def test_a_server_that_waits_for_its_restart_is_started_before_the_workers_end() -> None:
+    run = Supervised("maker-1")
+    server = run.supervisor._parts["the server"]
+    server.restarts = Restarts(3)
+    server.process = None  # as that of servers
+    started: list[list[str]] = []
+
+    def start(_on_end: OnEnd) -> None:
+        started.append(list(run.started["maker-1"][0].asked))
+
+    server.start = start
+    run.supervisor.happenings.put(Ended("the server", Death(-9, 1, "")))  # not noticed yet
+    run.supervisor.end_workers(60, makers_s=60)
+    assert started == [[]]  # before the makers were asked to end
+    assert run.started["maker-1"][0].asked == ["terminate"]
+    assert run.supervisor.states["the server"] is State.RUNNING
+
+
+def test_a_maker_that_hangs_is_killed_before_the_time_of_the_trainer_is_up() -> None:
+    run = Supervised("maker-1")
+    run.supervisor._parts["the server"].process = None
+    run.started["maker-1"][0].hangs = True
+    run.supervisor.end_workers(10_000, makers_s=0)
+    assert run.started["maker-1"][0].asked[:2] == ["terminate", "kill"]
+    assert run.started["trainer"][0].asked == ["terminate"]
+    assert run.supervisor.states["trainer"] is State.DONE
 
 
 def test_seconds_of_a_trainer_that_starts_again_follow_those_before() -> None:
@@ -195,6 +239,48 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.used(), pytest.raises(ConfigError, match="another run uses"), folder.used():
         pass
+
+
+def test_workers_of_a_run_that_was_killed_keep_the_folder_until_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.used():
+        assert folder.workers_lock is not None
+        worker = subprocess.Popen(
+            [sys.executable, "-c", "input()"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[folder.workers_lock],
+        )
+    with worker:
+        monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 0.1)
+        with pytest.raises(ConfigError, match=r"an earlier run in .*fuser"), folder.used():
+            pass
+        monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 60.0)
+        end = threading.Timer(0.2, worker.kill)
+        end.start()
+        with folder.used():
+            assert worker.wait() == -9
+        end.join()
+
+
+def test_the_server_of_a_run_keeps_the_folder_until_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as name:  # a short path
+        folder = RunFolder(Path(name))
+        server = OwnServer(str(folder.redis))
+        with folder.used():
+            server.lock = folder.workers_lock
+            server.start(lambda _: None)
+        with closing(server):
+            monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 0.1)
+            with pytest.raises(ConfigError, match="an earlier run"), folder.used():
+                pass
+        monkeypatch.undo()
+        with folder.used():
+            pass
 
 
 KILLED = "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by someone)"
@@ -397,6 +483,46 @@ def test_a_torn_last_line_ends_before_the_next_run_appends(tmp_path: Path) -> No
     file = tmp_path / "trainer.jsonl"
     file.write_bytes(b'{"event": "st')
     for _ in range(2):
-        with _appended(file) as appended:
-            appended.write(b"{}\n")
+        appended = RecordFile(file, print)
+        appended.write(b"{}\n")
+        appended.close()
     assert file.read_bytes() == b'{"event": "st\n{}\n{}\n'
+
+
+def test_a_full_disk_of_logs_drops_lines_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    events: list[str] = []
+    deaths: list[Death] = []
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "for number in range(50):\n"
+        "    print(f'line {number} ' + 'x' * 500)\n"
+        "    print('error', number, file=sys.stderr)\n"
+        '    print(f\'{{"time": 1, "worker": "w", "event": "{number}"}}\', flush=True)\n'
+        "sys.exit('the reason')\n"
+    )
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        filler = fill(disk)
+        metrics, log = (RecordFile(disk / name, said.append) for name in ("jsonl", "log"))
+        process = WorkerProcess(
+            ["program"],
+            environment={"PYTHONPATH": str(tmp_path)},
+            metrics=metrics,
+            log=log,
+            on_event=lambda event: events.append(event["event"]),
+            on_end=deaths.append,
+        )
+        assert process.ended.wait(60)
+        assert events == [str(number) for number in range(50)]
+        assert deaths[0].status == 1
+        assert deaths[0].reason.endswith("the reason")
+        assert len(said) == 2  # once for each file
+        assert all("dropped, and the job goes on: No space left" in text for text in said)
+        with MetricsLog(str(disk / "run"), worker="run", say=said.append) as diary:
+            diary.write("lost")
+            filler.unlink()
+            diary.write("kept")
+        assert len(said) == 3
+        kept = [json.loads(line) for line in (disk / "run").read_text().splitlines() if line]
+        assert kept[-1]["event"] == "kept"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ import torch
 from torch import nn
 
 from redrb import BufferItem, make_experience_batch
-from redrb.errors import ConfigError, DecodeError
+from redrb.errors import CheckpointFailed, ConfigError, DecodeError
+from redrb.recipe.declared_settings import DeclaredSettings
 from redrb.runtime.checkpoint import Checkpoints, Position, stateful_parts
+from redrb.workers.ending import exit_status
+from tests.disks import fill, read_only, small_disk
 
 
 class Trainer:
@@ -138,3 +143,67 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no checkpoint can be written"):
         Checkpoints(tmp_path / "file" / "run", owner="me").save({}, Position(), {})
+
+
+def test_a_disk_that_is_full_or_read_only_costs_one_checkpoint(tmp_path: Path) -> None:
+    large = {"model": nn.Linear(1000, 1000)}
+    small = {"model": nn.Linear(10, 10)}
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        checkpoints = Checkpoints(disk / "run", owner="me")
+        checkpoints.save(small, Position(step=1), {})
+        kept = sorted(path.name for path in (disk / "run").iterdir())
+        with pytest.raises(CheckpointFailed, match="No space left") as caught:
+            checkpoints.save(large, Position(step=2), {})
+        assert exit_status(caught.value) == 1  # `redrb run` starts the trainer again
+        assert sorted(path.name for path in (disk / "run").iterdir()) == kept
+        filler = fill(disk)
+        with pytest.raises(CheckpointFailed, match="No space left"):
+            checkpoints.save(small, Position(step=2), {})
+        filler.unlink()
+        with read_only(disk), pytest.raises(CheckpointFailed, match="Read-only") as caught:
+            checkpoints.save(small, Position(step=2), {})
+        assert exit_status(caught.value) == 1
+        assert checkpoints.load(1, small)[0].step == 1
+        checkpoints.save(small, Position(step=2), {})
+        assert checkpoints.steps() == [2]
+
+
+def test_two_writers_of_one_directory_write_whole_files(tmp_path: Path) -> None:
+    parts = {"model": nn.Linear(200, 200)}
+    writers = [Checkpoints(tmp_path, owner="me", keep=2) for _ in range(2)]
+
+    def write(number: int) -> None:
+        for step in range(20):
+            writers[number].save(parts, Position(step=1000 + 2 * step + number), {})
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, range(2)))
+    steps = writers[0].steps()
+    assert steps[-1] == 1039
+    assert writers[0].load(steps[-1], parts)[0].step == 1039
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pt"}
+
+
+def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    checkpoints.save({"optimizer": torch.optim.AdamW(model.parameters())}, Position(step=1), {})
+    with pytest.raises(ConfigError, match=r"holds optimizer of AdamW, and this trainer has SGD"):
+        checkpoints.load(1, {"optimizer": torch.optim.SGD(model.parameters(), momentum=0.9)})
+
+
+def test_settings_that_a_recipe_has_changed_hold_after_a_resume(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+
+    def parts(**settings: Any) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        return {"optimizer": optimizer, "declared": DeclaredSettings({"a": optimizer})}
+
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    before = parts(lr=0.5, weight_decay=0.25)
+    before["optimizer"].param_groups[0]["weight_decay"] = 0.125  # as a schedule does
+    checkpoints.save(before, Position(step=1), {})
+    now = parts(lr=0.75, weight_decay=0.25)
+    checkpoints.load(1, now)
+    group = now["optimizer"].param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.75, 0.125)
