@@ -242,7 +242,16 @@ def test_groups_beyond_the_trainers_bound_expire(
     with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
         weights = parts.weights(publisher)
         worker = parts.worker(stream, weights)
-        worker.on_train_begin(SimpleNamespace(max_staleness=1))
+        worker.on_train_begin(
+            SimpleNamespace(
+                max_staleness=1,
+                per_device_train_batch_size=2,
+                gradient_accumulation_steps=1,
+                world_size=1,
+                weight_sync_steps=1,
+                num_generations=2,
+            )
+        )
         for version in range(11, 14):  # the trainer's numbers go on after a restart
             weights.send_weights(iter(tiny_model().named_parameters()))
             worker.update_model_version(version)

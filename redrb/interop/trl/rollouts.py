@@ -125,7 +125,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
                 log-probabilities. That group counts as a failed delivery; the others are requeued.
             BatchTimeout: Too few groups came in time.
         """
-        self._attach(trainer)
+        self._attach(trainer, len(prompts))
         groups = self._groups_of(len(prompts), trainer)
         lease = self._take(groups, trainer)
         try:
@@ -164,7 +164,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         """Requeue groups that were taken and not trained, or not saved."""
         self._leases.release()
 
-    def _attach(self, trainer: Any) -> None:
+    def _attach(self, trainer: Any, prompts: int) -> None:
         if not trainer.model.training:
             raise ConfigError(
                 "GRPOTrainer evaluates with the same rollout_func, which would take groups for "
@@ -177,18 +177,17 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         if self._trainer is not trainer:
             self._trainer = trainer
             correct_for_makers(trainer)
-            self._stream.expect(self._groups_per_version(trainer))
+            self._stream.expect(self._groups_per_version(trainer, prompts))
             self._publishing.publish(trainer)
 
-    def _groups_per_version(self, trainer: Any) -> int:
+    def _groups_per_version(self, trainer: Any, prompts: int) -> int:
         """Return the groups that are trained between two versions, of which none is split."""
-        args, passes = trainer.args, _passes(trainer)
-        step = args.gradient_accumulation_steps
+        step, passes = trainer.args.gradient_accumulation_steps, _passes(trainer)
         steps = self._publishing.every
         while steps * step % passes:
             steps += 1
-        groups = args.generation_batch_size // trainer.num_generations
-        return int(groups * steps * step // passes)
+        groups = prompts * trainer.accelerator.num_processes // trainer.num_generations
+        return max(1, groups * steps * step // passes)
 
     def _groups_of(self, prompts: int, trainer: Any) -> int:
         size = trainer.num_generations
