@@ -10,8 +10,8 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, RecordError
 
-STD_EPSILON = 1e-6
-"""Added to a group's standard deviation, so that equal rewards give advantages of 0."""
+STD_EPSILON = 1e-4
+"""Added to a group's standard deviation, as in TRL: nearly equal rewards give small advantages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,10 @@ def group_relative_advantages(
 ) -> Tensor:
     """Return the advantage of each sample over its group, float32 `[B]`.
 
-    `(reward - mean) / (std + 1e-6)` over the samples of one prompt (GRPO, Shao et al. 2024,
+    `(reward - mean) / (std + 1e-4)` over the samples of one prompt (GRPO, Shao et al. 2024,
     arXiv:2402.03300, section 4.1.2), with the sample standard deviation (n - 1), as in verl and
-    TRL. A group of one sample, or with equal rewards, has advantages of 0.
+    TRL. A group of one sample, or with equal rewards, has advantages of 0, exactly. Means are taken
+    in float64: that of equal rewards in float32 differs from them by a rounding error.
 
     Args:
         reward: Reward of each sample, float32 `[B]`.
@@ -118,15 +119,19 @@ def group_relative_advantages(
         RecordError: The samples are no whole groups, or a sample has no group id.
     """
     groups, count = _group_numbers(reward, group_size, group_ids, group_index)
-    zeros = torch.zeros(count, dtype=torch.float32, device=reward.device)
-    reward = reward.float()
-    sizes = zeros.index_add(0, groups, torch.ones_like(reward))
-    mean = zeros.index_add(0, groups, reward) / sizes
-    advantages = reward - mean[groups]
-    if not scale_by_std:
-        return advantages
-    variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
-    return advantages / (variance.sqrt()[groups] + STD_EPSILON)
+    exact = reward.double()
+    zeros = exact.new_zeros(count)
+    sizes = zeros.index_add(0, groups, torch.ones_like(exact))
+    mean = zeros.index_add(0, groups, exact) / sizes
+    largest, smallest = (
+        zeros.scatter_reduce(0, groups, exact, how, include_self=False) for how in ("amax", "amin")
+    )
+    differ = (largest != smallest)[groups]
+    advantages = torch.where(differ, exact - mean[groups], 0.0)
+    if scale_by_std:
+        variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
+        advantages = advantages / (variance.sqrt()[groups] + STD_EPSILON)
+    return advantages.float()
 
 
 def _group_numbers(

@@ -29,17 +29,19 @@ class Totals:
     of all parts add up to that of the whole batch.
 
     Attributes:
-        actions: Actions that count in the whole batch, a number `[]`, at least 1.
-        samples: Samples with such an action, `[]`, at least 1.
+        actions: Actions that count in the whole batch, a number `[]`.
+        samples: Samples with such an action, `[]`.
+        rows: All samples, `[]`.
     """
 
     actions: Tensor
     samples: Tensor
+    rows: Tensor
 
     @classmethod
     def of(cls, mask: Tensor) -> Self:
         """Return the totals of a batch that is trained as a whole."""
-        return cls(mask.sum().clamp(min=1), mask.any(1).sum().clamp(min=1))
+        return cls(mask.sum(), mask.any(1).sum(), mask.new_tensor(mask.shape[0], dtype=torch.int64))
 
     def of_ranks(self, mean: Callable[[Tensor], Tensor]) -> Totals:
         """Return the mean of the totals over ranks, whose gradients are averaged.
@@ -47,7 +49,8 @@ class Totals:
         Args:
             mean: Averages numbers `[N]` over the ranks.
         """
-        return Totals(*mean(torch.stack([self.actions, self.samples]).float()).unbind())
+        counts = torch.stack([self.actions, self.samples, self.rows])
+        return Totals(*mean(counts.float()).unbind())
 
 
 def aggregate(
@@ -80,9 +83,9 @@ def aggregate(
     if weights is not None:
         losses = losses * torch.where(mask, weights, 0.0)
     if aggregation == "token":
-        return losses.sum() / totals.actions
+        return losses.sum() / _divisor(totals.actions)
     rows = losses.sum(1) / mask.sum(1).clamp(min=1)
-    return rows.sum() / totals.samples
+    return rows.sum() / _divisor(totals.samples)
 
 
 def masked_mean(values: Tensor, mask: Tensor, totals: Totals | None = None) -> Tensor:
@@ -90,11 +93,29 @@ def masked_mean(values: Tensor, mask: Tensor, totals: Totals | None = None) -> T
     return aggregate(values, mask, totals=totals)
 
 
+def row_mean(values: Tensor, totals: Totals) -> Tensor:
+    """Return the mean of numbers of samples `[B]`, or of a part its share of it, float32 `[]`."""
+    return values.sum() / _divisor(totals.rows)
+
+
 def normalised(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages with mean 0 and variance 1 over the actions that count, `[B, A]`."""
-    mean = masked_mean(advantages, mask)
-    variance = masked_mean((advantages - mean).square(), mask)
-    return (advantages - mean) / (variance.sqrt() + 1e-8)
+    """Return advantages with mean 0 and variance 1 over the actions that count, `[B, A]`.
+
+    Computed in float64: of equal advantages in float32 a rounding error would be left, which the
+    division makes large. Equal advantages become 0. The divisor's 1e-8 is that of TRL's and
+    OpenAI's `whiten`.
+    """
+    exact = advantages.double()
+    counted = exact[mask]
+    if not counted.numel() or bool(counted.min() == counted.max()):
+        return torch.zeros_like(advantages)
+    variance, mean = torch.var_mean(counted, correction=0)
+    return ((exact - mean) / (variance.sqrt() + 1e-8)).to(advantages.dtype)
+
+
+def _divisor(count: Tensor) -> Tensor:
+    """Return a count by which sums can be divided: 1 for none, of which the sums are 0."""
+    return torch.where(count > 0, count, torch.ones_like(count))
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -59,6 +59,7 @@ class TrainingBatch:
     inputs: ModelInputs
     _experience: Experience
     _shift: Tensor | None
+    _padding: Tensor
     policy_weights: Tensor | None = None
     place: Place | None = None
 
@@ -110,6 +111,7 @@ class TrainingBatch:
             inputs=inputs,
             _experience=experience,
             _shift=shift,
+            _padding=~mask & (log_probs == 0),
         )
         if IMPORTANCE_WEIGHTS not in experience.tensors:
             return batch
@@ -166,8 +168,7 @@ class TrainingBatch:
             RecordError: The tensor is missing, has another shape, or is not 0 on padding.
         """
         tensor = self.field(name, on_padding=None)
-        padding = ~self.action_mask & (self.old_log_probs == 0)
-        if tensor.dim() == 2 and bool(((tensor != 0) & padding).any()):
+        if tensor.dim() == 2 and bool(((tensor != 0) & self._padding).any()):
             raise RecordError(
                 f"tensors[{name!r}] is not 0 where action_log_probs is padding: it was padded on "
                 "another side. Pad both on the same side, with 0.",
@@ -206,6 +207,7 @@ class TrainingBatch:
             attention_mask=self.attention_mask[index, first:last],
             action_mask=place.of(self.action_mask),
             old_log_probs=place.of(self.old_log_probs),
+            _padding=place.of(self._padding),
             weights=None if self.weights is None else place.of(self.weights),
             policy_weights=None if self.policy_weights is None else place.of(self.policy_weights),
             inputs=self.inputs.rows(index).columns(first, last),

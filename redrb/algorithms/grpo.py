@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redrb.algorithms.aggregation import Aggregation, masked_mean
+from redrb.algorithms.aggregation import Aggregation, masked_mean, row_mean
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
 from redrb.algorithms.gradients import Gradients
 from redrb.algorithms.log_probs import entropy
@@ -110,7 +110,7 @@ class GRPOStep(PolicyStep):
         )
         metrics |= of_weights | length_metrics(whole)
         if experience.reward is not None:
-            metrics["reward"] = whole.field("reward").mean()
+            metrics["reward"] = row_mean(whole.field("reward"), whole.totals)
         return of_all_ranks(metrics | norms, self.gradients)
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from redrb.algorithms.aggregation import row_mean
 from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.gradients import Gradients
 
@@ -37,7 +38,7 @@ class StepMetrics:
 def length_metrics(batch: TrainingBatch) -> dict[str, Tensor]:
     """Return `length_mean` and `length_max`: the actions of each sample that count."""
     lengths = batch.action_mask.sum(1).float()
-    return {"length_mean": lengths.mean(), "length_max": lengths.amax()}
+    return {"length_mean": row_mean(lengths, batch.totals), "length_max": lengths.amax()}
 
 
 def of_all_ranks(metrics: Mapping[str, Tensor], gradients: Gradients) -> dict[str, float]:

@@ -6,6 +6,7 @@ defaults are those of ColossalAI's `coati`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -14,10 +15,10 @@ from torch.optim import Optimizer
 
 from redrb.algorithms.aggregation import (
     Aggregation,
-    Totals,
     check_choice,
     masked_mean,
     normalised,
+    row_mean,
 )
 from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.gradients import Gradients
@@ -142,7 +143,8 @@ class PPOStep(PolicyStep):
             max_grad_norm=self.max_grad_norm,
             gradients=self.gradients,
         )
-        metrics |= length_metrics(whole) | {"reward": whole.field("reward").mean()}
+        metrics |= length_metrics(whole)
+        metrics["reward"] = row_mean(whole.field("reward"), whole.totals)
         if experience.kl is not None:
             kl = whole.per_action("kl")
             metrics["reference_kl"] = masked_mean(kl, whole.action_mask, whole.totals)
@@ -203,7 +205,7 @@ class PPOStep(PolicyStep):
             targets = self._returns(batch, old_values)
         mask, weights, totals = batch.action_mask, batch.weights, batch.totals
         if values.dim() == 1:
-            totals = Totals(totals.samples, totals.samples)
+            totals = replace(totals, actions=totals.samples)
             if weights is not None and weights.shape[1] > 1:
                 weights = (weights * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(1)
             mask = mask.any(1)[:, None]

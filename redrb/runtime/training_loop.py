@@ -176,7 +176,11 @@ class TrainingLoop:
             self._checkpoint()
 
     def _train_fresh(self, progress: ProgressBar) -> None:
-        """Train each batch as it comes; keep a copy of it for later epochs, if there are any."""
+        """Train each batch as it comes; keep a copy of it for later epochs, if there are any.
+
+        Tensors that the step adds to the batch, such as the log-probabilities of the policy before
+        it, are kept with the copy: later epochs need the same.
+        """
         position = self.position
         while position.batch < self.update_steps and not self._ends():
             try:
@@ -196,6 +200,11 @@ class TrainingLoop:
                 raise
             position.taken += len(leases)
             if kept is not None:
+                kept.tensors |= {
+                    name: tensor.cpu()
+                    for name, tensor in experience.tensors.items()
+                    if name not in kept.tensors
+                }
                 position.kept.append(kept)
             self.leased += leases
             if self.config.checkpointing.ack == "step":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from redrb import (
     DetachedGRPOTrainer,
     DetachedPPOTrainer,
     DetachedTrainer,
+    Experience,
     ExperienceMakerHolder,
     GRPOMakerHolder,
     Strategy,
+    TrainerCallback,
     WeightSubscriber,
 )
-from redrb.algorithms import Completions
+from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
+from redrb.experience import split_experience_batch
 from redrb.runtime import TrainerPerformanceEvaluator
 from redrb.weights import LoraConfig
 
@@ -43,6 +47,11 @@ def wanted(completions: Completions) -> torch.Tensor:
     return torch.stack(
         [(completions.completion(row) == WANTED).float().mean() for row in range(len(completions))]
     )
+
+
+def numbered(completions: Completions) -> torch.Tensor:
+    """Return another reward for each completion."""
+    return torch.arange(float(len(completions)))
 
 
 def prompts() -> list[torch.Tensor]:
@@ -140,6 +149,62 @@ def test_grpo_learns_on_whole_groups(client: Client, namespace: str) -> None:
         assert (stats.ledger.acked, stats.samples_acked) == (25 * 16, 25 * 16 * 4)
     assert sum(rewards[:3]) / 3 < 0.3
     assert sum(rewards[-3:]) / 3 > 0.7
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_later_epochs_take_ratios_to_the_policy_before_the_first(
+    client: Client, namespace: str, tmp_path: Path, resumes: bool
+) -> None:
+    """`fit` with epochs gives the ratios of as many steps on one object."""
+    torch.manual_seed(0)
+    seen: list[Mapping[str, float]] = []
+    batches: list[Experience] = []
+    running: list[DetachedTrainer] = []
+
+    class Noting(TrainerCallback):
+        def on_batch_end(self, metrics: Mapping[str, float], experience: Experience) -> None:
+            batches.append(experience)
+            seen.append(metrics)
+            if resumes and len(seen) == 2:
+                running[0].stop()
+
+    def network() -> Network:
+        torch.manual_seed(1)
+        return Network(VOCABULARY)
+
+    def train() -> None:
+        with DetachedGRPOTrainer(
+            [],
+            cpu,
+            network,
+            train_batch_size=1,
+            actor_lr=0.5,
+            grpo_options={"truncated_importance": 2.0},
+            checkpoint_dir=tmp_path if resumes else None,
+            callbacks=[Noting()],
+            client=client,
+            namespace=namespace,
+            timeout=20,
+        ) as trainer:
+            running.insert(0, trainer)
+            if len(running) == 1:
+                maker = GRPOExperienceMaker(Network(VOCABULARY), numbered, group_size=4)
+                made = maker.make_experience(prompts()[0][:1], max_new_tokens=6)
+                trainer.buffer.stream.put(split_experience_batch(made))
+            trainer.fit(1, 1, 3)
+
+    train()
+    if resumes:
+        train()
+    fresh = network()
+    step = GRPOStep(fresh, torch.optim.Adam(fresh.parameters(), lr=0.5), truncated_importance=2.0)
+    batch = batches[0]
+    batch.tensors.pop("proximal_log_probs")
+    ratios = [step(batch)["ratio_max"] for _ in range(3)]
+    assert ratios[0] == 1 < ratios[1]
+    assert [metrics["ratio_max"] for metrics in seen] == pytest.approx(
+        ratios, rel=0.01
+    )  # its optimizer is a little another one
 
 
 class LoraLinear(nn.Linear):

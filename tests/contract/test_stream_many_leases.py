@@ -204,7 +204,7 @@ def test_a_consumer_leaves_no_name_behind_that_a_read_without_its_take_has_creat
     stream, other = filled(open_stream, 3), open_stream()
     lease = stream.take(1, timeout=0)
     store, consumer = stream._task.store, stream._consumer
-    slot = f"{consumer.name}/5"
+    slot = f"{consumer.name}/1"
     read = ("XREADGROUP", "GROUP", consumer.group, slot, "STREAMS", store.keys.stream, "0")
     store.client.execute(*read)
     if dies:

@@ -15,6 +15,7 @@ from redrb.algorithms import (
     group_relative_advantages,
     token_rewards,
 )
+from redrb.algorithms.aggregation import normalised
 from redrb.errors import ConfigError, RecordError
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
@@ -69,16 +70,17 @@ def test_a_wrong_option_of_gae_is_named(wrong: dict[str, float]) -> None:
 # group 0: mean 1, deviations 1, -1, 0, sample variance 2 / 2 = 1
 # group 1: mean 5, deviations -2, 2, 0, sample variance 8 / 2 = 4
 REWARD = torch.tensor([2.0, 0.0, 1.0, 3.0, 7.0, 5.0])
+SCALED = [1 / 1.0001, -1 / 1.0001, 0.0, -2 / 2.0001, 2 / 2.0001, 0.0]
 
 
 def test_group_relative_advantages_by_hand() -> None:
     advantages = group_relative_advantages(REWARD, group_size=3)
-    close(advantages, [1.0, -1.0, 0.0, -1.0, 1.0, 0.0])
+    close(advantages, SCALED)
 
 
 def test_groups_by_name_may_lie_in_any_order() -> None:
     advantages = group_relative_advantages(REWARD[[0, 3, 1, 4, 5, 2]], group_ids=list("ababba"))
-    close(advantages, [1.0, -1.0, -1.0, 1.0, 0.0, 0.0])
+    close(advantages, [SCALED[at] for at in (0, 3, 1, 4, 5, 2)])
 
 
 def test_without_the_division_by_std() -> None:
@@ -100,3 +102,24 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         group_relative_advantages(REWARD, group_ids=["a", "b", "a", "b", "a", None])
     with pytest.raises(ConfigError, match="either"):
         group_relative_advantages(REWARD)
+
+
+@pytest.mark.parametrize("value", [0.7, 0.1, 100.1, -1e6, 1 / 3])
+@pytest.mark.parametrize("size", [2, 3, 8, 64])
+@pytest.mark.parametrize("scale_by_std", [True, False])
+def test_equal_rewards_have_no_advantage(value: float, size: int, scale_by_std: bool) -> None:
+    """The float32 mean of equal numbers differs from them by a unit of the last place."""
+    rewards = torch.cat([torch.full((size,), value), torch.arange(float(size))])
+    found = group_relative_advantages(rewards, group_size=size, scale_by_std=scale_by_std)
+    assert found[:size].tolist() == [0.0] * size
+    assert found[size:].abs().max() > 0.4
+    mask = torch.ones(2, size, dtype=torch.bool)
+    assert normalised(torch.full((2, size), value), mask).abs().max() == 0
+
+
+def test_large_rewards_have_the_advantages_of_their_differences() -> None:
+    rewards = torch.tensor([1e4, 1e4 + 1, 1e4 + 2, 1e4 + 3])
+    found = group_relative_advantages(rewards, group_size=4)
+    exact = rewards.double()
+    expected = (exact - exact.mean()) / (exact.std() + 1e-4)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0)

@@ -201,7 +201,7 @@ def test_groups_are_compared_within_themselves() -> None:
     reward, advantages = of(made, "reward").view(3, 4), of(made, "advantages").view(3, 4)
     assert reward.flatten().tolist() == of(made, "action_mask").sum(1).tolist()
     deviation = reward - reward.mean(1, keepdim=True)
-    torch.testing.assert_close(advantages, deviation / (reward.std(1, keepdim=True) + 1e-6))
+    torch.testing.assert_close(advantages, deviation / (reward.std(1, keepdim=True) + 1e-4))
     assert advantages.abs().sum() > 0
     for row, item in enumerate(split_experience_batch(made)):
         prompt = PROMPTS["input_ids"][row // 4][PROMPTS["attention_mask"][row // 4].bool()]

@@ -207,6 +207,19 @@ def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch() ->
         assert torch.equal(experience.action_log_probs, noted)  # type: ignore[arg-type]
 
 
+def test_answers_of_tools_have_log_probs_of_the_reference_too() -> None:
+    """Tokens that no policy chose are no padding, whatever the trainer's policy thinks of them."""
+    experience = of_grpo()
+    assert experience.action_mask is not None
+    assert experience.action_log_probs is not None
+    experience.action_mask[:, 2] = 0
+    experience.action_log_probs[:, 2] = -1.0
+    experience.tensors["reference_log_probs"][:, 2] = -2.0
+    found = grpo(beta=0.1, truncated_importance=2.0)(copy.deepcopy(experience))
+    experience.tensors["reference_log_probs"][:, 2] = -7.0
+    assert_same(grpo(beta=0.1, truncated_importance=2.0)(experience), found)
+
+
 def test_metrics_by_hand() -> None:
     experience = of_grpo()
     assert experience.action_mask is not None

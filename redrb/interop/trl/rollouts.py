@@ -187,7 +187,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         while steps * step % passes:
             steps += 1
         groups = prompts * trainer.accelerator.num_processes // trainer.num_generations
-        return max(1, groups * steps * step // passes)
+        return max(1, int(groups * steps * step // passes))
 
     def _groups_of(self, prompts: int, trainer: Any) -> int:
         size = trainer.num_generations

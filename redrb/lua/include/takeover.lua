@@ -26,8 +26,9 @@ local function return_leases(group, consumer, failure, most)
   if #slots == PAGE.slots then
     return returned, false
   end
-  -- a read whose take the server did not run, as after a restart, has created a consumer that no slot notes
-  for number = 0, PAGE.slots - 1 do
+  -- a read whose take the server did not run, as after a restart, has created a consumer that no slot notes;
+  -- its number was free, so it is at most that of the slots
+  for number = 0, #slots do
     local slot = string.format('%s/%d', consumer, number)
     if #redis.call('XPENDING', stream, group, '-', '+', 1, slot) == 0 then
       redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
