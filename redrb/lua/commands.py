@@ -14,7 +14,7 @@ _WORDS: Final = {
     **dict.fromkeys(
         (
             *("DEL", "EXISTS", "GET", "HGETALL", "HKEYS", "HLEN", "HRANDFIELD", "PERSIST"),
-            *("SMEMBERS", "UNLINK", "XLEN", "ZCARD"),
+            *("SMEMBERS", "UNLINK", "XLEN", "ZCARD", "ZRANDMEMBER"),
         ),
         2,
     ),

@@ -3,7 +3,19 @@
 -- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
 -- entries leased and of entries that another client had deleted; members; `mixed`, whether their ids are in
 -- another order; weights if they are drawn.
---@include task
+--@include task facts
+
+-- At most `most` of the first members of a pool. In a sampled order groups of weight 0 have the same place,
+-- behind all others: they are drawn when nothing else is left.
+local function lowest_of(pool, most)
+  local ready = key('ready', pool)
+  local found = redis.call('ZRANGE', ready, 0, most - 1)
+  if not rules().sampled or #found == 0 or redis.call('ZSCORE', ready, found[#found]) ~= 'inf' then
+    return found
+  end
+  local weighed = redis.call('ZCOUNT', ready, '-inf', '(+inf')
+  return weighed > 0 and {unpack(found, 1, weighed)} or redis.call('ZRANDMEMBER', ready, most)
+end
 
 -- Lease members of a pool, which they have just left.
 local function claim_members(lease, found)

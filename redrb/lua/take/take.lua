@@ -144,7 +144,7 @@ repeat -- bound: groups of the request
   if chosen then
     found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + PAGE.arguments, amount))}
   else
-    found = redis.call('ZRANGE', key('ready', pool), 0, math.min(amount - lease.claimed, PAGE.arguments) - 1)
+    found = lowest_of(pool, math.min(amount - lease.claimed, PAGE.arguments))
   end
   local all
   if rule.version or rule.sampled then

@@ -374,10 +374,17 @@ class Lease(PartsLease[Collection[int]]):
         """Return importance-sampling weights, one a sample of the batch, float32 `[B]`.
 
         `(N * P(i)) ** -beta`, divided by the largest of the batch (Schaul et al. 2016,
-        arXiv:1511.05952, section 3.4); N cancels.
+        arXiv:1511.05952, section 3.4); N cancels. A group of priority 0 is drawn when nothing else
+        is left, with no probability of its own: its weight is the largest.
+
+        Raises:
+            ConfigError: The task's order does not draw.
+            LeaseLost: The lease has ended.
         """
+        self._check_held()
         drawn = torch.tensor(self.probabilities, dtype=torch.float64)
-        weights = drawn.clamp_min(1e-300) ** -beta
+        drawn[drawn <= 0] = drawn[drawn > 0].min() if bool((drawn > 0).any()) else 1.0
+        weights = drawn**-beta
         counts = torch.tensor([layout.samples for layout in self._layouts()])
         return (weights / weights.max()).repeat_interleave(counts).to(torch.float32)
 
