@@ -169,6 +169,53 @@ def test_a_priority_of_zero_comes_after_all_others(client: Client, namespace: st
     assert numbers(stream.take(1, timeout=0)) == [0]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["uniform", "prioritized"])
+@pytest.mark.parametrize(("matching", "others"), [(8, 1), (4, 12), (3, 60)])
+def test_draws_with_a_query_are_those_of_the_formula(
+    client: Client, namespace: str, order: str, matching: int, others: int
+) -> None:
+    """Also for groups that come back, or arrive while others are drawn; and without the query."""
+    stream = ExperienceStream(
+        client, "math", namespace=namespace, order=order, max_reads=0, tags=["kind"]
+    )
+    priorities = [float(1 + number % 3) for number in range(matching + others)]
+
+    def put(number: int) -> None:
+        kind = "in" if number < matching else "out"
+        stream.put(numbered(number), priority=priorities[number], tags={"kind": kind})
+
+    for number in range(1, matching + others):
+        put(number)
+    for _ in range(30):
+        stream.take(1, timeout=0, where={"kind": "in"}).release()
+    put(0)
+    weights = [1.0 if order == "uniform" else p**0.6 for p in priorities]
+    drawn: Counter[int] = Counter()
+    everything: Counter[int] = Counter()
+    before, twice = -1, 0
+    for _ in range(600):
+        with stream.take(1, timeout=0, where={"kind": "in"}) as lease:
+            (number,) = numbers(lease)
+            assert lease.importance_weights().tolist() == [1.0]
+            with pytest.raises(ConfigError, match="where="):
+                _ = lease.probabilities
+        drawn[number] += 1
+        twice, before = twice + (number == before), number
+        with stream.take(1, timeout=0) as lease:
+            everything.update(numbers(lease))
+    inside = weights[:matching]
+    expected = [weight / sum(inside) for weight in inside]
+    assert chi_square(drawn, expected) < 60  # p < 1e-7 with 7 degrees of freedom
+    again = 600 * sum(p * p for p in expected)
+    assert abs(twice - again) < 6 * again**0.5
+    whole = sum(weights)
+    share = sum(everything[number] for number in range(matching)) / 600
+    assert share == pytest.approx(sum(inside) / whole, abs=0.12)
+    assert chi_square(everything, [weight / whole for weight in weights]) < 170
+    audit(stream)
+
+
 def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(
     client: Client, namespace: str
 ) -> None:
@@ -190,6 +237,19 @@ def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(
         assert lease.importance_weights().tolist() == [1.0]
         lease.release()
     assert drawn == {0, 1, 2, 3}
+
+
+def test_partitions_tell_no_probabilities(client: Client, namespace: str) -> None:
+    with ExperienceStream(
+        client, "parts", namespace=namespace, order="prioritized", partitions=2
+    ) as stream:
+        stream.put(numbered(1), priority=2.0)
+        lease = stream.take(1, timeout=5)
+        with pytest.raises(ConfigError, match="partitions"):
+            _ = lease.probabilities
+        with pytest.raises(ConfigError, match="partitions"):
+            lease.importance_weights()
+        lease.ack()
 
 
 def test_only_orders_that_draw_tell_probabilities(client: Client, namespace: str) -> None:

@@ -111,9 +111,9 @@ local function note_staleness(group, all)
   end
 end
 
--- Count the staleness of groups that are being taken, and add the weights by which they were drawn.
--- Returns their facts, where these were read.
-local function note_taken(group, pool, found, weights)
+-- Count the staleness of groups that are being taken, and add the weights by which they were drawn; a query
+-- has `passed` groups over. Returns their facts, where these were read.
+local function note_taken(group, pool, found, weights, passed)
   local rule = rules()
   if #found == 0 or not (rule.version or rule.sampled) then
     return nil
@@ -123,26 +123,15 @@ local function note_taken(group, pool, found, weights)
     note_staleness(group, all)
   end
   if rule.sampled then
-    for _, facts in ipairs(all) do
-      weights[#weights + 1] = facts and string.format('%.17g', facts.score) or '0'
-    end
-    local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))
-    local clock = 0
-    for _, at in ipairs(furthest) do
-      clock = math.max(clock, tonumber(at or '0'))
-    end
-    -- only a draw moves the clock: groups that a query has chosen may lie far ahead
-    local near = redis.call('ZCOUNT', key('ready', pool), '-inf', string.format('%.17g', clock))
-    if clock < math.huge and near == #found then
-      redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
-    end
+    --@include drawn
+    note_drawn(group, pool, found, all, weights, passed)
   end
   return all
 end
 
 -- The reply to a take that an earlier attempt has done. Drawn groups are in the order of their weights,
 -- not in the order in which they were drawn.
-local function taken_before(group, pool, pending)
+local function taken_before(group, pool, pending, where)
   local entries, members, weights, total = {}, {}, {}, 0
   for i, entry in ipairs(pending) do
     local member = member_of(seq_of(entry[1]))
@@ -161,7 +150,7 @@ local function taken_before(group, pool, pending)
   end
   if rules().sampled then
     total = total + tonumber(redis.call('HGET', key('mass', group), pool) or '0')
-    weights[#weights + 1] = string.format('%.17g', total)
+    weights[#weights + 1] = where == '' and string.format('%.17g', total) or 'nan'
   end
   return {'taken', #pending, members, weights}
 end

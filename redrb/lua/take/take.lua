@@ -9,7 +9,7 @@
 --         where: JSON of a query, or ''; revision: of the settings that the client knows
 -- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: the members in
 --         the task's order if it is not that of their ids, of an order that draws their weights and that of
---         all groups that waited; no groups left are named if the take is repeated
+--         all groups that waited, with a query 'nan'; no groups left are named if the take is repeated
 --       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
@@ -42,7 +42,7 @@ if not known then -- XREADGROUP follows all the same; its consumer is deleted wh
 elseif leased == token then
   --@include staleness
   local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
-  return taken_before(group, pool_of(group, status), held)
+  return taken_before(group, pool_of(group, status), held, where)
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
@@ -99,11 +99,11 @@ if more then
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
-local queue, here, chosen = pool
+local queue, here, chosen, passed = pool
 if where ~= '' then
-  --@include where queries
+  --@include draws queries
   queue = queue_of(pool, where)
-  chosen = select_where(pool, rule.names, cjson.decode(where), count)
+  chosen, passed = first_where(pool, rule.names, cjson.decode(where), count)
   here = #chosen
 else
   here = redis.call('ZCARD', key('ready', pool))
@@ -138,7 +138,7 @@ if free < least then
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
-local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
+local total = where == '' and rule.sampled and redis.call('HGET', key('mass', group), pool) or 'nan'
 local found
 repeat -- bound: groups of the request
   if chosen then
@@ -149,7 +149,7 @@ repeat -- bound: groups of the request
   local all
   if rule.version or rule.sampled then
     --@include staleness
-    all = note_taken(group, pool, found, lease.weights)
+    all = note_taken(group, pool, found, lease.weights, passed)
   end
   withdraw(group, pool, found, all)
   claim_members(lease, found)

@@ -41,6 +41,13 @@ class PartitionedLease(Lease):
         """Incarnations of the partitions in which the groups were leased; `settle` asks for it."""
         return self._incarnation
 
+    def _draw(self) -> tuple[list[float], float]:
+        """Refuse: partitions are chosen in turn, not by the weights of their groups."""
+        raise ConfigError(
+            "a task with partitions tells no probabilities: each partition draws by its own "
+            "weights, and the partitions are chosen in turn."
+        )
+
     @property
     def layouts(self) -> dict[int, GroupLayout]:
         """The groups that are still leased, checked and not decoded yet, by id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -355,38 +356,51 @@ class Lease(PartsLease[Collection[int]]):
 
     @property
     def probabilities(self) -> list[float]:
-        """Probability with which each group was drawn, for orders that draw.
+        """Probability with which each group was the first to be drawn, for orders that draw.
 
         Raises:
-            ConfigError: The task's order does not draw.
+            ConfigError: The task's order does not draw, the take had a query, or the task has
+                partitions: the sum of the weights is not known then.
         """
-        draws = [part.draw for part in self._parts if part.draw is not None]
-        if len(draws) < len(self._parts):
-            raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
-        total = sum(max(draw.total, sum(draw.weights.values())) for draw in draws)
-        return [
-            draw.weights[seq] / total if total else 0.0
-            for part, draw in zip(self._parts, draws, strict=True)
-            for seq in part.layouts
-        ]
+        weights, total = self._draw()
+        if math.isnan(total):
+            raise ConfigError(
+                "the probabilities of a take with where= are not known: the weights of the groups "
+                "that match are not summed up."
+            )
+        return [weight / total if total else 0.0 for weight in weights]
 
     def importance_weights(self, beta: float = 0.4) -> torch.Tensor:
         """Return importance-sampling weights, one a sample of the batch, float32 `[B]`.
 
         `(N * P(i)) ** -beta`, divided by the largest of the batch (Schaul et al. 2016,
-        arXiv:1511.05952, section 3.4); N cancels. A group of priority 0 is drawn when nothing else
-        is left, with no probability of its own: its weight is the largest.
+        arXiv:1511.05952, section 3.4); N and the sum of all weights cancel. A group of priority 0
+        is drawn when nothing else is left, with no probability of its own: its weight is the
+        largest.
 
         Raises:
-            ConfigError: The task's order does not draw.
+            ConfigError: The task's order does not draw, or the task has partitions.
             LeaseLost: The lease has ended.
         """
         self._check_held()
-        drawn = torch.tensor(self.probabilities, dtype=torch.float64)
+        drawn = torch.tensor(self._draw()[0], dtype=torch.float64)
         drawn[drawn <= 0] = drawn[drawn > 0].min() if bool((drawn > 0).any()) else 1.0
-        weights = drawn**-beta
+        weights = (drawn / drawn.min()) ** -beta
         counts = torch.tensor([layout.samples for layout in self._layouts()])
-        return (weights / weights.max()).repeat_interleave(counts).to(torch.float32)
+        return weights.repeat_interleave(counts).to(torch.float32)
+
+    def _draw(self) -> tuple[list[float], float]:
+        """Return the weight of each group, and the sum of all that waited; nan: not known."""
+        draws = [part.draw for part in self._parts if part.draw is not None]
+        if len(draws) < len(self._parts):
+            raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
+        total = sum(max(draw.total, sum(draw.weights.values())) for draw in draws)
+        weights = [
+            draw.weights[seq]
+            for part, draw in zip(self._parts, draws, strict=True)
+            for seq in part.layouts
+        ]
+        return weights, total
 
     def forward(
         self,

@@ -55,7 +55,7 @@ class Draw:
 
     Attributes:
         weights: Weight of each drawn group, by id.
-        total: Sum of the weights of all groups that waited.
+        total: Sum of the weights of all groups that waited; nan after a take with a query.
     """
 
     weights: Mapping[int, float]
