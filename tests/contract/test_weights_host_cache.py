@@ -22,6 +22,7 @@ from redrb.weights.host.buffer_writing import CacheLeader
 from redrb.weights.host.cache import HostCache
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
+from redrb.weights.reading.catalogue import Pin
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
@@ -659,3 +660,48 @@ def test_a_layout_that_changes_while_a_buffer_is_prepared(
     for reader in (subscriber, subscribe()):
         assert same_bits(taken(reader), {"a": newer})
         assert reader.version == 3
+
+
+@pytest.mark.parametrize("url", ["fake://one-of-two"])
+def test_two_servers_of_one_address_share_nothing(
+    client, namespace, publisher, subscribe, tmp_path
+):
+    """Such as `redis:6379` in two compose projects that have one /dev/shm."""
+    with redrb.connect("fake://other-of-two", retry_s=10) as other:
+        other.where = client.where
+        second = redrb.WeightPublisher(other, "actor", namespace=namespace)
+        strange = redrb.WeightSubscriber(other, "actor", namespace=namespace, host_cache=True)
+        reader, own = subscribe(), Model(1)
+        models, others = (Model(2), Model(3)), Model(4)
+        for version in range(1, 4):
+            publisher.publish(own)
+            second.publish(others)
+            assert reader.poll(models[0]).version == strange.poll(models[1]).version == version
+            assert same_bits(state(models[0]), state(own))
+            assert same_bits(state(models[1]), state(others))
+            assert len(list(next(tmp_path.iterdir()).iterdir())) == 2
+            change(own, random.Random(version))
+            change(others, random.Random(-version))
+
+
+def test_an_older_version_is_used_only_if_it_is_the_published_one(
+    client, namespace, publisher, subscribe
+):
+    """A process that versions overtake accepts one that is not the newest any more."""
+    publisher.publish(Model(1))
+    publisher.publish(Model(2))
+    reader = subscribe()
+    reader.poll(Model(9))
+    # another history under the same fence, as after a failover
+    client.execute("DEL", *(prefix(namespace) + key for key in ("versions", "manifests")))
+    again = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=9)
+    for accepted in (False, True):
+        for seed in (5, 6, 7):
+            again.publish(Model(seed))
+        copy = reader._copy
+        with copy._cache.newest() as held, Pin(reader._catalogue) as pin:
+            older = copy._use_held(held, pin, 0, lambda _: None, accept_older=True)
+            assert (older is not None) == accepted
+        del held, older
+        reader.poll(Model(9))
+        again.publish(Model(8))

@@ -8,7 +8,7 @@ from torch import nn
 
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
-from redrb.errors import ConfigError, WeightError, WeightMismatch
+from redrb.errors import ConfigError, PublisherFenced, WeightError, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
 from redrb.weights.reading import targets
@@ -163,3 +163,43 @@ def test_a_closed_publisher_publishes_nothing(publisher):
     for publish in (publisher.publish, publisher.submit):
         with pytest.raises(ConfigError, match="closed"):
             publish({"a": torch.ones(3)})
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+def test_a_fenced_publisher_stays_fenced_when_the_data_are_lost(
+    client, namespace, publisher, reader, was_told
+):
+    later = WeightPublisher(client, "actor", namespace=namespace)
+    later.publish({"a": torch.zeros(3)})
+    if was_told:
+        with pytest.raises(PublisherFenced):
+            publisher.publish({"a": torch.full((3,), 7.0)})
+    client.execute("DEL", *client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*"))
+    if was_told:
+        with pytest.raises(PublisherFenced):
+            publisher.publish({"a": torch.full((3,), 7.0)})
+        assert reader.latest() is None
+    else:
+        publisher.publish({"a": torch.full((3,), 7.0)})  # it cannot know that it was replaced
+    assert later.publish({"a": torch.ones(3)}).version == 2
+    with pytest.raises(PublisherFenced):
+        publisher.publish({"a": torch.full((3,), 7.0)})
+    assert reader.fetch()["a"].tolist() == [1.0] * 3
+
+
+def test_the_later_owner_commits_what_it_has_staged_when_an_earlier_one_came_first(
+    client, namespace, publisher, reader, monkeypatch
+):
+    later = WeightPublisher(client, "actor", namespace=namespace)
+    stage, lost = staging.stage, []
+
+    def lose_the_data(*arguments, **options):
+        stage(*arguments, **options)
+        if not lost:
+            lost.append(client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*"))
+            client.execute("DEL", *lost[0])
+            publisher.publish({"a": torch.full((3,), 7.0)})
+
+    monkeypatch.setattr(staging, "stage", lose_the_data)
+    assert later.publish({"a": torch.ones(3)}).version == 2
+    assert reader.fetch()["a"].tolist() == [1.0] * 3

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
--- fence is a hash: owner, the publisher that may publish; token, a number for each of its attempts.
+-- fence is a hash: owner, "<microseconds> <name>" of the publisher that may publish, and when it took over;
+-- token, a number for each attempt; data, a name for the data of this server, new after they were lost.
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline> <ttl>".
 -- dropped is a set: tokens whose keys are being deleted on other nodes.
 --
@@ -89,6 +90,28 @@ end
 local function server_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- When a publisher took over, 0 for none.
+local function since(owner)
+  return tonumber(string.match(owner or '', '^(%d+) ')) or 0
+end
+
+-- Whether a publisher is the owner, or is to be: a server that lost its data has none, or an earlier one.
+local function is_owner(owner)
+  local stored = redis.call('HGET', fence, 'owner')
+  return stored == owner or since(stored) < since(owner)
+end
+
+-- Make `name` the owner, later than the owner before.
+local function take_over(name)
+  local time, stored = redis.call('TIME'), redis.call('HGET', fence, 'owner') or ''
+  if string.match(stored, '^%d+ (.*)$') == name then
+    return stored
+  end
+  local owner = string.format('%.0f %s', math.max(time[1] * 1000000 + time[2], since(stored) + 1), name)
+  redis.call('HSET', fence, 'owner', owner)
+  return owner
 end
 
 -- Begin to write: at the memory limit a script may write only after a command that can free memory, such

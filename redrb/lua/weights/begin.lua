@@ -7,10 +7,11 @@
 
 check_permissions(pins)
 begin_writing()
-redis.call('HSETNX', fence, 'owner', ARGV[1])
-if redis.call('HGET', fence, 'owner') ~= ARGV[1] then
+if not is_owner(ARGV[1]) then
   return {'fenced'}
 end
+redis.call('HSET', fence, 'owner', ARGV[1])
+redis.call('HSETNX', fence, 'data', ARGV[1])
 if tonumber(redis.call('HGET', fence, 'token') or 0) < tonumber(ARGV[3]) then
   redis.call('HSET', fence, 'token', ARGV[3]) -- the server was restarted and lost its last second
 end

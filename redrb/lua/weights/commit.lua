@@ -19,18 +19,14 @@ local kind, base, full, pieces = ARGV[7], tonumber(ARGV[8]), ARGV[13], ARGV[14]
 
 local last = newest()
 local earlier = at(version)
-if earlier and earlier.token == token then
+if earlier and earlier.token == token and redis.call('HGET', manifests, ARGV[3]) == ARGV[15] then
   return {'ok', earlier.created_ms}
 end
-local now_owner = redis.call('HGET', fence, 'owner')
-if not now_owner then -- the server was emptied
-  return {'gone', 0}
-end
-if now_owner == owner and redis.call('HGET', fence, 'token') ~= token then
-  return {'gone', 0} -- the server lost the last second before it was restarted
-end
-if now_owner ~= owner or redis.call('HGET', fence, 'token') ~= token then
+if not is_owner(owner) then
   return {'fenced'}
+end
+if redis.call('HGET', fence, 'owner') ~= owner or redis.call('HGET', fence, 'token') ~= token then
+  return {'gone', 0} -- the server lost its data, or its last second, before it was restarted
 end
 if last and last.version >= version then
   return {'stale', last.version}

@@ -1,15 +1,15 @@
 -- Delete all versions. Current publishers are fenced. The key `fence` stays, so that no token is given
 -- twice.
 -- KEYS[1] versions
--- ARGV    owner, elsewhere
---         owner: a new name, which no publisher has
+-- ARGV    name, elsewhere
+--         name: a new one, which no publisher has
 --         elsewhere: '1': the chunks are on other nodes; their names are put into the set trash
 -- Returns {last token that was given, deleted version ...}; repeated, it deletes versions committed since
 --@include weights permissions
 
 check_permissions(pins)
 begin_writing()
-redis.call('HSET', fence, 'owner', ARGV[1])
+take_over(ARGV[1])
 local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}
 for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do -- bound: kept versions, and pinned ones
   local entry = parsed(found)

@@ -1,9 +1,9 @@
 -- Make a publisher the owner: earlier publishers are fenced, and can commit nothing more.
 -- KEYS[1] versions
--- ARGV    owner
--- Returns 'ok'
+-- ARGV    name
+--         name: a random one
+-- Returns the owner, as other scripts get it; repeated, it returns the same
 --@include weights
 
 begin_writing()
-redis.call('HSET', fence, 'owner', ARGV[1])
-return 'ok'
+return take_over(ARGV[1])

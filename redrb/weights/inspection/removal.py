@@ -43,7 +43,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     """Delete all versions of `name`, and staged chunks of the next one.
 
     A publisher that still runs is fenced, as by a new `WeightPublisher`; for that the key `fence`
-    stays, about a hundred bytes. The next publisher begins with version 1. Readers keep their
+    stays, about two hundred bytes. The next publisher begins with version 1. Readers keep their
     weights, and a fetch that is under way fails.
 
     Chunks that a fenced publisher sends after this, and messages between ranks, expire.

@@ -58,14 +58,15 @@ class Committer:
         self._name = name
         self._keep = keep
         self._max_bytes = max_bytes
-        self._owner = uuid.uuid4().hex
+        self._owner = b""
+        self._is_fenced = False
         self._last = 0
         self._token = 0
         self.spread = cluster_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
-        self._run("weights/take_over", self._owner)
+        self._owner = self._run("weights/take_over", uuid.uuid4().hex)
 
     def begin(self, version: int | None, *, ranks: int = 1) -> BegunVersion:
         """Begin a version.
@@ -74,6 +75,8 @@ class Committer:
             ConfigError: `version` is not larger than the newest version.
             PublisherFenced: Another publisher has taken over.
         """
+        if self._is_fenced:  # also by a server that has lost its data since
+            raise self._fenced()
         reply = self._run("weights/begin", self._owner, ranks, self._token)
         if reply[0] == b"fenced":
             raise self._fenced()
@@ -191,6 +194,7 @@ class Committer:
         return scripts.run(self._client, scripts.load(script), keys, arguments, retry_s=retry_s)
 
     def _fenced(self) -> PublisherFenced:
+        self._is_fenced = True
         return PublisherFenced(
             f"another publisher of weights {self._name!r} was started after this one, which can "
             "publish no more. Stop one of the two; a new WeightPublisher takes over again."

@@ -51,8 +51,8 @@ class SharedCopy:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        keys = catalogue.keys
-        self._cache = HostCache(f"{catalogue.everywhere.where} {keys.prefix}")
+        self._key = b""
+        self._cache = HostCache("")
         self._private: PrivateCopy | None = None
         self._damaged = False
         self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
@@ -69,6 +69,13 @@ class SharedCopy:
         if self._private is not None:
             self._private.forget()
 
+    def _find_cache(self) -> None:
+        """Use the cache of the server's data; several servers may have one address."""
+        key = self._catalogue.data()
+        if key != self._key:
+            self._cache.close()
+            self._key, self._cache = key, HostCache(f"{key!r} {self._catalogue.keys.prefix}")
+
     @contextmanager
     def _fetch_newest(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
         for attempt in range(_ATTEMPTS):
@@ -77,6 +84,7 @@ class SharedCopy:
                 yield None
                 return
             state = newest.base if newest.kind == "lora" else newest.version
+            self._find_cache()
             held = self._cache.newest()
             if held is not None and held.version < state:
                 held.close()
@@ -123,11 +131,12 @@ class SharedCopy:
         steps = pin.route(have=manifest.version, used=used)
         states, adapter = split_adapter(steps)
         if accept_older and states and not adapter and not self._damaged:
-            entry = self._catalogue.entry(manifest.version)
-            if entry is not None and not _is_version_of(manifest, states[-1]):
+            older = pin.route(have=manifest.version, wanted=manifest.version)
+            if older and _is_version_of(manifest, older[-1]):
                 layout = _layout(manifest)
                 needed(layout)
-                return FetchedVersion(entry, State(layout, memory=held.lend()), None, shared=True)
+                state = State(layout, memory=held.lend())
+                return FetchedVersion(older[-1].described, state, None, shared=True)
         if self._damaged or len(states) != 1 or not _is_version_of(manifest, states[0]):
             return None
         layout = _layout(manifest)
