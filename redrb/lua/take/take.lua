@@ -138,7 +138,7 @@ if free < least then
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
-local total = where == '' and rule.sampled and redis.call('HGET', key('mass', group), pool) or 'nan'
+local total = where ~= '' and 'nan' or rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
 local found
 repeat -- bound: groups of the request
   if chosen then
