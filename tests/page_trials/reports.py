@@ -178,7 +178,7 @@ def adapters_passed(bench: Bench, count: int) -> None:
     _add_version(bench, keys, 1, "full")
     for version in range(2, count + 2):
         _add_version(bench, keys, version, "lora")
-    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["o", 1, 0])
+    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["1 o", 1, 0])
     assert (newest, state) == (count + 1, 1)
 
 
@@ -187,7 +187,7 @@ def all_are_adapters(bench: Bench, count: int) -> None:
     keys = WeightKeys.of(bench.namespace, f"adapters-{count}")
     for version in range(1, count + 1):
         _add_version(bench, keys, version, "lora")
-    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["o", 1, 0])
+    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["1 o", 1, 0])
     assert (newest, state) == (count, 0)
 
 
