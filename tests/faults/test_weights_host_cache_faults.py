@@ -163,11 +163,14 @@ class Worker:
         return self.do_lead()
 
     def do_fork(self):
-        """Fork a child that stays, as a data loader's worker does."""
+        """Fork a child that stays, as a data loader's worker does; returns when it runs."""
+        running, began = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(began, b".")
             signal.pause()
             os._exit(0)
+        os.read(running, 1)
         return child
 
     def do_fork_and_exit(self):
