@@ -203,3 +203,22 @@ def test_the_later_owner_commits_what_it_has_staged_when_an_earlier_one_came_fir
     monkeypatch.setattr(staging, "stage", lose_the_data)
     assert later.publish({"a": torch.ones(3)}).version == 2
     assert reader.fetch()["a"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("lost", ["token", "versions too"])
+def test_keys_of_an_attempt_whose_token_is_given_again_are_left_alone(
+    client, namespace, reader, lost
+):
+    """A failover has lost the last token; chunks lie on other nodes, or came before it."""
+    before = "redrb:{" + f"{namespace}:weights:actor" + "}:"
+    first = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=9)
+    first.publish({"a": torch.zeros(3)})
+    first.publish({"a": torch.full((3,), 7.0)})
+    client.execute("HSET", f"{before}fence", "token", 0)
+    if lost == "versions too":
+        client.execute("DEL", f"{before}versions", f"{before}manifests")
+    kept = {key: client.execute("GET", key) for key in client.execute("KEYS", f"{before}chunk:*")}
+    later = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=9)
+    published = later.publish({"a": torch.ones(3)})
+    assert reader.fetch(published.version)["a"].tolist() == [1.0] * 3
+    assert {key: client.execute("GET", key) for key in kept} == kept

@@ -12,10 +12,12 @@ if not is_owner(ARGV[1]) then
 end
 redis.call('HSET', fence, 'owner', ARGV[1])
 redis.call('HSETNX', fence, 'data', ARGV[1])
-if tonumber(redis.call('HGET', fence, 'token') or 0) < tonumber(ARGV[3]) then
-  redis.call('HSET', fence, 'token', ARGV[3]) -- the server was restarted and lost its last second
+local last, state = newest(), newest_state()
+-- the server may have lost its last second
+local known = math.max(tonumber(ARGV[3]), last and tonumber(last.token) or 0)
+if (tonumber(redis.call('HGET', fence, 'token')) or -1) < known then
+  redis.call('HSET', fence, 'token', string.format('%.0f', known))
 end
 redis.call('DEL', dropped) -- no earlier attempt can commit any more
-local last, state = newest(), newest_state()
 return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
   state and state.version or 0}

@@ -25,6 +25,9 @@ from redrb.weights.wire.manifest_codec import encode_manifest
 
 _log = logging.getLogger("redrb")
 
+_SKIPPED = 1000
+"""Tokens that are left out once Redis has given one twice: more than a failover may have lost."""
+
 _FOLLOWER_S = 1.0
 """How long each task that follows the weights may delay a publisher while Redis is away."""
 
@@ -92,6 +95,10 @@ class Committer:
                 "is published: leave `version` out, or give a larger number."
             )
         return BegunVersion(number, token, newest_state, ranks)
+
+    def skip_tokens(self) -> None:
+        """Begin the next version with a token that is larger by `_SKIPPED`."""
+        self._token += _SKIPPED
 
     def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""

@@ -15,7 +15,7 @@ from redrb.weights.publishing.committer import BegunVersion, Committer
 from redrb.weights.publishing.manifest_assembly import assemble_manifest
 from redrb.weights.publishing.rank_messages import BEGIN_AGAIN, BeginAgainError, Decision, Offer
 from redrb.weights.publishing.rank_rendezvous import RendezvousLeader, RendezvousMember
-from redrb.weights.publishing.staging import StagingAttempt, StagingPlace
+from redrb.weights.publishing.staging import StagingAttempt, StagingPlace, TokenUsedError
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.manifest import Manifest, WeightVersion
 from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest
@@ -121,6 +121,9 @@ class LeadingRank:
                 before=baseline.checksums if difference is not None else (),
             )
             published = self._committer.commit(begun, manifest)
+        except TokenUsedError:
+            self._committer.skip_tokens()
+            published = None
         except BaseException:
             self._committer.discard(attempt)
             raise

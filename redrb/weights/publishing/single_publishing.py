@@ -10,7 +10,7 @@ from redrb.keys import WeightKeys
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import BegunVersion, Committer
 from redrb.weights.publishing.manifest_assembly import assemble_manifest
-from redrb.weights.publishing.staging import StagingAttempt, StagingPlace
+from redrb.weights.publishing.staging import StagingAttempt, StagingPlace, TokenUsedError
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Manifest, WeightVersion
@@ -58,6 +58,9 @@ class SinglePublishing:
                 published = self._committer.commit(begun, manifest)
             else:
                 published = self._publish_state(attempt, begun, source)
+        except TokenUsedError:
+            self._committer.skip_tokens()
+            published = None
         except BaseException as error:
             self._committer.discard(attempt)
             if isinstance(error, StoreFull):

@@ -10,10 +10,11 @@ import numpy as np
 import xxhash
 
 from redrb.connection import Client
-from redrb.errors import EncodeError
+from redrb.errors import EncodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
 from redrb.weights.tensors.state import State
+from redrb.weights.wire import cluster_keys
 from redrb.weights.wire.chunks import BATCH, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
@@ -24,6 +25,10 @@ _HEAD = 64 << 10
 _STAGING_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000
 """Staged chunks expire after `_STAGING_S`, plus the time that they take at this rate."""
+
+
+class TokenUsedError(WeightError):
+    """Another attempt has had this token, which Redis has forgotten, and has left keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,9 @@ class StagingAttempt:
             difference: Difference from the version before.
             whole: Whether to store the whole state, for readers without the version before.
             anchor: The last version that was stored in full: its chunks are not sent again.
+
+        Raises:
+            TokenUsedError: Keys of this attempt exist; `staged_keys` does not name them.
         """
         layout = self._source.layout
         sizes: tuple[int, ...] | None = None
@@ -132,11 +140,15 @@ class StagingAttempt:
 
     def staged_keys(self) -> list[str]:
         """Return the keys that this attempt may have staged."""
+        return [*self._chunk_keys(), *self._piece_keys()]
+
+    def _chunk_keys(self) -> Iterator[str]:
         token, spread = self.place.token, self.place.spread
-        return [
-            *(self._keys.chunk(token, index, spread) for index in self._chunks),
-            *(self._keys.delta(token, number, spread) for number in range(self._pieces)),
-        ]
+        return (self._keys.chunk(token, index, spread) for index in self._chunks)
+
+    def _piece_keys(self) -> Iterator[str]:
+        token, spread = self.place.token, self.place.spread
+        return (self._keys.delta(token, number, spread) for number in range(self._pieces))
 
     def staged_ranges(self) -> tuple[str, str]:
         """Return the same keys as ranges for scripts: those of chunks, those of delta pieces."""
@@ -169,6 +181,7 @@ class StagingAttempt:
                     key = self._keys.chunk(place.token, index, place.spread)
                     yield Outgoing(key, segments, hashes[-1].update)
 
+        self._check_unused(self._chunk_keys())
         stage(self._client, outgoing(), expire_s=self._expire_s)
         checksums = tuple(chunk.digest() for chunk in hashes)
         return checksums, _sources(tokens, place.first), tuple(chunk.head for chunk in hashes)
@@ -193,8 +206,17 @@ class StagingAttempt:
                 checksums.append(checksum_of(segments))
                 yield Outgoing(self._keys.delta(place.token, number, place.spread), segments)
 
+        self._check_unused(self._piece_keys())
         stage(self._client, outgoing(), expire_s=self._expire_s)
         return tuple(checksums)
+
+    def _check_unused(self, names: Iterator[str]) -> None:
+        if cluster_keys.count_existing(self._client, names):
+            self._chunks, self._pieces = range(0), 0  # the keys are of another version
+            raise TokenUsedError(
+                f"Redis has forgotten that token {self.place.token} was used, as after a failover "
+                "that lost its last writes. Nothing was published: publish again."
+            )
 
 
 class _Hash:

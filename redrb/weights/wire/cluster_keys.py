@@ -70,6 +70,11 @@ def clean(client: Client, keys: WeightKeys, spread: int) -> None:
         node.execute("SREM", keys.trash, *batch)
 
 
+def count_existing(client: Client, names: Iterable[str]) -> int:
+    """Return how many of these keys exist."""
+    return sum(_each(client, names, "EXISTS"))
+
+
 def delete(client: Client, names: Iterable[str]) -> None:
     """Delete keys."""
     _each(client, names, "UNLINK")
