@@ -28,7 +28,7 @@ class Server(Engine):
             async def close(self) -> None:
                 pass
 
-        super().__init__(Client())  # type: ignore[arg-type]
+        super().__init__(Client(), retry_s=10)  # type: ignore[arg-type]
         self.arrives = asyncio.Event()
         self.begun = asyncio.Event()
         self.paused = asyncio.Event()
@@ -44,20 +44,20 @@ class Server(Engine):
         found: list[int] = []
         for _token in range(max_new_tokens):
             if not self.running.is_set():
-                return Part(found, [0.0] * len(found), "abort")
+                return Part(found, [0.0] * len(found), "abort", str(self.have))
             found.append(self.have)
             if len(found) == 2:
                 self.begun.set()
             await asyncio.sleep(0)
-        return Part(found, [0.0] * len(found), "length")
+        return Part(found, [0.0] * len(found), "length", str(self.have))
 
     async def _pause(self) -> None:
         self.running.clear()
         self.paused.set()
 
-    async def _load(self, path: Path, version: int) -> None:
+    async def _load(self, path: Path, label: str) -> None:
         assert not self.running.is_set()
-        self.have = version
+        self.have = int(label)
         self.arrives.set()
 
     async def _resume(self) -> None:

@@ -109,7 +109,7 @@ local function take_over(name)
   if string.match(stored, '^%d+ (.*)$') == name then
     return stored
   end
-  local owner = string.format('%.0f %s', math.max(time[1] * 1000000 + time[2], since(stored) + 1), name)
+  local owner = string.format('%.0f %s', math.max(time[1] * 1000 * 1000 + time[2], since(stored) + 1), name)
   redis.call('HSET', fence, 'owner', owner)
   return owner
 end
