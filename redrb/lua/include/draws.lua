@@ -4,11 +4,11 @@
 -- Draw n >= 1 members that match. Returns them in the order in which they were drawn, and, if they have the
 -- lowest places, the others with lower places, which get new ones: without these they would be drawn next, as
 -- if they had been lucky. A query that few groups match has a draw of its own, which looks at all of these.
--- Which of the two is done depends on no place, except among equal weights, where it does not matter.
+-- Which of the two is done depends on no place: else the places that are left would tell of it.
 local function draw_where(pool, names, expr, n)
   local query = prepare(pool, names, expr)
   local cost, sources = plan(query, query.root, true)
-  local most = rules().order == 'uniform' and cost or 4 * cost > query.size and query.size or 0
+  local most = 4 * cost > query.size and query.size or 0
   local chosen, passed, looked, step = {}, {}, 0, math.min(n, PAGE.matched)
   while looked < most do -- bound: 4 * cost groups; docs/decisions/0022-bounded-scripts.md says why
     local last = math.min(looked + step, most) - 1
