@@ -223,5 +223,4 @@ class EngineServer:
             refusal = {"success": False, "message": "no such file"}
             return web.json_response(refusal, status=400)
         self._load(body["model_path"])
-        self.label = body["weight_version"]
         return web.json_response({"success": True, "message": "Succeeded"})

@@ -199,7 +199,7 @@ class Engine(ABC):
             try:
                 async with self._paused():
                     self.version, self._lost = None, True
-                    await self._repeated(lambda: self._load(path, label), self._retry_s)
+                    await self._repeated(lambda: self._give(path, label), self._retry_s)
                 self.version, self._label, self._lost = version, label, False
             finally:
                 if not self._lost:
@@ -391,9 +391,24 @@ class Engine(ABC):
     async def _pause(self) -> None:
         """Abort the requests in flight, which return what they have, and take no new ones."""
 
+    async def _give(self, path: Path, label: str) -> None:
+        """Load weights, and give them their label.
+
+        Until all are loaded the server has a label that no maker expects: if this is broken off, no
+        other maker takes what is there for the weights before.
+        """
+        await self._name(f"loading {label}")
+        await self._load(path)
+        await self._name(label)
+
+    async def _name(self, label: str) -> None:
+        """Give the server's weights a label; vLLM and SGLang have the same request for it."""
+        body = {"new_version": label, "abort_all_requests": False}
+        await self._client.post("/update_weight_version", body)
+
     @abstractmethod
-    async def _load(self, path: Path, label: str) -> None:
-        """Load weights, and give them a label."""
+    async def _load(self, path: Path) -> None:
+        """Load weights."""
 
     @abstractmethod
     async def _resume(self) -> None:

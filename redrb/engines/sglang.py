@@ -62,9 +62,8 @@ class SGLangEngine(Engine):
     async def _pause(self) -> None:
         await self._client.post("/pause_generation", {"mode": "abort"})
 
-    async def _load(self, path: Path, label: str) -> None:
-        body = {"model_path": str(path), "weight_version": label}
-        reply = await self._client.post("/update_weights_from_disk", body)
+    async def _load(self, path: Path) -> None:
+        reply = await self._client.post("/update_weights_from_disk", {"model_path": str(path)})
         if not reply.get("success"):
             raise EngineError(
                 f"{self._client.where} could not load {path}: {reply.get('message', reply)!s:.500}",

@@ -89,10 +89,9 @@ class VLLMEngine(Engine):
     async def _pause(self) -> None:
         await self._client.post("/pause", {})
 
-    async def _load(self, path: Path, label: str) -> None:
+    async def _load(self, path: Path) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._client.post("/collective_rpc", body)
-        await self._client.post("/update_weight_version", {"new_version": label})
 
     async def _resume(self) -> None:
         await self._client.post("/resume", {})

@@ -557,6 +557,49 @@ def test_no_sample_of_a_server_that_was_started_again_counts_before_it_has_the_w
         torch.testing.assert_close(found, expected[chosen], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+@pytest.mark.parametrize("breaks", ["load", "label"])
+def test_weights_that_another_maker_has_loaded_in_part_are_not_those_before(
+    server: EngineServer, kind: Kind, breaks: str, tmp_path: Path
+) -> None:
+    """Two makers use one server; the update of one is broken off, and the server goes on."""
+    old, new = saved(tiny_model(1), tmp_path / "1"), saved(tiny_model(2), tmp_path / "2")
+
+    async def sample() -> None:
+        async with kind(server.url, retry_s=0.3) as engine, kind(server.url) as other:
+            await engine.update(old, 1)
+            assert (await engine.generate(PROMPT, max_new_tokens=2)).versions == [1, 1]
+            reached = asyncio.Event()
+            load, name = other._load, other._name
+
+            async def broken_load(path: Path) -> None:
+                await load(path)
+                reached.set()
+                await asyncio.sleep(60)
+
+            async def broken_name(label: str) -> None:
+                if not label.startswith("loading"):
+                    reached.set()
+                    await asyncio.sleep(60)
+                await name(label)
+
+            if breaks == "load":
+                other._load = broken_load  # type: ignore[method-assign]
+            else:
+                other._name = broken_name  # type: ignore[method-assign]
+            updating = asyncio.create_task(other.update(new, 2))
+            await reached.wait()
+            updating.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await updating
+            with pytest.raises(EngineError, match="has lost its weights"):
+                await engine.generate(PROMPT, max_new_tokens=2)
+            await engine.update(new, 2)
+            assert (await engine.generate(PROMPT, max_new_tokens=2)).versions == [2, 2]
+
+    asyncio.run(sample())
+
+
 def test_weights_of_a_redis_that_has_lost_its_data_replace_larger_numbers(
     server: EngineServer, client: Client, namespace: str, tmp_path: Path
 ) -> None:

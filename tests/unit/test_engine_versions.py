@@ -55,9 +55,12 @@ class Server(Engine):
         self.running.clear()
         self.paused.set()
 
-    async def _load(self, path: Path, label: str) -> None:
+    async def _name(self, label: str) -> None:
+        if label.isdecimal():
+            self.have = int(label)
+
+    async def _load(self, path: Path) -> None:
         assert not self.running.is_set()
-        self.have = int(label)
         self.arrives.set()
 
     async def _resume(self) -> None:
