@@ -41,7 +41,8 @@ PAGES: dict[str, int] = {
     "old_letters": 10,  # dead letters beyond max_dead that one call deletes
     "buried_ids": 200,  # ids of groups that may come back, in one reply
     "sources_trimmed": 200,  # records of forwarded groups that one call looks at
-    "matched": 1000,  # groups that are compared with a query together
+    "matched": 1000,  # groups that are compared with a query together, and that a draw passes over
+    "sample": 100,  # random groups that tell how common the matches of a query are
     "changes": 100,  # changes of settings that a task remembers
     # Waiting takes, puts and makers.
     "waiters": 200,  # waiters that one call looks at; those behind look again by themselves

@@ -93,7 +93,8 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "old_letters": (groups.letters_shed,),
     "buried_ids": (groups.letters_below_the_floor,),
     "sources_trimmed": (groups.sources_forgotten,),
-    "matched": (groups.matched,),
+    "matched": (groups.matched, groups.drawn_with_a_query),
+    "sample": (groups.drawn_with_a_query,),
     "changes": (reports.changes_remembered,),
     "waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
     "first_waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
@@ -127,6 +128,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
 TOGETHER = {
     "first_waiters": ("next_waiters",),
     "next_waiters": ("first_waiters",),
+    "sample": ("matched",),
 }
 """Pages that are reached only if others are small, too."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -171,11 +172,24 @@ def test_a_priority_of_zero_comes_after_all_others(client: Client, namespace: st
 
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["uniform", "prioritized"])
-@pytest.mark.parametrize(("matching", "others"), [(8, 1), (4, 12), (3, 60)])
+@pytest.mark.parametrize(
+    ("matching", "others", "page"), [(8, 1, 1000), (4, 12, 1000), (4, 12, 8), (3, 60, 8)]
+)
 def test_draws_with_a_query_are_those_of_the_formula(
-    client: Client, namespace: str, order: str, matching: int, others: int
+    client: Client,
+    namespace: str,
+    pages: Callable[..., None],
+    order: str,
+    matching: int,
+    others: int,
+    page: int,
 ) -> None:
-    """Also for groups that come back, or arrive while others are drawn; and without the query."""
+    """Also for groups that come back, or arrive while others are drawn; and without the query.
+
+    With small pages matches are sometimes rare and drawn among themselves, sometimes common and
+    found among the first places, and sometimes not found there.
+    """
+    pages(matched=page, sample=20)
     stream = ExperienceStream(
         client, "math", namespace=namespace, order=order, max_reads=0, tags=["kind"]
     )

@@ -1,16 +1,34 @@
 -- The groups that match a query: the first ones in the pool's order, in a sampled order drawn ones.
---@include facts pools plan where
+--@include facts pools plan where drawn
 
--- Draw n >= 1 members that match. Returns them in the order in which they were drawn, and, if they have the
--- lowest places, the others with lower places, which get new ones: without these they would be drawn next, as
--- if they had been lucky. A query that few groups match has a draw of its own, which looks at all of these.
--- Which of the two is done depends on no place: else the places that are left would tell of it.
-local function draw_where(pool, names, expr, n)
-  local query = prepare(pool, names, expr)
-  local cost, sources = plan(query, query.root, true)
-  local most = 4 * cost > query.size and query.size or 0
-  local chosen, passed, looked, step = {}, {}, 0, math.min(n, PAGE.matched)
-  while looked < most do -- bound: 4 * cost groups; docs/decisions/0022-bounded-scripts.md says why
+local function weights_of(members)
+  local weights, alike = {}, rules().order == 'uniform'
+  for i, facts in ipairs(alike and members or facts_of_all(members)) do
+    weights[i] = alike and 1 or facts and facts.score or 0
+  end
+  return weights
+end
+
+-- Whether n groups that match are among the first places, with a margin of two, as a random sample of the
+-- pool tells. No place tells it: else the places that are left would tell of it.
+local function is_common(query, n)
+  if query.size <= PAGE.matched then
+    return true
+  end
+  local some, all, matched = redis.call('ZRANDMEMBER', query.whole.zset, PAGE.sample), 0, 0
+  for _, weight in ipairs(weights_of(some)) do
+    all = all + weight
+  end
+  for _, weight in ipairs(weights_of(matching(query, some, true))) do
+    matched = matched + weight
+  end
+  return matched > 0 and 2 * n * all <= PAGE.matched * matched
+end
+
+-- The first n members that match among the first places, and the others that lie before the last of them.
+local function drawn_by_place(query, n)
+  local most, chosen, passed, looked, step = math.min(query.size, PAGE.matched), {}, {}, 0, n
+  while looked < most do -- bound: PAGE.matched
     local last = math.min(looked + step, most) - 1
     local page = redis.call('ZRANGE', query.whole.zset, looked, last)
     local matches, at = matching(query, page, true), 1
@@ -24,12 +42,16 @@ local function draw_where(pool, names, expr, n)
         end
       end
     end
-    looked, step = last + 1, math.min(step * 2, PAGE.matched)
+    looked, step = last + 1, step * 2
   end
-  local found = {}
+  return chosen, passed
+end
+
+-- Draw n members among all that match, whatever their places are.
+local function drawn_anew(query, sources, n)
+  local found, chosen = {}, {}
   search(query, true, sources, function(members)
-    for i, facts in ipairs(facts_of_all(members)) do
-      local weight = facts and facts.score or 0
+    for i, weight in ipairs(weights_of(members)) do
       local at = weight > 0 and exponential() / weight or math.huge
       found[#found + 1] = {at, exponential(), members[i]} -- equal places have a random order
     end
@@ -38,17 +60,30 @@ local function draw_where(pool, names, expr, n)
     end
   end)
   keep_first(found, n)
-  chosen = {}
   for i, each in ipairs(found) do
     chosen[i] = each[3]
   end
-  return chosen, {}
+  return chosen
 end
 
--- The first n members that match, and those that a draw has passed over.
-local function first_where(pool, names, expr, n)
-  if rules().sampled then
-    return draw_where(pool, names, expr, n)
+-- The first n >= 1 members that match: in a sampled order drawn ones, in the order in which they were drawn.
+-- The groups that the draw has passed over are returned, too: they get new places behind those that were
+-- drawn, without which they would come next, as if they had been lucky.
+local function first_where(group, pool, names, expr, n)
+  if not rules().sampled then
+    return select_where(pool, names, expr, n), {}
   end
-  return select_where(pool, names, expr, n), {}
+  local query = prepare(pool, names, expr)
+  local _, sources = plan(query, query.root, true)
+  if is_common(query, n) then
+    local chosen, passed = drawn_by_place(query, n)
+    if #chosen == n or query.size <= PAGE.matched then
+      return chosen, passed
+    end
+    for _, member in ipairs(chosen) do
+      passed[#passed + 1] = member
+    end
+    pass_over(group, pool, passed)
+  end
+  return drawn_anew(query, sources, n), {}
 end

@@ -103,7 +103,7 @@ local queue, here, chosen, passed = pool
 if where ~= '' then
   --@include draws queries
   queue = queue_of(pool, where)
-  chosen, passed = first_where(pool, rule.names, cjson.decode(where), count)
+  chosen, passed = first_where(group, pool, rule.names, cjson.decode(where), count)
   here = #chosen
 else
   here = redis.call('ZCARD', key('ready', pool))
@@ -149,7 +149,7 @@ repeat -- bound: groups of the request
   local all
   if rule.version or rule.sampled then
     --@include staleness
-    all = note_taken(group, pool, found, lease.weights, passed)
+    all = note_taken(group, pool, found, lease.weights, passed or {})
   end
   withdraw(group, pool, found, all)
   claim_members(lease, found)
