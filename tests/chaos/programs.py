@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 
 from tests.chaos import hoarders, makers, operators, rollouts, stages, trainers, weights
 from tests.chaos.options import Place
@@ -44,5 +46,14 @@ HEIR = "heir"
 
 def run(role: str, name: str, place: Place) -> None:
     """Run one worker in this process."""
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
     os.environ["TMPDIR"] = str(place.directory / "tmp")
     serve(ROLES[role], name, place)
+
+
+def _end_with_the_run() -> None:
+    """End this process when the one that started it is gone, also by a kill."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    starter.join()
+    os._exit(1)

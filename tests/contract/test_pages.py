@@ -66,6 +66,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dismissed,
         leases.dead_rank_with_many_steps,
     ),
+    "unnoted": (leases.names_without_slots,),
     "copied_bytes": (leases.buried_at_takeover, groups.orphans_of_a_repair),
     "pending": (leases.acknowledged, leases.released, reports.versions_counted),
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),

@@ -197,23 +197,26 @@ def test_a_slot_that_is_given_up_after_a_takeover_is_found_again(open_stream: Op
 
 
 @pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("leases", [1, 32, 97])
 def test_a_consumer_leaves_no_name_behind_that_a_read_without_its_take_has_created(
-    open_stream: Opener, dies: bool
+    open_stream: Opener, dies: bool, leases: int
 ) -> None:
     """A restarted server does not know the script of a take, but runs the read that follows."""
-    stream, other = filled(open_stream, 3), open_stream()
-    lease = stream.take(1, timeout=0)
+    stream, other = filled(open_stream, leases), open_stream()
+    held = [stream.take(1, timeout=0) for _ in range(leases)]
     store, consumer = stream._task.store, stream._consumer
-    slot = f"{consumer.name}/1"
-    read = ("XREADGROUP", "GROUP", consumer.group, slot, "STREAMS", store.keys.stream, "0")
-    store.client.execute(*read)
+    for number in (leases, leases + 1):  # two threads take, whose numbers are the next free ones
+        slot = f"{consumer.name}/{number}"
+        read = ("XREADGROUP", "GROUP", consumer.group, slot, "STREAMS", store.keys.stream, "0")
+        store.client.execute(*read)
     if dies:
         kill_consumer(stream)
-        other.take(3, timeout=5).release()
-        with pytest.raises(LeaseLost):
-            lease.ack()
+        other.take(leases, at_least=leases, timeout=5).release()
+        for lease in held:
+            with pytest.raises(LeaseLost):
+                lease.ack()
         stream._consumer._slots.clear()
     stream.close()
     other.close()
     assert store.client.execute("XINFO", "CONSUMERS", store.keys.stream, consumer.group) == []
-    assert other.stats().ledger.waiting == 3
+    assert other.stats().ledger.waiting == leases

@@ -11,6 +11,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.doctor import repairs
 from redrb.doctor.examination import examine
+from redrb.lua.pages import PAGES
 from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
@@ -63,6 +64,21 @@ def many_dead(bench: Bench, count: int) -> None:
         kill_consumer(each)
     _come_back(bench, stream, held)
     assert bench.size("consumers", "default") == 1
+
+
+def names_without_slots(bench: Bench, count: int) -> None:
+    """Reads without takes have created names of a consumer that ends: a page of them goes."""
+    stream, ended = bench.filled(1), bench.open()
+    lease = ended.take(1, timeout=0)
+    key, group = ended._task.store.keys.stream, ended._consumer.group
+    for number in range(1, 1 + count):
+        name = f"{ended._consumer.name}/{number}"
+        bench.client.execute("XREADGROUP", "GROUP", group, name, "STREAMS", key, "0")
+    lease.release()
+    ended.close()
+    left = len(bench.client.execute("XINFO", "CONSUMERS", key, group))
+    assert left == max(0, count - PAGES["unnoted"])
+    train(stream, [0])
 
 
 def many_dead_without_leases(bench: Bench, count: int) -> None:
