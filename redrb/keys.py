@@ -160,13 +160,8 @@ class WeightKeys:
         return f"{self.prefix}manifests"
 
     @property
-    def unsettled(self) -> str:
-        """On a cluster: set of committed versions whose keys were not made permanent yet."""
-        return f"{self.prefix}unsettled"
-
-    @property
     def trash(self) -> str:
-        """On a cluster: set of keys that are to be deleted, without their prefix."""
+        """Set of ranges of keys that are to be deleted."""
         return f"{self.prefix}trash"
 
     @property
@@ -194,11 +189,6 @@ class WeightKeys:
     def delta(self, token: int, number: int, spread: int = 0) -> str:
         """One piece of a delta, as the attempt with `token` wrote it."""
         return f"{self._part(number, spread)}delta:{token}:{number}"
-
-    def spread_key(self, name: str, spread: int) -> str:
-        """Return a key of the kinds above by its name without a prefix."""
-        number = name.rpartition(":")[2]
-        return f"{self._part(int(number), spread)}{name}"
 
     def _part(self, number: int, spread: int) -> str:
         if not spread:

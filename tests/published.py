@@ -105,7 +105,8 @@ def check_nothing_left(client: Client, namespace: str) -> None:
     found = entries(client, namespace)
     manifests = client.execute("HKEYS", prefix(namespace) + "manifests")
     assert sorted(map(int, manifests)) == sorted(found)
-    others = {"fence", "versions", "manifests"} if found else {"fence"}
+    others = {"fence", *({"versions", "manifests", "loads"} if found else ())}
+    others |= {"fulls" for fields in found.values() if fields["kind"] == b"full"}
     keys = set(keys_of(client, namespace)) - {"followers"}
     wanted = named_keys(client, namespace) | others
     assert sorted(keys - wanted - {"versions"}) == []

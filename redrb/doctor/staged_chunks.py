@@ -11,7 +11,7 @@ from redrb.keys import WeightKeys
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, redrb_command
 from redrb.state.model import State
-from redrb.weights.wire import cluster_keys
+from redrb.weights.wire import stored_keys
 
 MOST_VERSIONS = 100
 MOST_ATTEMPTS = 20
@@ -23,7 +23,7 @@ STAGED_CHUNKS = FindingKind(
     "staged-chunks",
     "info",
     "A publisher died while it sent a version. Nothing needs to be done: its chunks take "
-    "memory until they expire by themselves, an hour after they were sent at the latest.",
+    "memory until they expire or the next version is published, which deletes them.",
 )
 KINDS = (STAGED_CHUNKS,)
 
@@ -46,7 +46,7 @@ def find(client: Client, state: State) -> Iterator[Finding]:
 
 def _failed_attempts(client: Client, keys: WeightKeys) -> int:
     """Return how many of the attempts before the newest version have left chunks."""
-    node, spread = client.at(keys.versions), cluster_keys.spread_of(client)
+    node, spread = client.at(keys.versions), stored_keys.spread_of(client)
     entries = node.execute("XREVRANGE", keys.versions, "+", "-", "COUNT", MOST_VERSIONS)
     known: set[int] = set()
     newest = 0

@@ -73,7 +73,6 @@ PAGES: dict[str, int] = {
     "examined_waiters": 200,  # waiters that it examines
     "examined_consumers": 20,  # dead consumers that it names
     # Weights.
-    "versions_looked": 16,  # versions of weights that are read together
+    "versions": 30,  # versions of weights that one call looks at, to keep or delete them
     "old_pins": 10,  # pins of dead readers that one call looks at
-    "most_chunks": 1_048_576,  # chunks of one version; more are refused
 }

@@ -40,7 +40,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         groups.counted_unjoined,
         groups.consumer_group_removed,
         waiting.rights_used,
-        reports.chunks_published,
     ),
     "taken_over": (
         leases.dead_with_many_leases,
@@ -121,9 +120,8 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "examined_groups": (reports.consumer_groups_examined,),
     "examined_waiters": (reports.waiters_examined,),
     "examined_consumers": (reports.consumers_examined,),
-    "versions_looked": (reports.adapters_passed, reports.all_are_adapters),
+    "versions": (reports.versions_trimmed, reports.versions_removed),
     "old_pins": (reports.pins_removed,),
-    "most_chunks": (reports.chunks_published,),
 }
 
 TOGETHER = {
@@ -151,6 +149,7 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.task.scripts.MOVE_GROUPS": (groups.moved,),
     "redrb.stream.task.scripts.REQUEUE_LETTERS": (groups.requeued, groups.letters_dropped),
     "redrb.stream.task.scripts.SETTLE_GROUPS": (groups.settled,),
+    "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),
 }
 
 
@@ -198,7 +197,3 @@ def test_a_page_of_the_client(bench: Bench, page: str, trial: Trial, count: int)
 def test_every_page_has_a_trial() -> None:
     assert set(TRIALS) == set(PAGES)
     assert PAGES["arguments"] % 2 == 0
-
-
-def test_scripts_look_at_all_chunks_that_clients_publish() -> None:
-    reports.chunks_are_bounded_alike()

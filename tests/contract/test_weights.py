@@ -308,7 +308,7 @@ def test_a_second_publisher_takes_over(client, namespace, publisher, subscriber,
     with pytest.raises(PublisherFenced):
         publisher.publish(state, version=50)
     assert subscriber.latest().version == 2
-    assert len(keys()) == 5
+    assert len(keys()) == 7
 
 
 def test_a_publisher_fenced_in_mid_publish_leaves_nothing(

@@ -16,7 +16,7 @@ from redrb.connection.client import Sent
 from redrb.connection.transport import Pipeline
 from redrb.weights import TensorShard
 from redrb.weights.publishing import staging
-from redrb.weights.wire import chunks, cluster_keys
+from redrb.weights.wire import chunks, stored_keys
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 
@@ -83,15 +83,15 @@ def same(found: dict[str, Tensor], step: int) -> bool:
 
 def dying(monkeypatch: pytest.MonkeyPatch, where: str, *, after: bool = False) -> None:
     """Let the next publisher die at a function of `spreading`."""
-    original = getattr(cluster_keys, where)
+    original = getattr(stored_keys, where)
 
     def die(*arguments: object) -> None:
-        monkeypatch.setattr(cluster_keys, where, original)
+        monkeypatch.setattr(stored_keys, where, original)
         if after:
             original(*arguments)
         raise Died
 
-    monkeypatch.setattr(cluster_keys, where, die)
+    monkeypatch.setattr(stored_keys, where, die)
 
 
 def test_chunks_are_on_all_nodes_and_readers_are_right(publisher, reader, client, cluster, keys):
@@ -110,12 +110,12 @@ def test_chunks_are_on_all_nodes_and_readers_are_right(publisher, reader, client
     assert sum(":chunk:" in name for name in keys()) == -(-80_128 // 1024)
 
 
-def test_chunks_of_a_publisher_that_dies_before_the_commit_expire(
-    publisher, reader, client, namespace, keys, monkeypatch
+def test_chunks_of_a_publisher_that_dies_before_it_has_prepared_expire(
+    publisher, reader, keys, monkeypatch
 ):
     publisher.publish(state(0))
     before = keys()
-    dying(monkeypatch, "prepare", after=True)
+    monkeypatch.setattr(publisher._committer, "_prepare", lambda *_: (_ for _ in ()).throw(Died))
     monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)  # it is dead
     with pytest.raises(Died):
         publisher.publish(state(1))
@@ -126,34 +126,21 @@ def test_chunks_of_a_publisher_that_dies_before_the_commit_expire(
     assert same(reader.fetch(), 0)
 
 
-def test_readers_settle_a_version_whose_publisher_died(publisher, reader, keys, monkeypatch):
-    publisher.publish(state(0))
-    dying(monkeypatch, "settle")
-    with pytest.raises(Died):
-        publisher.publish(state(1))
-    assert any(ttl > 0 for ttl in keys().values())
-    assert same(reader.fetch(), 1)
-    assert set(keys().values()) == {-1}
-
-
-def test_the_next_version_settles_the_one_before(publisher, reader, keys, monkeypatch):
-    publisher.publish(state(0))
-    dying(monkeypatch, "settle")
-    with pytest.raises(Died):
-        publisher.publish(state(1))
-    assert any(ttl > 0 for ttl in keys().values())
-    publisher.publish(state(2))
-    assert set(keys().values()) == {-1}
-    assert same(reader.fetch(), 2)
-
-
-def test_the_next_publisher_settles_and_cleans(client, namespace, reader, keys, monkeypatch):
-    first = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=1)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("where", ["keep", "clean"])
+def test_the_next_publisher_deletes_what_one_left_that_died(
+    client, namespace, reader, keys, monkeypatch, where, after
+):
+    """It dies while it makes keys permanent, or deletes those of versions that are not kept."""
+    options = {"namespace": namespace, "deltas": False, "keep": 1}
+    first = WeightPublisher(client, "actor", **options)
     first.publish({"a": torch.zeros(5000)})
-    dying(monkeypatch, "settle")
+    dying(monkeypatch, where, after=after)
+    monkeypatch.setattr(first._committer, "discard", lambda *_: None)  # it is dead
     with pytest.raises(Died):
         first.publish({"a": torch.ones(5000)})
-    second = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=1)
+    assert torch.equal(reader.fetch()["a"], torch.full((5000,), float(where == "clean")))
+    second = WeightPublisher(client, "actor", **options)
     second.publish({"a": torch.full((5000,), 2.0)})
     assert set(keys().values()) == {-1}
     assert len(keys()) == -(-20_032 // 1024)
@@ -174,21 +161,21 @@ def test_chunks_dropped_during_the_commit_are_sent_again(
     publisher, reader, client, keys, monkeypatch
 ):
     publisher.publish(state(0))
-    attempts, checked = [], cluster_keys.prepare
+    attempts, kept = [], stored_keys.keep
 
     def stage(attempt, *arguments, **named):
         attempts.append(attempt)
         return staged(attempt, *arguments, **named)
 
-    def prepare(*arguments):
-        whole = checked(*arguments)
+    def keep(*arguments):
+        whole = kept(*arguments)
         if len(attempts) == 1:  # a rank that waited too long, just now
-            publisher._committer.discard(attempts[0])
+            publisher._committer.discard(attempts[0], of_rank=True)
         return whole
 
     staged = staging.StagingAttempt.stage
     monkeypatch.setattr(staging.StagingAttempt, "stage", stage)
-    monkeypatch.setattr(cluster_keys, "prepare", prepare)
+    monkeypatch.setattr(stored_keys, "keep", keep)
     assert publisher.publish(state(1)).version == 2
     assert len(attempts) == 2
     assert same(reader.fetch(), 1)

@@ -442,7 +442,7 @@ def test_nothing_is_left_behind(ranks, client, namespace):
     keys = client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*")
     lasting = [key for key in keys if client.execute("PTTL", key) < 0]
     kinds = {key.decode().partition("}:")[2].split(":")[0] for key in lasting}
-    assert kinds == {"chunk", "delta", "fence", "manifests", "versions"}
+    assert kinds == {"chunk", "delta", "fence", "fulls", "loads", "manifests", "versions"}
     assert {key.decode().partition("}:")[2] for key in keys} - {
         key.decode().partition("}:")[2] for key in lasting
     } <= {"rendezvous", "pins"}

@@ -87,15 +87,18 @@ def test_a_publisher_killed_at_any_point(client, real_url, namespace, kind, smal
         count = {"chunks": 3, "pieces": 3}.get(point)
         count = (7 if kind == "anchor" else 0) + 3 if point == "chunks" else count
         assert len(staged) >= (count or 0), point
+        if point == "committed":  # the keys of version 1 may be left, for the next publisher
+            assert not {key for key in staged if ":1:" not in key}
+            continue
         assert bool(staged) == (point in ("chunks", "pieces", "commit")), point
-        for key in staged:
+        for key in staged if point != "commit" else ():
             assert 500 < client.execute("TTL", prefix(name) + key) <= 600 + 1
             client.execute("PEXPIRE", prefix(name) + key, 1)  # as if these seconds were over
-    until_expired(client, names.values())
+    until_expired(client, [names[point] for point in names if "commit" not in point])
     for point, name in names.items():
         reader, target, newest = readers[point]
         successor = redrb.WeightPublisher(client, "actor", namespace=name, keep=1)
-        published = successor.publish(state(kind, 3))
+        published = successor.publish(state(kind, 3))  # and deletes the keys of point "commit"
         assert (published.version, published.kind) == (newest + 1, "full")
         assert reader.poll(target) == published
         assert torch.equal(target["a"], state(kind, 3)["a"])

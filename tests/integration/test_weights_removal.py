@@ -17,7 +17,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.publishing import committer
-from redrb.weights.wire import cluster_keys
+from redrb.weights.wire import stored_keys
 from tests.clusters import RedisCluster
 from tests.servers import programs
 
@@ -128,7 +128,7 @@ def test_a_publisher_that_paused_before_its_commit_commits_nothing(
     monkeypatch.setattr(committer.Committer, "commit", late)
     with pytest.raises(PublisherFenced):
         publish(publisher, 1, more=0.5)
-    assert set(keys()) <= {"policy}:fence", "policy}:dropped"}  # this one expires
+    assert set(keys()) == {"policy}:fence"}
     with pytest.raises(PublisherFenced):
         publish(publisher, 1)
 
@@ -139,7 +139,7 @@ def test_a_removed_name_is_published_again_with_new_tokens(
     """A publisher that begins while the last keys are looked for keeps what it sends."""
     old = WeightPublisher(store, "policy", namespace=namespace)
     publish(old, 2)
-    delete, new = cluster_keys.delete, list[WeightPublisher]()
+    delete, new = stored_keys.delete, list[WeightPublisher]()
 
     def meanwhile(client: Client, names: Iterator[str]) -> None:
         if not new:
@@ -147,7 +147,7 @@ def test_a_removed_name_is_published_again_with_new_tokens(
             publish(new[0], 1)
         delete(client, names)
 
-    monkeypatch.setattr("redrb.weights.inspection.removal.cluster_keys.delete", meanwhile)
+    monkeypatch.setattr("redrb.weights.inspection.removal.stored_keys.delete", meanwhile)
     assert remove_weights(store, "policy", namespace=namespace).versions == (1, 2)
     subscriber = WeightSubscriber(store, "policy", namespace=namespace)
     assert [version.version for version in subscriber.versions()] == [1]
@@ -162,15 +162,15 @@ def test_an_interrupted_removal_is_resumed(
     store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(WeightPublisher(store, "policy", namespace=namespace), 2)
-    clean = cluster_keys.delete
+    clean = stored_keys.delete
 
     def breaks(*_: object) -> None:
         raise StoreUnavailable("gone", where="here")
 
-    monkeypatch.setattr(cluster_keys, "delete", breaks)
+    monkeypatch.setattr(stored_keys, "delete", breaks)
     with pytest.raises(StoreUnavailable):
         remove_weights(store, "policy", namespace=namespace)
-    monkeypatch.setattr(cluster_keys, "delete", clean)
+    monkeypatch.setattr(stored_keys, "delete", clean)
     if len(keys()) > 1:  # on a cluster, where deleting takes several requests
         remove_weights(store, "policy", namespace=namespace)
     assert keys() == ["policy}:fence"]

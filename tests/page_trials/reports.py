@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import redrb
 from redrb.browse import Browser, Choice
-from redrb.errors import EncodeError
 from redrb.keys import WeightKeys
-from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load, run
-from redrb.weights.publishing import publisher as publishing
-from redrb.weights.wire.manifest import MAX_CHUNKS
+from redrb.weights.inspection.listing import versions_of
+from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.lora.config import LoraConfig
 from tests.audit import kill_consumer
 from tests.page_trials.bench import LONG, Bench, put, train
 from tests.published import CHUNK_BYTES
@@ -172,23 +170,61 @@ def found_letters(bench: Bench, count: int) -> None:
     assert [letter.id for letter in found] == list(range(count, 0, -1))
 
 
-def adapters_passed(bench: Bench, count: int) -> None:
-    """The newest version that is no adapter is found behind adapters."""
-    keys = WeightKeys.of(bench.namespace, f"adapted-{count}")
-    _add_version(bench, keys, 1, "full")
-    for version in range(2, count + 2):
-        _add_version(bench, keys, version, "lora")
-    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["1 o", 1, 0])
-    assert (newest, state) == (count + 1, 1)
+def versions_trimmed(bench: Bench, count: int) -> None:
+    """Versions that leave the window go at once, but those that a kept one stands on."""
+    name = f"trimmed-{count}"
+    state = {"a": torch.zeros(4000)}
+    options = {"namespace": bench.namespace, "anchor_every": 2 * count + 2}
+    with redrb.WeightPublisher(bench.client, name, keep=count + 3, **options) as publisher:
+        for _ in range(count + 2):
+            state["a"][0] += 1
+            publisher.publish(state)  # one full version, and deltas that stand on it
+    matrices = {"0.lora_A": torch.ones(2, 4), "0.lora_B": torch.ones(4, 2)}
+    adapter = (matrices, {"0": LoraConfig(2, 2.0)})
+    with redrb.WeightPublisher(bench.client, name, keep=1, **options) as publisher:
+        publisher.publish(state)
+        assert _kept(bench, name) == [count + 3]
+        for _ in range(count):
+            publisher.publish_lora(adapter)
+            assert _kept(bench, name) == [count + 3, _newest(bench, name)]
+    with redrb.WeightPublisher(bench.client, name, keep=count + 5, **options) as publisher:
+        for _ in range(count):
+            publisher.publish_lora(adapter)
+        first = _kept(bench, name)[1]
+        assert _kept(bench, name)[1:] == list(range(first, first + count + 1))
+    with redrb.WeightPublisher(bench.client, name, keep=2, **options) as publisher:
+        publisher.publish_lora(adapter)
+        newest = _newest(bench, name)
+        assert _kept(bench, name) == [count + 3, newest - 1, newest]
+        publisher.publish(state)
+        publisher.publish(state)
+        assert _kept(bench, name) == [newest + 1, newest + 2]
+        keys = WeightKeys.of(bench.namespace, name)
+        assert bench.client.execute("HLEN", keys.manifests) == 2
+        assert bench.client.execute("EXISTS", keys.trash) == 0
 
 
-def all_are_adapters(bench: Bench, count: int) -> None:
-    """Where all versions are adapters, none is found."""
-    keys = WeightKeys.of(bench.namespace, f"adapters-{count}")
-    for version in range(1, count + 1):
-        _add_version(bench, keys, version, "lora")
-    _, _, newest, state = run(bench.client, load("weights/begin"), [keys.versions], ["1 o", 1, 0])
-    assert (newest, state) == (count, 0)
+def versions_removed(bench: Bench, count: int) -> None:
+    """All versions are removed, with all keys but one."""
+    name = f"removed-{count}"
+    with redrb.WeightPublisher(
+        bench.client, name, namespace=bench.namespace, keep=count
+    ) as weights:
+        for _ in range(count):
+            weights.publish({"a": torch.rand(8)})
+    removed = remove_weights(bench.client, name, namespace=bench.namespace)
+    assert removed.versions == tuple(range(1, count + 1))
+    prefix = WeightKeys.of(bench.namespace, name).prefix
+    assert bench.client.execute("KEYS", f"{prefix}*") == [f"{prefix}fence".encode()]
+
+
+def _kept(bench: Bench, name: str) -> list[int]:
+    found = versions_of(bench.client, name, bench.namespace)
+    return [version.version for version in found]
+
+
+def _newest(bench: Bench, name: str) -> int:
+    return _kept(bench, name)[-1]
 
 
 def _add_version(bench: Bench, keys: WeightKeys, version: int, kind: str) -> None:
@@ -214,24 +250,12 @@ def pins_removed(bench: Bench, count: int) -> None:
 
 
 def chunks_published(bench: Bench, count: int) -> None:
-    """Versions of so many chunks are published, read and deleted whole; larger ones are refused."""
-    most = PAGES["most_chunks"]
-    bench.patch.setattr(publishing, "MAX_CHUNKS", most)
+    """Versions of so many chunks are published, read and deleted whole."""
     bench.patch.setattr(CHUNK_BYTES, 1024)
     name = f"chunks-{count}"
-    state = {"a": torch.rand(256 * count)}
     with redrb.WeightPublisher(bench.client, name, namespace=bench.namespace, keep=1) as publisher:
-        if count > most:
-            with pytest.raises(EncodeError):
-                publisher.publish(state)
-            return
-        publisher.publish(state)
+        publisher.publish({"a": torch.rand(256 * count)})
         prefix = WeightKeys.of(bench.namespace, name).prefix
         assert len(bench.client.execute("KEYS", f"{prefix}chunk:*")) == count
         publisher.publish({"a": torch.rand(256 * count)})
         assert len(bench.client.execute("KEYS", f"{prefix}chunk:*")) == count
-
-
-def chunks_are_bounded_alike() -> None:
-    """The client refuses what the scripts would not look at."""
-    assert PAGES["most_chunks"] == MAX_CHUNKS

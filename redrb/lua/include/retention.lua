@@ -1,99 +1,162 @@
 -- Retention of published weights: which versions stay.
+--
+-- The window holds the newest versions: at most `keep`, and as many as fit into `max_bytes` (0: all of them)
+-- together with the versions that they stand on; the newest always stays. A version stands on the states from
+-- its anchor to the one that it loads. Older versions stay while one of the window stands on them, or a reader
+-- has pinned them. Each call looks at a page of versions.
 --@include weights
 
--- Delete the entries of old versions. These stay: the newest `keep` versions, as many as fit into
--- `max_bytes` (0: all of them; the newest always stays), versions pinned by readers, and every version
--- that one of these is a delta or an adapter of. Returns the keys of the deleted versions.
-local function forget(keep, max_bytes)
-  local entries, places = {}, {}
-  for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do -- bound: kept versions, and pinned ones
-    entries[#entries + 1] = parsed(found)
-    places[entries[#entries].version] = #entries
-  end
-
-  -- Places of a version and of the versions that it is based on, and their bytes that are not marked.
-  local marked = {}
-  local function standing_on(place)
-    local added, bytes = {place}, 0
-    local entry = entries[place]
-    local first = entry.anchor > 0 and places[entry.anchor] or place
-    local last = entry.kind == 'lora' and (places[entry.base] or 0) or place
-    for index = first, last do -- bound: kept versions, and pinned ones
-      if entries[index].kind ~= 'lora' and index ~= place then
-        added[#added + 1] = index
-      end
-    end
-    for _, index in ipairs(added) do
-      bytes = bytes + (marked[index] and 0 or entries[index].stored)
-    end
-    return added, bytes
-  end
-
-  local total = 0
-  for place = #entries, math.max(1, #entries - keep + 1), -1 do -- bound: kept versions
-    local added, bytes = standing_on(place)
-    if place < #entries and max_bytes > 0 and total + bytes > max_bytes then
+-- Stored bytes of the versions of the window that begins with `first`, and of those that they stand on. Beyond
+-- a page of states below the window that adapters stand on, it counts too few, so that more is kept.
+local function bytes_of_window(first, last)
+  local total, counted, from = last.all_bytes - first.all_bytes + first.stored, 0, 1
+  for _ = 1, PAGE.versions do
+    local member, state = unpack(redis.call('ZRANGEBYSCORE', loads, from, '+inf', 'LIMIT', 0, 1, 'WITHSCORES'))
+    local entry = member and at(tonumber(member))
+    local anchor = entry and at(entry.anchor)
+    if not anchor then
       break
     end
-    total = total + bytes
-    for _, index in ipairs(added) do
-      marked[index] = true
+    local is_below = tonumber(state) < first.version
+    local last_state = is_below and at(tonumber(state))
+    local up_to = last_state and last_state.state_bytes
+      or first.state_bytes - (first.kind == 'lora' and 0 or first.stored)
+    total = total + math.max(0, up_to - math.max(counted, anchor.state_bytes - anchor.stored))
+    counted = math.max(counted, up_to)
+    if not is_below then
+      break
     end
+    from = '(' .. state
   end
+  return total
+end
 
-  local pinned, now = redis.call('HGETALL', pins), server_ms() -- bound: readers, of which each has one pin
-  for i = 1, #pinned, 2 do
-    local low, high, deadline, ttl_ms = string.match(pinned[i + 1], '^(%d+) (%d+) (%d+) (%d+)$')
+-- Let the oldest versions leave the window until it fits. Returns its first version, and whether it fits.
+local function move_window(keep, max_bytes, last)
+  local function fits(first)
+    return first.version >= last.version or last.ordinal - first.ordinal < keep
+      and (max_bytes == 0 or bytes_of_window(first, last) <= max_bytes)
+  end
+  local first = at(tonumber(redis.call('HGET', fence, 'first')) or 0)
+    or parsed(redis.call('XRANGE', versions, '-', '+', 'COUNT', 1)[1])
+  local is_enough = fits(first)
+  for _ = 1, PAGE.versions do
+    if is_enough then
+      break
+    end
+    redis.call('ZREM', loads, string.format('%.0f', first.version))
+    first = parsed(redis.call('XRANGE', versions, string.format('(%.0f-0', first.version), '+', 'COUNT', 1)[1])
+    is_enough = fits(first)
+  end
+  redis.call('HSET', fence, 'first', string.format('%.0f', first.version))
+  return first, is_enough
+end
+
+-- The ranges of versions that readers have pinned, each once; pins that are over are removed.
+local function pinned_ranges()
+  local stored = redis.call('HGETALL', pins) -- bound: readers, of which each has one pin
+  local now, known, found = server_ms(), {}, {}
+  for i = 1, #stored, 2 do -- bound: readers
+    local low, high, deadline, ttl_ms = string.match(stored[i + 1], '^(%d+) (%d+) (%d+) (%d+)$')
     if not low or tonumber(deadline) < now then
-      redis.call('HDEL', pins, pinned[i])
+      redis.call('HDEL', pins, stored[i])
     else
       if deadline - now > tonumber(ttl_ms) then -- the server's clock was set back since
         deadline = string.format('%.0f', now + ttl_ms)
-        redis.call('HSET', pins, pinned[i], table.concat({low, high, deadline, ttl_ms}, ' '))
+        redis.call('HSET', pins, stored[i], table.concat({low, high, deadline, ttl_ms}, ' '))
       end
-      for index, entry in ipairs(entries) do
-        if entry.version >= tonumber(low) and entry.version <= tonumber(high) then
-          marked[index] = true
+      if not known[low .. ' ' .. high] then
+        known[low .. ' ' .. high] = true
+        found[#found + 1] = {tonumber(low), tonumber(high)}
+      end
+    end
+  end
+  return found
+end
+
+-- Put the keys of a full version into the trash, except those that `others`, its neighbours, hold as well. Chunks
+-- are shared by full versions that follow each other.
+local function discard_chunks(full, others)
+  local used, places = {}, {}
+  for _, other in ipairs(others) do
+    for token, first, count in string.gmatch(other.full or '', '(%d+) (%d+) (%d+)') do
+      used[token], places[token] = used[token] or {}, 1
+      table.insert(used[token], {tonumber(first), tonumber(first) + tonumber(count)})
+    end
+  end
+  for _, ranges in pairs(used) do
+    table.sort(ranges, function(a, b) return a[1] < b[1] end)
+  end
+  for token, first, count in string.gmatch(full, '(%d+) (%d+) (%d+)') do
+    local from, beyond, ranges = tonumber(first), tonumber(first) + tonumber(count), used[token] or {}
+    while from < beyond do -- bound: ranges of a version
+      local range = ranges[places[token]]
+      if not range or range[1] >= beyond then
+        discard_keys('chunk', token, from, beyond)
+        from = beyond
+      else
+        discard_keys('chunk', token, from, range[1])
+        from = math.max(from, range[2])
+        places[token] = places[token] + (range[2] <= beyond and 1 or 0)
+      end
+    end
+  end
+end
+
+-- Delete a version's entry; its keys go into the trash.
+local function delete_version(entry)
+  local version, others = string.format('%.0f', entry.version), {}
+  if redis.call('ZREM', fulls, version) == 1 then
+    for _, found in ipairs({
+      redis.call('ZRANGEBYSCORE', fulls, version, '+inf', 'LIMIT', 0, 1),
+      redis.call('ZREVRANGEBYSCORE', fulls, version, '-inf', 'LIMIT', 0, 1),
+    }) do
+      others[#others + 1] = found[1] and at(tonumber(found[1]))
+    end
+  end
+  discard_chunks(entry.full or '', others)
+  for token, first, count in string.gmatch(entry.pieces or '', '(%d+) (%d+) (%d+)') do
+    discard_keys('delta', token, tonumber(first), tonumber(first) + tonumber(count))
+  end
+  redis.call('HDEL', manifests, version)
+  redis.call('XDEL', versions, version .. '-0')
+end
+
+-- The last version, from this one on, that the window stands on without a gap, or nil.
+local function needed_to(entry)
+  if entry.kind ~= 'lora' then
+    local found = redis.call('ZRANGEBYSCORE', loads, string.format('%.0f', entry.version), '+inf',
+      'LIMIT', 0, 1, 'WITHSCORES')
+    local user = found[1] and at(tonumber(found[1]))
+    return user and user.anchor > 0 and user.anchor <= entry.version and tonumber(found[2]) or nil
+  end
+end
+
+-- Delete versions beyond `after` that are no longer kept. Returns whether more are to be looked at (1 or 0),
+-- the version after which, and whether the trash has keys (1 or 0), which the caller deletes.
+local function trim(keep, max_bytes, after)
+  local last = newest()
+  local first, is_enough = move_window(keep, max_bytes, last)
+  local before, pinned = string.format('(%.0f-0', first.version), nil
+  for _ = 1, PAGE.versions do
+    local found = redis.call('XRANGE', versions, string.format('(%.0f-0', after), before, 'COUNT', 1)[1]
+    if not found then
+      return is_enough and 0 or 1, 0, redis.call('EXISTS', trash)
+    end
+    local entry = parsed(found)
+    local stays_to = needed_to(entry)
+    if not stays_to then
+      pinned = pinned or pinned_ranges()
+      for _, range in ipairs(pinned) do
+        if range[1] <= entry.version and entry.version <= range[2] then
+          stays_to = math.max(stays_to or 0, range[2])
         end
       end
     end
-  end
-
-  -- a full version may hold chunks of an earlier one
-  local used = {}
-  for index, entry in ipairs(entries) do
-    if marked[index] then
-      for token, first, count in string.gmatch(entry.full or '', '(%d+) (%d+) (%d+)') do
-        used[token] = used[token] or {}
-        local beyond = math.min(tonumber(first) + tonumber(count), PAGE.most_chunks)
-        table.insert(used[token], {tonumber(first), beyond})
-      end
+    if not stays_to then
+      delete_version(entry)
     end
+    after = stays_to or entry.version
   end
-  local indices = {}
-  local function is_used(token, index)
-    if not used[token] then
-      return false
-    end
-    if not indices[token] then
-      indices[token] = {}
-      for _, range in ipairs(used[token]) do
-        for place = range[1], range[2] - 1 do -- bound: PAGE.most_chunks
-          indices[token][place] = true
-        end
-      end
-    end
-    return indices[token][index]
-  end
-
-  local names = {}
-  for index, entry in ipairs(entries) do
-    if not marked[index] then
-      add_keys(names, 'chunk', entry.full, is_used)
-      add_keys(names, 'delta', entry.pieces)
-      redis.call('HDEL', manifests, string.format('%.0f', entry.version))
-      redis.call('XDEL', versions, string.format('%.0f-0', entry.version))
-    end
-  end
-  return names
+  return 1, after, redis.call('EXISTS', trash)
 end

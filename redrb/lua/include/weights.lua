@@ -3,29 +3,40 @@
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
 -- fence is a hash: owner, "<microseconds> <name>" of the publisher that may publish, and when it took over;
--- token, a number for each attempt; data, a name for the data of this server, new after they were lost.
+-- token, a number for each attempt; data, a name for the data of this server, new after they were lost; first,
+-- the first version of the window (include/retention.lua).
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline> <ttl>".
--- dropped is a set: tokens whose keys are being deleted on other nodes.
+-- loads is a sorted set: versions of the window by the state that each loads: an adapter's base (0: none), else
+-- the version itself. fulls is a sorted set: versions that are stored in full.
+-- attempts is a hash: token of an attempt -> 'keys <range>;...': its keys, which do not expire any more, until it
+-- is committed; or 'dropped': it is refused. trash is a set of ranges whose keys are to be deleted.
+-- A range is "chunk <token> <first> <count>" or "delta <token> <first> <count>"; it names the keys
+-- chunk:<token>:<n> and delta:<token>:<n>. Clients keep and delete keys, as they may be on other nodes.
 --
 -- Fields of an entry: kind; token of the attempt; base, the version that its delta starts from (of
 -- an adapter: the one that it belongs to), 0 for none; anchor, the full version that a new reader
 -- starts from, 0 for none; nbytes of the state; stored bytes; delta bytes; names, number of tensors;
--- created_ms; full and pieces, its keys, as "<token> <first> <count>;..." of chunk:<token>:<n> and
--- delta:<token>:<n>.
+-- created_ms; full and pieces, its keys, as "<token> <first> <count>;..."; ordinal, how many versions there
+-- were with it; all_bytes and state_bytes, stored bytes of it and all versions before it, and without adapters.
 
 local versions = KEYS[1]
 local prefix = string.sub(versions, 1, -9)
 local fence = prefix .. 'fence'
 local manifests = prefix .. 'manifests'
 local pins = prefix .. 'pins'
-local dropped = prefix .. 'dropped'
+local loads = prefix .. 'loads'
+local fulls = prefix .. 'fulls'
+local attempts = prefix .. 'attempts'
+local trash = prefix .. 'trash'
+
+local NUMBERS = {'base', 'anchor', 'nbytes', 'stored', 'delta', 'ordinal', 'all_bytes', 'state_bytes'}
 
 local function parsed(entry)
-  local fields = { version = tonumber(string.match(entry[1], '^%d+')) }
+  local fields = {version = tonumber(string.match(entry[1], '^%d+'))}
   for i = 1, #entry[2], 2 do
     fields[entry[2][i]] = entry[2][i + 1]
   end
-  for _, name in ipairs({ 'base', 'anchor', 'nbytes', 'stored', 'delta' }) do
+  for _, name in ipairs(NUMBERS) do
     fields[name] = tonumber(fields[name]) or 0
   end
   return fields
@@ -42,49 +53,33 @@ local function newest()
   return found and parsed(found)
 end
 
--- The newest version that is not an adapter.
+-- The newest state that a version of the window loads.
 local function newest_state()
-  local last = '+'
-  while true do -- bound: adapters beyond the newest other version, of kept versions
-    local found = redis.call('XREVRANGE', versions, last, '-', 'COUNT', PAGE.versions_looked)
-    for _, entry in ipairs(found) do
-      local fields = parsed(entry)
-      if fields.kind ~= 'lora' then
-        return fields
-      end
-      last = '(' .. entry[1]
-    end
-    if #found < PAGE.versions_looked then
-      return nil
-    end
+  local found = redis.call('ZREVRANGE', loads, 0, 0, 'WITHSCORES')
+  return found[2] and at(tonumber(found[2]))
+end
+
+-- Let the keys from number `first` to the one before `beyond` be deleted.
+local function discard_keys(kind, token, first, beyond)
+  if first < beyond then
+    redis.call('SADD', trash, string.format('%s %s %.0f %.0f', kind, token, first, beyond - first))
   end
 end
 
--- Run EXISTS, PERSIST or UNLINK on keys. Returns the number of keys that it found.
-local function on_keys(command, names)
-  local found = 0
-  if command == 'PERSIST' then
-    for _, name in ipairs(names) do
-      found = found + redis.call(command, name)
-    end
-    return found
+-- Let the keys of an attempt be deleted that is not committed.
+local function discard_attempt(stored)
+  for kind, token, first, count in string.gmatch(stored, '(%a+) (%d+) (%d+) (%d+)') do
+    discard_keys(kind, token, tonumber(first), tonumber(first) + tonumber(count))
   end
-  for first = 1, #names, PAGE.arguments do
-    found = found + redis.call(command, unpack(names, first, math.min(first + PAGE.arguments - 1, #names)))
-  end
-  return found
 end
 
--- Append the keys <kind>:<token>:<n> of `ranges`, except those for which `is_spared` is true.
-local function add_keys(names, kind, ranges, is_spared)
-  for token, first, count in string.gmatch(ranges or '', '(%d+) (%d+) (%d+)') do
-    for index = tonumber(first), math.min(tonumber(first) + tonumber(count), PAGE.most_chunks) - 1 do
-      if not (is_spared and is_spared(token, index)) then
-        names[#names + 1] = prefix .. kind .. ':' .. token .. ':' .. index
-      end
-    end
+-- Let the keys of all attempts be deleted: none of them can be committed any more.
+local function discard_attempts()
+  local noted = redis.call('HGETALL', attempts) -- bound: ranks
+  for i = 2, #noted, 2 do -- bound: ranks
+    discard_attempt(noted[i])
   end
-  return names
+  redis.call('DEL', attempts)
 end
 
 local function server_ms()

@@ -1,7 +1,7 @@
 -- Begin an attempt to publish: its token is part of the names of its chunks, which are so never shared.
 -- KEYS[1] versions
 -- ARGV    owner, number of ranks, each of which gets a token, last token that the owner had
--- Returns {'ok', last token, newest version or 0, newest version that is no adapter or 0}
+-- Returns {'ok', last token, newest version or 0, newest state or 0, whether the trash has keys}
 --       | {'fenced'}: another publisher is the owner
 --@include weights permissions
 
@@ -18,6 +18,6 @@ local known = math.max(tonumber(ARGV[3]), last and tonumber(last.token) or 0)
 if (tonumber(redis.call('HGET', fence, 'token')) or -1) < known then
   redis.call('HSET', fence, 'token', string.format('%.0f', known))
 end
-redis.call('DEL', dropped) -- no earlier attempt can commit any more
+discard_attempts()
 return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
-  state and state.version or 0}
+  state and state.version or 0, redis.call('EXISTS', trash)}

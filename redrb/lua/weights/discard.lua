@@ -1,9 +1,8 @@
--- Delete the keys of an attempt that failed, unless its version was committed after all.
+-- Refuse an attempt that failed, or of which a rank failed, unless its version was committed after all.
 -- KEYS[1] versions
--- ARGV    token, version, elsewhere, full, pieces
---         elsewhere: '1': the keys are on other nodes; the caller deletes them there afterwards
---         full, pieces: the keys of the attempt, without chunks shared with an earlier version
--- Returns {'ok', keys deleted} | {'committed'}
+-- ARGV    token, version, of_rank
+--         of_rank: '1': of a rank but 0, whose part is refused even if the attempt is prepared later
+-- Returns {'ok', whether the trash has keys}: the caller deletes these, and all of its own | {'committed'}
 --@include weights permissions
 
 local committed = at(tonumber(ARGV[2]))
@@ -14,11 +13,17 @@ if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
     or has_its_keys(committed.pieces)) then
   return {'committed'}
 end
-if ARGV[3] == '1' then
-  check_permissions(pins)
-  begin_writing()
-  redis.call('SADD', dropped, ARGV[1]) -- a commit meanwhile learns it
-  redis.call('EXPIRE', dropped, 3600)
-  return {'ok', 0}
+check_permissions(pins)
+begin_writing()
+local noted = redis.call('HGETALL', attempts) -- bound: ranks
+for i = 1, #noted, 2 do -- bound: ranks
+  if noted[i] == ARGV[1] or string.find(noted[i + 1], ' ' .. ARGV[1] .. ' ', 1, true) then
+    discard_attempt(noted[i + 1])
+    redis.call('HDEL', attempts, noted[i])
+  end
 end
-return {'ok', on_keys('UNLINK', add_keys(add_keys({}, 'chunk', ARGV[4]), 'delta', ARGV[5]))}
+if ARGV[3] == '1' then
+  redis.call('HSET', attempts, ARGV[1], 'dropped')
+  redis.call('EXPIRE', attempts, 3600)
+end
+return {'ok', redis.call('EXISTS', trash)}

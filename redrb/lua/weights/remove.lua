@@ -1,28 +1,25 @@
--- Delete all versions. Current publishers are fenced. The key `fence` stays, so that no token is given
--- twice.
+-- Delete a page of versions, until all are gone; their keys are put into the trash. Current publishers are
+-- fenced. The key `fence` stays, so that no token is given twice.
 -- KEYS[1] versions
--- ARGV    name, elsewhere
---         name: a new one, which no publisher has
---         elsewhere: '1': the chunks are on other nodes; their names are put into the set trash
--- Returns {last token that was given, deleted version ...}; repeated, it deletes versions committed since
---@include weights permissions
+-- ARGV    name
+--         name: a new one, which no publisher has; the same for each page
+-- Returns {more, last token that was given, deleted version ...}: with more = 1, run it again. Repeated, it
+--         deletes versions committed since
+--@include weights retention permissions
 
 check_permissions(pins)
 begin_writing()
 take_over(ARGV[1])
-local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}
-for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do -- bound: kept versions, and pinned ones
-  local entry = parsed(found)
-  reply[#reply + 1] = entry.version
-  add_keys(names, 'chunk', entry.full)
-  add_keys(names, 'delta', entry.pieces)
+local token = tonumber(redis.call('HGET', fence, 'token') or 0)
+local found, reply = redis.call('XRANGE', versions, '-', '+', 'COUNT', PAGE.versions), {}
+for i, entry in ipairs(found) do
+  reply[i] = tonumber(string.match(entry[1], '^%d+'))
+  delete_version(parsed(entry))
 end
-if ARGV[2] == '1' then
-  for _, name in ipairs(names) do
-    redis.call('SADD', prefix .. 'trash', string.sub(name, #prefix + 1))
-  end
-else
-  on_keys('UNLINK', names)
+if #found == PAGE.versions then
+  return {1, token, unpack(reply)}
 end
-redis.call('UNLINK', versions, manifests, pins, dropped, prefix .. 'unsettled', prefix .. 'followers')
-return reply
+discard_attempts()
+redis.call('HDEL', fence, 'first')
+redis.call('UNLINK', versions, manifests, pins, loads, fulls, prefix .. 'followers')
+return {0, token, unpack(reply)}

@@ -19,7 +19,7 @@ from redrb.weights.inspection.listing import (
     scan,
     stored_bytes,
 )
-from redrb.weights.wire import cluster_keys
+from redrb.weights.wire import stored_keys
 
 _STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
@@ -57,18 +57,21 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     listed = [found.version for found in kept(catalogue)]
     if not listed and not node.execute("EXISTS", keys.trash):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, spread = stored_bytes(catalogue), cluster_keys.spread_of(client)
-    token, *deleted = scripts.run(
-        *(node, scripts.load("weights/remove"), [keys.versions]),
-        [uuid.uuid4().hex, int(spread > 0)],
-    )
-    if spread:
-        cluster_keys.clean(client, keys, spread)
+    nbytes, owner = stored_bytes(catalogue), uuid.uuid4().hex
+    more, deleted = (
+        1,
+        set(listed),
+    )  # the reply to a repeated request lacks those that it has deleted
+    while more:
+        more, token, *page = scripts.run(
+            node, scripts.load("weights/remove"), [keys.versions], [owner]
+        )
+        deleted.update(page)
+    stored_keys.clean(client, keys, stored_keys.spread_of(client))
     for primary in client.primaries():
-        cluster_keys.delete(client, _staged(primary, keys, token))
+        stored_keys.delete(client, _staged(primary, keys, token))
     Registry(client, namespace).remove("weights", name)
-    # if the request was repeated, the reply lacks the versions that the first one deleted
-    return RemovedWeights(name, tuple(sorted({*listed, *deleted})), nbytes)
+    return RemovedWeights(name, tuple(sorted(deleted)), nbytes)
 
 
 def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:

@@ -12,13 +12,12 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.publishing.staging import StagingAttempt, ranges
-from redrb.weights.wire import cluster_keys
+from redrb.weights.publishing.staging import StagingAttempt
+from redrb.weights.wire import stored_keys
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
     Manifest,
-    Source,
     WeightVersion,
 )
 from redrb.weights.wire.manifest_codec import encode_manifest
@@ -65,7 +64,7 @@ class Committer:
         self._is_fenced = False
         self._last = 0
         self._token = 0
-        self.spread = cluster_keys.spread_of(client)
+        self.spread = stored_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
@@ -83,11 +82,10 @@ class Committer:
         reply = self._run("weights/begin", self._owner, ranks, self._token)
         if reply[0] == b"fenced":
             raise self._fenced()
-        _, token, newest, newest_state = reply
+        _, token, newest, newest_state, trash = reply
         self._token = token
-        if self.spread:
-            cluster_keys.settle_all(self._everywhere, self._keys)
-            cluster_keys.clean(self._everywhere, self._keys, self.spread)
+        if trash:
+            stored_keys.clean(self._everywhere, self._keys, self.spread)
         number = max(newest, self._last) + 1 if version is None else version
         if not newest < number <= MAX_VERSION:
             raise ConfigError(
@@ -108,12 +106,10 @@ class Committer:
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
                 f"{MAX_MANIFEST_BYTES}."
             )
-        tokens = range(begun.token - begun.ranks + 1, begun.token + 1)
-        if self.spread and not cluster_keys.prepare(self._everywhere, self._keys, manifest, tokens):
+        if not self._prepare(begun, manifest):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
-        pieces = [Source(b.token, 0, len(b.checksums)) for b in delta.blobs] if delta else []
         reply = self._run(
             "weights/commit",
             self._owner,
@@ -121,15 +117,14 @@ class Committer:
             manifest.version,
             self._keep,
             self._max_bytes,
-            int(self.spread > 0),
             manifest.kind,
             delta.base if delta is not None else manifest.base,
             manifest.nbytes,
             described.stored_bytes,
             "" if described.delta_bytes is None else described.delta_bytes,
             manifest.names,
-            ranges(list(manifest.sources)),
-            ranges(pieces),
+            stored_keys.ranges(manifest.sources),
+            stored_keys.ranges(stored_keys.pieces_of(manifest)),
             stored,
         )
         if reply[0] == b"fenced":
@@ -142,31 +137,47 @@ class Committer:
         if reply[0] != b"ok":
             return None
         self._last = manifest.version
-        if self.spread:
-            self._settle(manifest)
+        self._trim(*reply[2:])
         self._advance_followers(manifest.version)
         return manifest.describe(self._name, int(reply[1]) / 1000)
 
-    def discard(self, attempt: StagingAttempt) -> None:
-        """Delete the chunks of an attempt; if Redis does not answer, they expire."""
-        chunks, pieces = attempt.staged_ranges()
+    def discard(self, attempt: StagingAttempt, *, of_rank: bool = False) -> None:
+        """Delete the keys of an attempt; if Redis does not answer, they are deleted later.
+
+        Args:
+            attempt: The attempt.
+            of_rank: Whether it is the part of a rank but 0, which rank 0 may not commit then.
+        """
         place = attempt.place
         with contextlib.suppress(StoreError):
-            arguments = (
-                place.token,
-                place.version,
-                int(self.spread > 0),
-                *(("", "") if self.spread else (chunks, pieces)),
+            outcome, *trash = self._run(
+                *("weights/discard", place.token, place.version, int(of_rank)), retry_s=0
             )
-            outcome, *_ = self._run("weights/discard", *arguments, retry_s=0)
-            if self.spread and outcome != b"committed":
-                cluster_keys.delete(self._everywhere, attempt.staged_keys())
+            if outcome == b"ok":
+                stored_keys.delete(self._everywhere, attempt.staged_keys())
+            if trash == [1]:
+                stored_keys.clean(self._everywhere, self._keys, self.spread)
 
-    def _settle(self, manifest: Manifest) -> None:
+    def _prepare(self, begun: BegunVersion, manifest: Manifest) -> bool:
+        """Make the keys of a version permanent; return whether all exist."""
+        tokens = range(begun.token - begun.ranks + 1, begun.token + 1)
+        staged = stored_keys.staged_ranges(manifest, tokens)
+        outcome = self._run("weights/prepare", self._owner, begun.token, staged)
+        if outcome == b"fenced":
+            raise self._fenced()
+        return outcome == b"ok" and stored_keys.keep(self._everywhere, self._keys, manifest, tokens)
+
+    def _trim(self, more: int, after: int, trash: int) -> None:
+        """Go on to delete versions that are not kept; where that fails, the next version does."""
         try:
-            cluster_keys.settle(self._everywhere, self._keys, manifest)
-            cluster_keys.clean(self._everywhere, self._keys, self.spread)
-        except StoreError as error:  # readers settle it, or the next publish does
+            while more:
+                reply = self._run("weights/trim", self._owner, self._keep, self._max_bytes, after)
+                if reply[0] != b"ok":
+                    return
+                _, more, after, trash = reply
+            if trash:
+                stored_keys.clean(self._everywhere, self._keys, self.spread)
+        except StoreError as error:
             _log.warning("weights %r: %s", self._name, error)
 
     def _advance_followers(self, version: int) -> None:

@@ -228,9 +228,11 @@ class FollowingRank:
                     manifest = decode_manifest(stored)
                     break
             except BaseException:
-                self._committer.discard(attempt)
+                self._committer.discard(attempt, of_rank=True)
                 raise
-            self._committer.discard(attempt)  # rank 0 was restarted, and has decided anew
+            self._committer.discard(
+                attempt, of_rank=True
+            )  # rank 0 was restarted, and has decided anew
             decision = outcome
         baseline.advance(manifest, source, part, staged)
         return manifest.describe(self._name, created_s)

@@ -14,7 +14,7 @@ from redrb.errors import EncodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
 from redrb.weights.tensors.state import State
-from redrb.weights.wire import cluster_keys
+from redrb.weights.wire import stored_keys
 from redrb.weights.wire.chunks import BATCH, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
@@ -150,12 +150,6 @@ class StagingAttempt:
         token, spread = self.place.token, self.place.spread
         return (self._keys.delta(token, number, spread) for number in range(self._pieces))
 
-    def staged_ranges(self) -> tuple[str, str]:
-        """Return the same keys as ranges for scripts: those of chunks, those of delta pieces."""
-        token = self.place.token
-        chunks = ranges([Source(token, self._chunks.start, len(self._chunks))])
-        return chunks, ranges([Source(token, 0, self._pieces)])
-
     def _stage_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
@@ -211,7 +205,7 @@ class StagingAttempt:
         return tuple(checksums)
 
     def _check_unused(self, names: Iterator[str]) -> None:
-        if cluster_keys.count_existing(self._client, names):
+        if stored_keys.count_existing(self._client, names):
             self._chunks, self._pieces = range(0), 0  # the keys are of another version
             raise TokenUsedError(
                 f"Redis has forgotten that token {self.place.token} was used, as after a failover "
@@ -245,11 +239,6 @@ class _Hash:
         if self._sent and made != self._known:
             raise EncodeError(f"{CHANGED}. Nothing was published.")
         return self._known
-
-
-def ranges(runs: list[Source]) -> str:
-    """Return ranges of keys in the form that scripts read."""
-    return ";".join(f"{run.token} {run.first} {run.count}" for run in runs if run.count)
 
 
 def _tokens(manifest: Manifest) -> dict[int, int]:

@@ -12,7 +12,6 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.wire import cluster_keys
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
 from redrb.weights.wire.manifest_codec import decode_manifest
@@ -151,21 +150,12 @@ class Catalogue:
                 self._routed.pop(
                     next(iter(self._routed)), None
                 )  # another thread may have removed it
-        if any(step.manifest.spread for step in steps):
-            self._settle(steps)
         return steps
 
     def run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
         """Run a script on these weights."""
         keys = [self.keys.versions]
         return scripts.run(self.client, scripts.load(script), keys, arguments, retry_s=retry_s)
-
-    def _settle(self, steps: list[Step]) -> None:
-        """Make keys permanent that a publisher committed before it died."""
-        left = cluster_keys.unsettled(self.everywhere, self.keys)
-        for step in steps:
-            if step.manifest.version in left:
-                cluster_keys.settle(self.everywhere, self.keys, step.manifest)
 
     def decode(self, stored: bytes) -> Manifest:
         """Return a manifest; layouts that were decoded before are not decoded again.

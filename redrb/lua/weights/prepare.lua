@@ -1,0 +1,24 @@
+-- Note the keys of an attempt, so that the caller may make them permanent: what is not committed then, the next
+-- attempt deletes.
+-- KEYS[1] versions
+-- ARGV    owner, token, ranges of its keys
+-- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun, or a rank dropped
+--         its part of this one
+--@include weights permissions
+
+check_permissions(pins)
+begin_writing()
+if not is_owner(ARGV[1]) then
+  return 'fenced'
+end
+if redis.call('HGET', fence, 'owner') ~= ARGV[1] or redis.call('HGET', fence, 'token') ~= ARGV[2] then
+  return 'gone'
+end
+for token in string.gmatch(ARGV[3], '%a+ (%d+) ') do
+  if redis.call('HGET', attempts, token) == 'dropped' then
+    return 'gone'
+  end
+end
+redis.call('HSET', attempts, ARGV[2], 'keys ' .. ARGV[3])
+redis.call('PERSIST', attempts)
+return 'ok'
