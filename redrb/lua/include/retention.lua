@@ -2,17 +2,17 @@
 --
 -- The window holds the newest versions: at most `keep`, and as many as fit into `max_bytes` (0: all of them)
 -- together with the versions that they stand on; the newest always stays. A version stands on the states from
--- its anchor to the one that it loads. Older versions stay while one of the window stands on them, or a reader
--- has pinned them. Each call looks at a page of versions.
+-- its anchor to the one that it loads. Older versions stay while one of the window stands on them, or a
+-- reader has pinned them. Each call looks at a page of versions.
 --@include weights
 
--- Stored bytes of the versions of the window that begins with `first`, and of those that they stand on. Beyond
--- a page of states below the window that adapters stand on, it counts too few, so that more is kept.
+-- Stored bytes of the versions of the window that begins with `first`, and of those that they stand on.
+-- Beyond a page of states below the window that adapters stand on, it counts too few, so more is kept.
 local function bytes_of_window(first, last)
   local total, counted, from = last.all_bytes - first.all_bytes + first.stored, 0, 1
   for _ = 1, PAGE.versions do
-    local member, state = unpack(redis.call('ZRANGEBYSCORE', loads, from, '+inf', 'LIMIT', 0, 1, 'WITHSCORES'))
-    local entry = member and at(tonumber(member))
+    local found = redis.call('ZRANGEBYSCORE', loads, from, '+inf', 'LIMIT', 0, 1, 'WITHSCORES')
+    local entry, state = found[1] and at(tonumber(found[1])), found[2]
     local anchor = entry and at(entry.anchor)
     if not anchor then
       break
@@ -45,7 +45,8 @@ local function move_window(keep, max_bytes, last)
       break
     end
     redis.call('ZREM', loads, string.format('%.0f', first.version))
-    first = parsed(redis.call('XRANGE', versions, string.format('(%.0f-0', first.version), '+', 'COUNT', 1)[1])
+    local beyond = string.format('(%.0f-0', first.version)
+    first = parsed(redis.call('XRANGE', versions, beyond, '+', 'COUNT', 1)[1])
     is_enough = fits(first)
   end
   redis.call('HSET', fence, 'first', string.format('%.0f', first.version))
@@ -74,8 +75,8 @@ local function pinned_ranges()
   return found
 end
 
--- Put the keys of a full version into the trash, except those that `others`, its neighbours, hold as well. Chunks
--- are shared by full versions that follow each other.
+-- Put the keys of a full version into the trash, except those that `others`, its neighbours, hold as well.
+-- Chunks are shared by full versions that follow each other.
 local function discard_chunks(full, others)
   local used, places = {}, {}
   for _, other in ipairs(others) do

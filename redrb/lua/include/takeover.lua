@@ -6,23 +6,20 @@
 
 local RANKS = 'ranks' -- the consumer that holds the leases of all ranks: include/ranks.lua
 
--- Delete the names of a consumer that no slot notes: a read whose take the server did not run, as after a
--- restart, has created them. Their numbers were the lowest free ones, so they are near the number of slots, or
--- fill gaps below it. Each call looks at a page below, as it returns a page of slots at most, and some above.
-local function remove_unnoted(group, consumer, slots)
-  for number = math.max(0, slots - PAGE.slots), slots + PAGE.unnoted - 1 do
+-- Requeue the groups of a consumer that ends, at most `most`. Returns their number, and whether the consumer
+-- has ended: else it is called again later.
+local function return_leases(group, consumer, failure, most)
+  local first, beyond = '[' .. consumer .. '/', '(' .. consumer .. '0' -- '0' is the character after '/'
+  -- A read whose take the server did not run, as after a restart, has created a name that no slot notes. Its
+  -- number was the lowest free one, so it is near the number of slots, or fills a gap below it. Each call
+  -- looks at a page below, as it returns a page of slots at most, and at some above.
+  local noted = redis.call('ZLEXCOUNT', key('slots', group), first, beyond)
+  for number = math.max(0, noted - PAGE.slots), noted + PAGE.unnoted - 1 do
     local slot = string.format('%s/%d', consumer, number)
     if #redis.call('XPENDING', stream, group, '-', '+', 1, slot) == 0 then
       redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
     end
   end
-end
-
--- Requeue the groups of a consumer that ends, at most `most`. Returns their number, and whether the consumer
--- has ended: else it is called again later.
-local function return_leases(group, consumer, failure, most)
-  local first, beyond = '[' .. consumer .. '/', '(' .. consumer .. '0' -- '0' is the character after '/'
-  remove_unnoted(group, consumer, redis.call('ZLEXCOUNT', key('slots', group), first, beyond))
   local returned, left = 0, most
   local slots = redis.call('ZRANGEBYLEX', key('slots', group), first, beyond, 'LIMIT', 0, PAGE.slots)
   for _, slot in ipairs(slots) do

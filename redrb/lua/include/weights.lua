@@ -3,13 +3,13 @@
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
 -- fence is a hash: owner, "<microseconds> <name>" of the publisher that may publish, and when it took over;
--- token, a number for each attempt; data, a name for the data of this server, new after they were lost; first,
--- the first version of the window (include/retention.lua).
+-- token, a number for each attempt; data, a name for the data of this server, new after they were lost;
+-- first, the first version of the window (include/retention.lua).
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline> <ttl>".
--- loads is a sorted set: versions of the window by the state that each loads: an adapter's base (0: none), else
--- the version itself. fulls is a sorted set: versions that are stored in full.
--- attempts is a hash: token of an attempt -> 'keys <range>;...': its keys, which do not expire any more, until it
--- is committed; or 'dropped': it is refused. trash is a set of ranges whose keys are to be deleted.
+-- loads is a sorted set: versions of the window by the state that each loads: an adapter's base (0: none),
+-- else the version itself. fulls is a sorted set: versions that are stored in full.
+-- attempts is a hash: token of an attempt -> 'keys <range>;...': its keys, which expire no more, until it is
+-- committed; or 'dropped': it is refused. trash is a set of ranges whose keys are to be deleted.
 -- A range is "chunk <token> <first> <count>" or "delta <token> <first> <count>"; it names the keys
 -- chunk:<token>:<n> and delta:<token>:<n>. Clients keep and delete keys, as they may be on other nodes.
 --
@@ -17,7 +17,7 @@
 -- an adapter: the one that it belongs to), 0 for none; anchor, the full version that a new reader
 -- starts from, 0 for none; nbytes of the state; stored bytes; delta bytes; names, number of tensors;
 -- created_ms; full and pieces, its keys, as "<token> <first> <count>;..."; ordinal, how many versions there
--- were with it; all_bytes and state_bytes, stored bytes of it and all versions before it, and without adapters.
+-- were with it; all_bytes and state_bytes, stored bytes of it and all before it, and without adapters.
 
 local versions = KEYS[1]
 local prefix = string.sub(versions, 1, -9)

@@ -4,8 +4,8 @@
 --         manifest
 --         keep, max_bytes: see include/retention.lua
 --         the other fields: see include/weights.lua
--- Returns {'ok', created ms, more, after, whether the trash has keys}: with more = 1, weights/trim goes on after that
---         version; repeated, it changes nothing more and returns the same time
+-- Returns {'ok', created ms, more, after, whether the trash has keys}: with more = 1, weights/trim goes on
+--         after that version; repeated, it changes nothing more and returns the same time
 --       | {'fenced'}: another publisher is the owner | {'stale', newest version}: not below this one
 --       | {'base', newest version that is no adapter}: the delta or adapter starts from another version
 --       | {'gone'}: a newer attempt has begun, or this one was dropped; prepare it again
@@ -51,7 +51,8 @@ redis.call('HSET', manifests, ARGV[3], ARGV[14])
 redis.call('XADD', versions, ARGV[3] .. '-0', 'kind', kind, 'token', token, 'base', ARGV[7],
   'anchor', string.format('%.0f', anchor), 'nbytes', ARGV[8], 'stored', ARGV[9],
   'delta', ARGV[10], 'names', ARGV[11], 'created_ms', created_ms, 'full', ARGV[12], 'pieces', ARGV[13],
-  'ordinal', string.format('%.0f', last.ordinal + 1), 'all_bytes', string.format('%.0f', last.all_bytes + ARGV[9]),
+  'ordinal', string.format('%.0f', last.ordinal + 1),
+  'all_bytes', string.format('%.0f', last.all_bytes + ARGV[9]),
   'state_bytes', string.format('%.0f', last.state_bytes + (kind == 'lora' and 0 or ARGV[9])))
 redis.call('ZADD', loads, kind == 'lora' and ARGV[7] or ARGV[3], ARGV[3])
 if kind == 'full' then

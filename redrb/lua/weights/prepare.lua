@@ -1,9 +1,9 @@
--- Note the keys of an attempt, so that the caller may make them permanent: what is not committed then, the next
--- attempt deletes.
+-- Note the keys of an attempt, so that the caller may make them permanent: what is not committed then, the
+-- next attempt deletes.
 -- KEYS[1] versions
 -- ARGV    owner, token, ranges of its keys
--- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun, or a rank dropped
---         its part of this one
+-- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun, or a rank
+--         dropped its part of this one
 --@include weights permissions
 
 check_permissions(pins)

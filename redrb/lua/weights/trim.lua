@@ -2,7 +2,8 @@
 -- KEYS[1] versions
 -- ARGV    owner, keep, max_bytes, after
 --         after: as the call before returned it
--- Returns {'ok', more, after, whether the trash has keys}, as weights/commit | {'fenced'}: another is the owner
+-- Returns {'ok', more, after, whether the trash has keys}, as weights/commit
+--       | {'fenced'}: another publisher is the owner
 --@include weights retention permissions
 
 check_permissions(pins)
