@@ -5,6 +5,8 @@
 --       | {'fenced'}: another publisher is the owner
 --@include weights permissions
 
+local MOST_TOKENS = 1e15 -- numbers below 2^53 are exact
+
 check_permissions(pins)
 begin_writing()
 if not is_owner(ARGV[1]) then
@@ -13,11 +15,12 @@ end
 redis.call('HSET', fence, 'owner', ARGV[1])
 redis.call('HSETNX', fence, 'data', ARGV[1])
 local last, state = newest(), newest_state()
--- the server may have lost its last second
+-- the server may have lost its last second, or the token is no number that counts on
 local known = math.max(tonumber(ARGV[3]), last and tonumber(last.token) or 0)
-if (tonumber(redis.call('HGET', fence, 'token')) or -1) < known then
+local token = tonumber(string.match(redis.call('HGET', fence, 'token') or '', '^%d+$') or '-1')
+if token < known or token > MOST_TOKENS then
   redis.call('HSET', fence, 'token', string.format('%.0f', known))
 end
 discard_attempts()
-return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
+return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and math.min(last.version, 2^53) or 0,
   state and state.version or 0, redis.call('EXISTS', trash)}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
 from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
     catalogue_of,
@@ -20,6 +19,7 @@ from redrb.weights.inspection.listing import (
     stored_bytes,
 )
 from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import call
 
 _STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
@@ -63,9 +63,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         set(listed),
     )  # the reply to a repeated request lacks those that it has deleted
     while more:
-        more, token, *page = scripts.run(
-            node, scripts.load("weights/remove"), [keys.versions], [owner]
-        )
+        more, token, *page = call(node, keys, "weights/remove", owner)
         deleted.update(page)
     stored_keys.clean(client, keys, stored_keys.spread_of(client))
     for primary in client.primaries():

@@ -14,6 +14,7 @@ from redrb.keys import WeightKeys
 from redrb.lua import scripts
 from redrb.weights.publishing.staging import StagingAttempt
 from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import call
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -86,6 +87,8 @@ class Committer:
         self._token = token
         if trash:
             stored_keys.clean(self._everywhere, self._keys, self.spread)
+        if newest > MAX_VERSION:
+            raise self._foreign_entry()
         number = max(newest, self._last) + 1 if version is None else version
         if not newest < number <= MAX_VERSION:
             raise ConfigError(
@@ -208,8 +211,16 @@ class Committer:
         return bool(outcome == b"ok")
 
     def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
-        keys = [self._keys.versions]
-        return scripts.run(self._client, scripts.load(script), keys, arguments, retry_s=retry_s)
+        return call(self._client, self._keys, script, *arguments, retry_s=retry_s)
+
+    def _foreign_entry(self) -> StoreError:
+        """Return the error about a newest entry whose number no version may have."""
+        key = self._keys.versions
+        last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
+        return StoreError(
+            f"the stream {key} ends with the entry {last}, which is no version: another program "
+            f"has written it. Delete it, and publish again: redis-cli XDEL '{key}' {last}"
+        )
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

@@ -11,7 +11,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
+from redrb.weights.wire.calls import call
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
 from redrb.weights.wire.manifest_codec import decode_manifest
@@ -154,8 +154,7 @@ class Catalogue:
 
     def run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
         """Run a script on these weights."""
-        keys = [self.keys.versions]
-        return scripts.run(self.client, scripts.load(script), keys, arguments, retry_s=retry_s)
+        return call(self.client, self.keys, script, *arguments, retry_s=retry_s)
 
     def decode(self, stored: bytes) -> Manifest:
         """Return a manifest; layouts that were decoded before are not decoded again.

@@ -16,6 +16,7 @@ from redrb.connection.cluster import Cluster
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
+from redrb.weights.wire.calls import foreign_keys_named
 from redrb.weights.wire.chunks import batches
 from redrb.weights.wire.manifest import MAX_CHUNKS, Manifest, Source
 
@@ -62,7 +63,9 @@ def keep(client: Client, keys: WeightKeys, manifest: Manifest, tokens: range) ->
 def clean(client: Client, keys: WeightKeys, spread: int) -> None:
     """Delete the keys that the trash lists."""
     node = client.at(keys.versions)
-    for found in batches(node.execute("SMEMBERS", keys.trash), _AT_ONCE):
+    with foreign_keys_named(node, keys):
+        listed_ranges = node.execute("SMEMBERS", keys.trash)
+    for found in batches(listed_ranges, _AT_ONCE):
         delete(client, (name for listed in found for name in _listed(keys, listed, spread)))
         node.execute("SREM", keys.trash, *found)
 
