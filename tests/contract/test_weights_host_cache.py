@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import redrb
-from redrb.errors import StoreUnavailable, WeightCorrupt
+from redrb.errors import StoreUnavailable, WeightCorrupt, WeightError
 from redrb.weights.host import cache as host_cache
 from redrb.weights.host.buffer_writing import CacheLeader
 from redrb.weights.host.cache import HostCache
@@ -24,6 +24,7 @@ from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
 from redrb.weights.reading.catalogue import Pin
 from redrb.weights.wire.chunks import ChunkGoneError
+from tests.disks import fill, small_disk
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
 PATIENCE_S = 30.0
@@ -705,3 +706,25 @@ def test_an_older_version_is_used_only_if_it_is_the_published_one(
         del held, older
         reader.poll(Model(9))
         again.publish(Model(8))
+
+
+def test_a_full_disk_under_the_cache_is_told_and_the_next_version_loads(
+    client, publisher, subscribe, monkeypatch, tmp_path
+):
+    """The room for a version is taken before its first byte, so no reader dies of SIGBUS."""
+    with small_disk(tmp_path / "memory", "1m") as memory:
+        monkeypatch.setattr(host_cache, "_SHARED_MEMORY", memory)
+        state, target = {"a": torch.zeros(50_000)}, {"a": torch.ones(50_000)}
+        reader, other = subscribe(), subscribe()
+        publisher.publish(state)
+        assert reader.poll(target)
+        filler = fill(memory)
+        publisher.publish({"a": torch.full((50_000,), 2.0)})
+        for each in (reader, other):
+            with pytest.raises(WeightError, match="no room for the host cache"):
+                each.poll(target)
+        assert not target["a"].any()  # the model has version 1 as a whole
+        filler.unlink()
+        for each in (reader, other):
+            assert each.poll(target).version == 2
+            assert target["a"].eq(2).all()

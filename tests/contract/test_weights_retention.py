@@ -311,3 +311,17 @@ def test_any_mixture_of_kinds_leaves_nothing(make, subscriber, client, namespace
                 for n, t in state.items()
             )
         check_nothing_left(client, namespace)
+
+
+def test_versions_of_thousands_of_chunks_are_kept_and_deleted_whole(
+    make, subscriber, client, namespace
+):
+    """More chunks than one request names, of which full versions share some in many places."""
+    publisher = make(keep=1, deltas=False)
+    values = torch.rand(256 * 2500)
+    for step in range(4):
+        values[::512] += 1 + step  # every second chunk
+        publisher.publish({"a": values})
+        assert torch.equal(subscriber.fetch()["a"], values)
+        assert len(stored_keys(client, namespace)) == 2500
+        check_nothing_left(client, namespace)
