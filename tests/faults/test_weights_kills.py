@@ -105,6 +105,26 @@ def test_a_publisher_killed_at_any_point(client, real_url, namespace, kind, smal
         check_nothing_left(client, name)
 
 
+@pytest.mark.parametrize("point", ["begin", "chunks", "commit", "committed"])
+def test_a_publisher_of_adapters_killed_at_any_point(
+    client, real_url, namespace, point, small_chunks
+):
+    check_killed(started(workers.publish_adapter_and_die, real_url, namespace, point))
+    newest = 3 if point == "committed" else 2
+    reader = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    target = torch.nn.Sequential(torch.nn.Linear(512, 8, bias=False))
+    assert reader.poll(target).version == newest
+    assert (target[0].weight == 4.0 * (newest - 1)).all()  # four ranks of ones times B
+    with redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1) as successor:
+        assert successor.publish_lora(workers.adapter(5)).version == newest + 1
+        assert reader.poll(target).version == newest + 1
+        assert (target[0].weight == 20.0).all()
+        for key in stored_keys(client, namespace):
+            if client.execute("TTL", prefix(namespace) + key) > 0:  # as if its time were over
+                client.execute("DEL", prefix(namespace) + key)
+    check_nothing_left(client, namespace)
+
+
 def test_a_reader_killed_in_mid_fetch(client, real_url, namespace, small_chunks):
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1, deltas=False)
     publisher.publish(state("full", 1))

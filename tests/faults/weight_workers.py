@@ -13,6 +13,7 @@ import torch
 import redrb
 from redrb.errors import PublisherFenced
 from redrb.lua import scripts
+from redrb.weights.lora import LoraConfig
 from redrb.weights.publishing import publisher, staging
 from redrb.weights.reading import replica
 
@@ -87,6 +88,28 @@ def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
         name = "weights/begin" if point == "begin" else "weights/commit"
         die_at_script(name, after=point == "committed")
     publisher.publish(state(kind, 2))
+
+
+def adapter(number: int) -> tuple[dict[str, torch.Tensor], dict[str, LoraConfig]]:
+    """An adapter of the layer "0", of several chunks."""
+    matrices = {
+        "0.lora_A": torch.full((4, 512), 1.0),
+        "0.lora_B": torch.full((8, 4), float(number)),
+    }
+    return matrices, {"0": LoraConfig(4, 4.0)}
+
+
+def publish_adapter_and_die(url: str, namespace: str, point: str) -> None:
+    """Publish weights and an adapter, and die at a point of the next adapter."""
+    _, publisher = made(url, namespace, "full")
+    publisher.publish({"0.weight": torch.zeros(8, 512)})
+    publisher.publish_lora(adapter(1))
+    if point == "chunks":
+        die_while_staging("chunk")
+    else:
+        name = "weights/begin" if point == "begin" else "weights/commit"
+        die_at_script(name, after=point == "committed")
+    publisher.publish_lora(adapter(2))
 
 
 def fetch_and_die(url: str, namespace: str) -> None:
