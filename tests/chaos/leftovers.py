@@ -18,7 +18,10 @@ _OF_TASKS = (
 _FREE = b"0 ended"
 _RANKS = b"ranks:default"
 _EXPIRING = "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
-_OF_WEIGHTS = r"versions|manifests|fence|pins|followers|loads|fulls|attempts|trash|chunk:\d+:\d+|delta:\d+:\d+"
+_OF_WEIGHTS = (
+    r"versions|manifests|fence|pins|followers|loads|fulls|attempts|trash"
+    r"|chunk:\d+:\d+|delta:\d+:\d+"
+)
 
 AFTER_RUN = re.compile(f"({_OF_TASKS}|{_OF_WEIGHTS})")
 """Keys that stay when all workers have ended: no lease, no consumer, no place in a queue."""
