@@ -160,6 +160,11 @@ class WeightKeys:
         return f"{self.prefix}manifests"
 
     @property
+    def attempts(self) -> str:
+        """Hash of the attempts whose keys are permanent, and that are not committed yet."""
+        return f"{self.prefix}attempts"
+
+    @property
     def trash(self) -> str:
         """Set of ranges of keys that are to be deleted."""
         return f"{self.prefix}trash"

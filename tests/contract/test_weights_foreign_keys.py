@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 import redrb
 from redrb.connection import Client
-from redrb.errors import StoreError
+from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.wire import stored_keys
 
 KEYS = ["versions", "manifests", "fence", "pins", "attempts", "loads", "fulls", "trash"]
 
@@ -90,3 +94,110 @@ def test_an_entry_whose_number_no_version_may_have_is_named(
     if client.execute("XINFO", "STREAM", key):  # Redis gives no smaller ids after a deleted one
         client.execute("DEL", key)
     assert publisher(client, namespace).publish(state(3)).version >= 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
+def test_entries_of_another_program_between_versions_end_with_these(
+    client: Client, namespace: str, pages: Callable[..., None], count: int
+) -> None:
+    """They are no versions, and are deleted as the versions before them."""
+    pages(versions=3)
+    writer = publisher(client, namespace)
+    writer.publish(state(1))
+    key = key_of(namespace, "versions")
+    for number in range(1, count + 1):
+        client.execute("XADD", key, f"1-{number}", "x", "y")
+    for value in (2, 3):
+        writer.publish(state(value))
+    assert client.execute("XRANGE", key, "-", "+")[0][0] == b"3-0"
+    assert client.execute("XLEN", key) == 1
+    for number in range(1, count + 1):
+        client.execute("XADD", key, f"3-{number}", "x", "y")
+    assert remove_weights(client, "policy", namespace=namespace).versions == (3,)
+    left = client.execute("KEYS", f"{WeightKeys.of(namespace, 'policy').prefix}*")
+    assert left == [key_of(namespace, "fence").encode()]
+
+
+@pytest.mark.parametrize("number", [2**53, 2**64 - 1])
+@pytest.mark.parametrize("token", ["7", "x", "nan", str(2**63 - 1)])
+def test_weights_with_damaged_numbers_are_removed(
+    client: Client, namespace: str, number: int, token: str
+) -> None:
+    publisher(client, namespace).publish(state(1))
+    client.execute("XADD", key_of(namespace, "versions"), f"{number}-0", "token", "1e300")
+    client.execute("HSET", key_of(namespace, "fence"), "token", token)
+    assert 1 in remove_weights(client, "policy", namespace=namespace).versions
+    left = client.execute("KEYS", f"{WeightKeys.of(namespace, 'policy').prefix}*")
+    assert left == [key_of(namespace, "fence").encode()]
+    assert publisher(client, namespace).publish(state(2)).version == 1
+
+
+def test_a_key_of_another_type_changes_nothing_of_a_version_that_is_being_committed(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the version would be there, and its keys deleted with those of a failed attempt."""
+    writer = publisher(client, namespace)
+    writer.publish(state(1))
+    key, prepare = key_of(namespace, "fulls"), writer._committer._prepare
+
+    def meanwhile(*arguments: Any) -> bool:
+        found = prepare(*arguments)
+        client.execute("DEL", key)
+        client.execute("SET", key, "x")
+        return found
+
+    monkeypatch.setattr(writer._committer, "_prepare", meanwhile)
+    with pytest.raises(StoreError, match="fulls holds a string"):
+        writer.publish(state(2))
+    client.execute("DEL", key)
+    reader = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    assert [version.version for version in reader.versions()] == [1]
+    assert torch.equal(reader.fetch()["a"], state(1)["a"])
+    monkeypatch.undo()
+    assert writer.publish(state(3)).version == 2
+    assert torch.equal(reader.fetch()["a"], state(3)["a"])
+
+
+def test_an_attempt_of_a_publisher_that_died_is_removed(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys do not expire any more, and no version names them."""
+    writer = publisher(client, namespace)
+    monkeypatch.setattr(writer._committer, "discard", lambda *_: None)  # it is dead
+    monkeypatch.setattr(stored_keys, "keep", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.publish(state(1))
+    assert remove_weights(client, "policy", namespace=namespace).versions == ()
+    left = client.execute("KEYS", f"{WeightKeys.of(namespace, 'policy').prefix}*")
+    assert left == [key_of(namespace, "fence").encode()]
+
+
+def test_versions_that_could_not_be_trimmed_go_with_the_next_one(
+    client: Client,
+    namespace: str,
+    pages: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages(versions=3)
+    with redrb.WeightPublisher(
+        client, "policy", namespace=namespace, keep=20, deltas=False
+    ) as writer:
+        for value in range(12):
+            writer.publish(state(value))
+    last = publisher(client, namespace)
+    run = last._committer._run
+
+    def fails(script: str, *arguments: Any, **options: Any) -> Any:
+        if script == "weights/trim":
+            raise StoreUnavailable("away", where="there")
+        return run(script, *arguments, **options)
+
+    monkeypatch.setattr(last._committer, "_run", fails)
+    assert last.publish(state(12)).version == 13  # it is published all the same
+    reader = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    assert len(reader.versions()) > 1
+    monkeypatch.undo()
+    pages(versions=3)
+    last.publish(state(13))
+    assert [version.version for version in reader.versions()] == [14]
+    assert torch.equal(reader.fetch()["a"], state(13)["a"])

@@ -43,14 +43,14 @@ CONSTANTS = {
         "9007199254740992": "2^53, beyond which counting stands still",
         "40": "characters of a damaged number that an error names",
     },
-    "include/weights": {"1000": "ms of a second and us of a ms"},
+    "include/weights": {
+        "1000": "ms of a second and us of a ms",
+        "1e15": "largest token that an attempt may have",
+    },
     "include/clock": {"10": "a tenth of `most`"},
     "repair/puts": {"1000": "ms of a second"},
     "ranks/take": {"16": "ranks of which each looks at all others at once"},
-    "weights/begin": {
-        "1e15": "largest token that an attempt may have",
-        "53": "of 2^53, as which larger numbers of foreign entries are reported",
-    },
+    "weights/begin": {"53": "of 2^53, as which larger numbers of foreign entries are reported"},
     "weights/discard": {"3600": "seconds for which a dropped token is remembered"},
 }
 """Numbers of ten or more that bound no loop, by file, and what they are."""

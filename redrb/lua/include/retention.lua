@@ -45,8 +45,7 @@ local function move_window(keep, max_bytes, last)
       break
     end
     redis.call('ZREM', loads, string.format('%.0f', first.version))
-    local beyond = string.format('(%.0f-0', first.version)
-    first = parsed(redis.call('XRANGE', versions, beyond, '+', 'COUNT', 1)[1])
+    first = parsed(redis.call('XRANGE', versions, '(' .. first.id, '+', 'COUNT', 1)[1])
     is_enough = fits(first)
   end
   redis.call('HSET', fence, 'first', string.format('%.0f', first.version))
@@ -120,7 +119,7 @@ local function delete_version(entry)
     discard_keys('delta', token, tonumber(first), tonumber(first) + tonumber(count))
   end
   redis.call('HDEL', manifests, version)
-  redis.call('XDEL', versions, version .. '-0')
+  redis.call('XDEL', versions, entry.id) -- another program's entry has another id than a version
 end
 
 -- The last version, from this one on, that the window stands on without a gap, or nil.
@@ -133,16 +132,16 @@ local function needed_to(entry)
   end
 end
 
--- Delete versions beyond `after` that are no longer kept. Returns whether more are to be looked at (1 or 0),
--- the version after which, and whether the trash has keys (1 or 0), which the caller deletes.
+-- Delete versions beyond the entry `after` that are no longer kept. Returns whether more are to be looked at
+-- (1 or 0), the entry after which, and whether the trash has keys (1 or 0), which the caller deletes.
 local function trim(keep, max_bytes, after)
   local last = newest()
   local first, is_enough = move_window(keep, max_bytes, last)
-  local before, pinned = string.format('(%.0f-0', first.version), nil
+  local before, pinned = '(' .. first.id, nil
   for _ = 1, PAGE.versions do
-    local found = redis.call('XRANGE', versions, string.format('(%.0f-0', after), before, 'COUNT', 1)[1]
+    local found = redis.call('XRANGE', versions, '(' .. after, before, 'COUNT', 1)[1]
     if not found then
-      return is_enough and 0 or 1, 0, redis.call('EXISTS', trash)
+      return is_enough and 0 or 1, '0-0', redis.call('EXISTS', trash)
     end
     local entry = parsed(found)
     local stays_to = needed_to(entry)
@@ -157,7 +156,7 @@ local function trim(keep, max_bytes, after)
     if not stays_to then
       delete_version(entry)
     end
-    after = stays_to or entry.version
+    after = stays_to and stays_to > entry.version and string.format('%.0f-0', stays_to) or entry.id
   end
   return 1, after, redis.call('EXISTS', trash)
 end

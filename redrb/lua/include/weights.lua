@@ -32,7 +32,7 @@ local trash = prefix .. 'trash'
 local NUMBERS = {'base', 'anchor', 'nbytes', 'stored', 'delta', 'ordinal', 'all_bytes', 'state_bytes'}
 
 local function parsed(entry)
-  local fields = {version = tonumber(string.match(entry[1], '^%d+'))}
+  local fields = {id = entry[1], version = tonumber(string.match(entry[1], '^%d+'))}
   for i = 1, #entry[2], 2 do
     fields[entry[2][i]] = entry[2][i + 1]
   end
@@ -57,6 +57,14 @@ end
 local function newest_state()
   local found = redis.call('ZREVRANGE', loads, 0, 0, 'WITHSCORES')
   return found[2] and at(tonumber(found[2]))
+end
+
+local MOST_TOKENS = 1e15 -- numbers below 2^53 are exact
+
+-- A token that Redis can count on from, or -1.
+local function token_of(text)
+  local number = tonumber(string.match(text or '', '^%d+$') or '-1')
+  return number <= MOST_TOKENS and number or -1
 end
 
 -- Let the keys from number `first` to the one before `beyond` be deleted.
@@ -107,6 +115,18 @@ local function take_over(name)
   local owner = string.format('%.0f %s', math.max(time[1] * 1000 * 1000 + time[2], since(stored) + 1), name)
   redis.call('HSET', fence, 'owner', owner)
   return owner
+end
+
+-- Read a number of each key, so that a key of another type ends the script before it has written anything.
+local function check_keys()
+  redis.call('XLEN', versions)
+  redis.call('SISMEMBER', trash, '')
+  for _, name in ipairs({fence, manifests, pins, attempts}) do
+    redis.call('HLEN', name)
+  end
+  for _, name in ipairs({loads, fulls}) do
+    redis.call('ZCARD', name)
+  end
 end
 
 -- Begin to write: at the memory limit a script may write only after a command that can free memory, such

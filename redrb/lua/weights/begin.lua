@@ -5,9 +5,8 @@
 --       | {'fenced'}: another publisher is the owner
 --@include weights permissions
 
-local MOST_TOKENS = 1e15 -- numbers below 2^53 are exact
-
 check_permissions(pins)
+check_keys()
 begin_writing()
 if not is_owner(ARGV[1]) then
   return {'fenced'}
@@ -16,9 +15,8 @@ redis.call('HSET', fence, 'owner', ARGV[1])
 redis.call('HSETNX', fence, 'data', ARGV[1])
 local last, state = newest(), newest_state()
 -- the server may have lost its last second, or the token is no number that counts on
-local known = math.max(tonumber(ARGV[3]), last and tonumber(last.token) or 0)
-local token = tonumber(string.match(redis.call('HGET', fence, 'token') or '', '^%d+$') or '-1')
-if token < known or token > MOST_TOKENS then
+local known = math.max(tonumber(ARGV[3]), token_of(last and last.token))
+if token_of(redis.call('HGET', fence, 'token')) < known then
   redis.call('HSET', fence, 'token', string.format('%.0f', known))
 end
 discard_attempts()

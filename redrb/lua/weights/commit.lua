@@ -5,13 +5,14 @@
 --         keep, max_bytes: see include/retention.lua
 --         the other fields: see include/weights.lua
 -- Returns {'ok', created ms, more, after, whether the trash has keys}: with more = 1, weights/trim goes on
---         after that version; repeated, it changes nothing more and returns the same time
+--         after that entry; repeated, it changes nothing more and returns the same time
 --       | {'fenced'}: another publisher is the owner | {'stale', newest version}: not below this one
 --       | {'base', newest version that is no adapter}: the delta or adapter starts from another version
 --       | {'gone'}: a newer attempt has begun, or this one was dropped; prepare it again
 --@include weights retention permissions
 
 check_permissions(pins)
+check_keys()
 begin_writing()
 local owner, token, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, max_bytes, kind, base = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
@@ -19,7 +20,7 @@ local keep, max_bytes, kind, base = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6
 local last = newest()
 local earlier = at(version)
 if earlier and earlier.token == token and redis.call('HGET', manifests, ARGV[3]) == ARGV[14] then
-  return {'ok', earlier.created_ms, trim(keep, max_bytes, 0)}
+  return {'ok', earlier.created_ms, 1, '0-0', 0} -- the caller trims, if it is the owner yet
 end
 if not is_owner(owner) then
   return {'fenced'}
@@ -59,4 +60,4 @@ if kind == 'full' then
   redis.call('ZADD', fulls, ARGV[3], ARGV[3])
 end
 redis.call('HDEL', attempts, token)
-return {'ok', created_ms, trim(keep, max_bytes, 0)}
+return {'ok', created_ms, trim(keep, max_bytes, '0-0')}

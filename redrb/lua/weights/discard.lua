@@ -14,6 +14,7 @@ if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
   return {'committed'}
 end
 check_permissions(pins)
+check_keys()
 begin_writing()
 local noted = redis.call('HGETALL', attempts) -- bound: ranks
 for i = 1, #noted, 2 do -- bound: ranks

@@ -7,6 +7,7 @@
 --@include weights permissions
 
 check_permissions(pins)
+check_keys()
 begin_writing()
 if not is_owner(ARGV[1]) then
   return 'fenced'

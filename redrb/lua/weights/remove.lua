@@ -3,17 +3,18 @@
 -- KEYS[1] versions
 -- ARGV    name
 --         name: a new one, which no publisher has; the same for each page
--- Returns {more, last token that was given, deleted version ...}: with more = 1, run it again. Repeated, it
---         deletes versions committed since
+-- Returns {more, last token that was given, id of a deleted entry ...}: with more = 1, run it again.
+--         Repeated, it deletes versions committed since
 --@include weights retention permissions
 
 check_permissions(pins)
+check_keys()
 begin_writing()
 take_over(ARGV[1])
-local token = tonumber(redis.call('HGET', fence, 'token') or 0)
+local token = math.max(0, token_of(redis.call('HGET', fence, 'token')))
 local found, reply = redis.call('XRANGE', versions, '-', '+', 'COUNT', PAGE.versions), {}
 for i, entry in ipairs(found) do
-  reply[i] = tonumber(string.match(entry[1], '^%d+'))
+  reply[i] = entry[1]
   delete_version(parsed(entry))
 end
 if #found == PAGE.versions then

@@ -7,8 +7,9 @@
 --@include weights retention permissions
 
 check_permissions(pins)
+check_keys()
 begin_writing()
 if redis.call('HGET', fence, 'owner') ~= ARGV[1] or not newest() then
   return {'fenced'}
 end
-return {'ok', trim(tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]))}
+return {'ok', trim(tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4])}

@@ -13,13 +13,12 @@ from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
     catalogue_of,
-    kept,
     nothing_published,
     scan,
     stored_bytes,
 )
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import call
+from redrb.weights.wire.calls import call, foreign_keys_named
 
 _STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
@@ -54,22 +53,20 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     """
     catalogue = catalogue_of(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client
-    listed = [found.version for found in kept(catalogue)]
-    if not listed and not node.execute("EXISTS", keys.trash):
+    with foreign_keys_named(node, keys):
+        deleted = {entry for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}
+    if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, owner = stored_bytes(catalogue), uuid.uuid4().hex
-    more, deleted = (
-        1,
-        set(listed),
-    )  # the reply to a repeated request lacks those that it has deleted
+    nbytes, owner, more = stored_bytes(catalogue), uuid.uuid4().hex, 1
     while more:
         more, token, *page = call(node, keys, "weights/remove", owner)
-        deleted.update(page)
+        deleted.update(page)  # the reply to a repeated request lacks what the first one has deleted
     stored_keys.clean(client, keys, stored_keys.spread_of(client))
     for primary in client.primaries():
         stored_keys.delete(client, _staged(primary, keys, token))
     Registry(client, namespace).remove("weights", name)
-    return RemovedWeights(name, tuple(sorted(deleted)), nbytes)
+    versions = {int(entry.partition(b"-")[0]) for entry in deleted}
+    return RemovedWeights(name, tuple(sorted(versions)), nbytes)
 
 
 def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:

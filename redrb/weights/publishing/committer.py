@@ -170,7 +170,7 @@ class Committer:
             raise self._fenced()
         return outcome == b"ok" and stored_keys.keep(self._everywhere, self._keys, manifest, tokens)
 
-    def _trim(self, more: int, after: int, trash: int) -> None:
+    def _trim(self, more: int, after: bytes, trash: int) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""
         try:
             while more:

@@ -53,18 +53,21 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
     except StoreError as error:
         if "WRONGTYPE" not in str(error):
             raise
-        raise StoreError(_foreign_keys(client, keys)) from error
+        names = _foreign_keys(client, keys)
+        if not names:  # the key was deleted meanwhile
+            raise
+        raise StoreError(
+            f"{' and '.join(names.values())}: another program has written there. Delete it, and "
+            f"try again: redis-cli DEL {' '.join(map(repr, names))}"
+        ) from error
 
 
-def _foreign_keys(client: Client, keys: WeightKeys) -> str:
-    found = {f"{keys.prefix}{name}": kind for name, kind in _TYPES.items()}
-    held = {key: client.execute("TYPE", key) for key in found}
-    wrong = [key for key, kind in found.items() if held[key] not in (kind, b"none")]
-    names = " and ".join(
-        f"{key} holds a {held[key].decode()} and not a {found[key].decode()}" for key in wrong
-    )
-    return (
-        f"{names or 'a key of these weights had another type just now'}: another program has "
-        f"written there. Nothing was changed. Delete it, and publish again: redis-cli DEL "
-        f"{' '.join(repr(key) for key in wrong)}"
-    )
+def _foreign_keys(client: Client, keys: WeightKeys) -> dict[str, str]:
+    """Return the keys that have not redrb's type, and what they hold."""
+    found = {}
+    for name, kind in _TYPES.items():
+        key = f"{keys.prefix}{name}"
+        held: bytes = client.execute("TYPE", key)
+        if held not in (kind, b"none"):
+            found[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
+    return found
