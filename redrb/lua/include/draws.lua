@@ -67,8 +67,8 @@ local function drawn_anew(query, sources, n)
 end
 
 -- The first n >= 1 members that match: in a sampled order drawn ones, in the order in which they were drawn.
--- The groups that the draw has passed over are returned, too: they get new places behind those that were
--- drawn, without which they would come next, as if they had been lucky.
+-- Also returns the groups that the draw has passed over. They need new places: with their old ones, which are
+-- the lowest, they would be drawn next.
 local function first_where(group, pool, names, expr, n)
   if not rules().sampled then
     return select_where(pool, names, expr, n), {}

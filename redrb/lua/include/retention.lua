@@ -1,13 +1,13 @@
 -- Retention of published weights: which versions stay.
 --
--- The window holds the newest versions: at most `keep`, and as many as fit into `max_bytes` (0: all of them)
--- together with the versions that they stand on; the newest always stays. A version stands on the states from
--- its anchor to the one that it loads. Older versions stay while one of the window stands on them, or a
--- reader has pinned them. Each call looks at a page of versions.
+-- The window holds the newest versions: at most `keep`, and at most as many as fit into `max_bytes` (0: no
+-- limit). The versions that they stand on count as well. The newest version always stays. To load a version,
+-- a reader needs the states from its anchor on: the version stands on these. A version older than the window
+-- stays while a version of the window stands on it, or a reader has pinned it. Each call looks at a page.
 --@include weights
 
--- Stored bytes of the versions of the window that begins with `first`, and of those that they stand on.
--- Beyond a page of states below the window that adapters stand on, it counts too few, so more is kept.
+-- Stored bytes of the window that begins with `first`, and of the versions that it stands on. Adapters may
+-- stand on many states that are older than the window: a page of these is counted, the others are kept too.
 local function bytes_of_window(first, last)
   local total, counted, from = last.all_bytes - first.all_bytes + first.stored, 0, 1
   for _ = 1, PAGE.versions do
@@ -74,8 +74,8 @@ local function pinned_ranges()
   return found
 end
 
--- Put the keys of a full version into the trash, except those that `others`, its neighbours, hold as well.
--- Chunks are shared by full versions that follow each other.
+-- Put the keys of a full version into the trash, but not those that it shares with `others`: the full
+-- versions before and after it. Only full versions that follow each other share chunks.
 local function discard_chunks(full, others)
   local used, places = {}, {}
   for _, other in ipairs(others) do

@@ -10,9 +10,10 @@ local RANKS = 'ranks' -- the consumer that holds the leases of all ranks: includ
 -- has ended: else it is called again later.
 local function return_leases(group, consumer, failure, most)
   local first, beyond = '[' .. consumer .. '/', '(' .. consumer .. '0' -- '0' is the character after '/'
-  -- A read whose take the server did not run, as after a restart, has created a name that no slot notes. Its
-  -- number was the lowest free one, so it is near the number of slots, or fills a gap below it. Each call
-  -- looks at a page below, as it returns a page of slots at most, and at some above.
+  -- A restarted server does not know the script of a take, but runs the read that follows. This creates a
+  -- name that no slot notes. Its number was the lowest free one, so it is near the number of slots, or in a
+  -- gap below. Each call looks at a page of numbers below, as it returns at most a page of slots, and at some
+  -- above.
   local noted = redis.call('ZLEXCOUNT', key('slots', group), first, beyond)
   for number = math.max(0, noted - PAGE.slots), noted + PAGE.unnoted - 1 do
     local slot = string.format('%s/%d', consumer, number)

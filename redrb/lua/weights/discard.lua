@@ -1,7 +1,7 @@
 -- Refuse an attempt that failed, or of which a rank failed, unless its version was committed after all.
 -- KEYS[1] versions
 -- ARGV    token, version, of_rank
---         of_rank: '1': of a rank but 0, whose part is refused even if the attempt is prepared later
+--         of_rank: '1': of a rank other than 0; rank 0 may prepare the attempt later, and is refused then
 -- Returns {'ok', whether the trash has keys}: the caller deletes these, and all of its own | {'committed'}
 --@include weights permissions
 

@@ -1,5 +1,5 @@
--- Note the keys of an attempt, so that the caller may make them permanent: what is not committed then, the
--- next attempt deletes.
+-- Note the keys of an attempt. Then the caller makes them permanent. If it dies before the commit, the next
+-- attempt deletes them.
 -- KEYS[1] versions
 -- ARGV    owner, token, ranges of its keys
 -- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun, or a rank

@@ -149,7 +149,7 @@ class Committer:
 
         Args:
             attempt: The attempt.
-            of_rank: Whether it is the part of a rank but 0, which rank 0 may not commit then.
+            of_rank: Whether it is the part of a rank other than 0. Rank 0 can commit no such part.
         """
         place = attempt.place
         with contextlib.suppress(StoreError):
@@ -214,7 +214,7 @@ class Committer:
         return call(self._client, self._keys, script, *arguments, retry_s=retry_s)
 
     def _foreign_entry(self) -> StoreError:
-        """Return the error about a newest entry whose number no version may have."""
+        """Return the error about a newest entry that another program has written."""
         key = self._keys.versions
         last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
         return StoreError(
