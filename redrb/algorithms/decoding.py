@@ -6,7 +6,8 @@ There are three kinds of module, recognised by their methods and arguments:
    `no_past` returns an empty cache, which `next_token` may change in place; `newest` holds the
    token ids since the last call, `[B, T]`; `attention_mask` covers all tokens so far. It returns
    the logits of the token after the newest, `[B, V]`. With extra inputs it counts as the third.
-2. A module whose `forward` takes `past_key_values` and `use_cache`: Hugging Face transformers.
+2. A module whose `forward` takes `use_cache`, and `cache` or `past_key_values`: Hugging Face
+   transformers, where version 5.24 gave the second name up for the first.
 3. Any other module computes the whole sequence again for each token.
 """
 
@@ -44,8 +45,10 @@ def decoder_of(
         if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
             return _OfWhole(model, names, inputs)
         return _of_custom_cache(model)
-    if {"past_key_values", "use_cache"} <= names:
-        return _OfTransformers(model, names, inputs)
+    if "use_cache" in names:
+        for argument in ("cache", "past_key_values"):
+            if argument in names:
+                return _OfTransformers(model, argument, names, inputs)
     return _OfWhole(model, names, inputs)
 
 
@@ -60,10 +63,13 @@ def _of_custom_cache(model: Any) -> NextToken:
 
 
 class _OfTransformers:
-    """Hugging Face's protocol: each call passes on the `past_key_values` of the call before."""
+    """Hugging Face's protocol: each call passes on the cache that the call before returned."""
 
-    def __init__(self, model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> None:
+    def __init__(
+        self, model: nn.Module, argument: str, names: frozenset[str], inputs: ModelInputs
+    ) -> None:
         self._model = model
+        self._argument = argument  # the cache has this name in the output, too
         self._inputs = inputs  # of the first call: later ones find them in the cache
         self._options: dict[str, Any] = {"use_cache": True}
         self._positions = "position_ids" in names
@@ -76,13 +82,13 @@ class _OfTransformers:
             options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
         output = call(self._model, newest, attention_mask, inputs=self._inputs, **options)
         self._inputs = NO_INPUTS
-        past = getattr(output, "past_key_values", None)
+        past = getattr(output, self._argument, None)
         if past is None:
             raise RecordError(
-                f"{type(self._model).__name__} returned no past_key_values with use_cache=True: "
+                f"{type(self._model).__name__} returned no {self._argument} with use_cache=True: "
                 "put it into eval mode, or turn its gradient checkpointing off to sample."
             )
-        self._options["past_key_values"] = past
+        self._options[self._argument] = past
         return _last(output, self._model, newest.shape[0])
 
 

@@ -22,6 +22,7 @@ from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
+from tests.scenes import silence
 
 LEASE_MS = 200
 
@@ -65,8 +66,7 @@ def test_leases_of_a_consumer_that_is_known_again_stay(
 ) -> None:
     stream.put_many([[numbered(number)] for number in range(3)])
     lease = stream.take(2, timeout=5)
-    assert stream._consumer._heartbeat is not None
-    stream._consumer._heartbeat.stop()
+    silence(stream)
     owner.execute("DEL", key(stream, "consumers:default"))
     found = checked(owner, namespace)
     assert "lease-without-consumer" in codes(found)

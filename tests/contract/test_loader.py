@@ -25,6 +25,7 @@ from redrb.stream.feeding import ExperienceLoader
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
+from tests.scenes import silence
 
 pytestmark = pytest.mark.long  # the same requests as test_stream*.py
 
@@ -352,6 +353,7 @@ def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
         loader.stop()
         soon(lambda: not threads())
     assert "requeued later" in caplog.text
+    silence(stream)
     monkeypatch.setattr(stream._consumer, "end_request", end_request)
     stream._consumer.beat()
     assert ledger(stream) == (0, 2, 4, 0)

@@ -20,6 +20,7 @@ from redrb.stream.put.batch import PutBatch
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
+from tests.scenes import silence
 
 
 @pytest.mark.long
@@ -208,6 +209,7 @@ def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(
     lease = stream.take(2, timeout=0)
     lease.release([1])
     taken = other.take(1, timeout=0)
+    silence(stream)
     del lease
     gc.collect()
     stream._consumer.beat()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,6 +171,35 @@ def test_a_module_with_its_own_cache_sees_each_token_once() -> None:
 
     done = generate(Counting(), torch.tensor([[4, 5]]), max_new_tokens=3)
     assert done.completion(0).tolist() == [6, 7, 8]
+
+
+def test_the_cache_of_transformers_is_passed_on_under_both_of_its_names() -> None:
+    def counted(name: str, newest: Tensor, mask: Tensor, seen: Sequence[int]) -> SimpleNamespace:
+        """Says that the token after the newest is the next higher one."""
+        now = [*seen, *newest[0].tolist()]
+        assert len(now) == mask.shape[1]
+        logits = 99.0 * nn.functional.one_hot(newest + 1, 20).float()
+        return SimpleNamespace(logits=logits, **{name: now})
+
+    class New(nn.Module):
+        def forward(
+            self, input_ids: Tensor, attention_mask: Tensor, use_cache: bool, cache: Any = ()
+        ) -> SimpleNamespace:
+            return counted("cache", input_ids, attention_mask, cache)
+
+    class Old(nn.Module):
+        def forward(
+            self,
+            input_ids: Tensor,
+            attention_mask: Tensor,
+            use_cache: bool,
+            past_key_values: Any = (),
+        ) -> SimpleNamespace:
+            return counted("past_key_values", input_ids, attention_mask, past_key_values)
+
+    for model in (New(), Old()):
+        done = generate(model, torch.tensor([[4, 5]]), max_new_tokens=3)
+        assert done.completion(0).tolist() == [6, 7, 8]
 
 
 # probabilities 0.5, 0.3, 0.15, 0.05 of tokens 2, 0, 3, 1

@@ -181,7 +181,7 @@ def test_wrapped_models_are_called_like_the_model_inside() -> None:
         def forward(self, *inputs: Any, **given: Any) -> Any:
             return self.module(*inputs, **given)
 
-    assert {"past_key_values", "position_ids"} <= forward_names(Wrapper(llama()))
+    assert forward_names(llama()) <= forward_names(Wrapper(llama()))
     done = generate(Wrapper(llama()), PROMPTS, **options())
     assert torch.equal(done.sequences, generate(llama(), PROMPTS, **options()).sequences)
 
