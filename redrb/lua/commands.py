@@ -31,7 +31,8 @@ _WORDS: Final = {
         (
             *("HINCRBY", "HINCRBYFLOAT", "HSET", "HSETNX", "LTRIM", "XACK", "XGROUP|DESTROY"),
             *("XRANGE", "XREVRANGE", "ZADD", "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX"),
-            *("ZRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREVRANGE", "ZREVRANGEBYSCORE"),
+            *("XINFO|CONSUMERS", "ZRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREVRANGE"),
+            *("ZREVRANGEBYSCORE",),
         ),
         4,
     ),

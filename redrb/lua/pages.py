@@ -18,7 +18,7 @@ PAGES: dict[str, int] = {
     "acknowledged": 1000,  # groups of a step of ranks that one call acknowledges
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
-    "unnoted": 8,  # names beyond the slots of a consumer that ends, which reads may have created
+    "unnoted": 100,  # names without a slot that one call removes when a consumer ends
     "copied_bytes": 1_048_576,  # payload that a script reads, after which a page ends
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them

@@ -198,16 +198,17 @@ def test_a_slot_that_is_given_up_after_a_takeover_is_found_again(open_stream: Op
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("leases", [1, 32, 97])
-def test_a_consumer_leaves_no_name_behind_that_a_read_without_its_take_has_created(
+def test_names_that_reads_without_their_takes_have_created_go_when_a_consumer_ends(
     open_stream: Opener, dies: bool, leases: int
 ) -> None:
     """A restarted server does not know the script of a take, but runs the read that follows."""
     stream, other = filled(open_stream, leases), open_stream()
     held = [stream.take(1, timeout=0) for _ in range(leases)]
     store, consumer = stream._task.store, stream._consumer
-    for number in (leases, leases + 1):  # two threads take, whose numbers are the next free ones
-        slot = f"{consumer.name}/{number}"
-        read = ("XREADGROUP", "GROUP", consumer.group, slot, "STREAMS", store.keys.stream, "0")
+    never_known = "a-consumer-that-was-killed-in-its-first-take/0"
+    names = [never_known, *(f"{consumer.name}/{leases + number}" for number in range(2))]
+    for name in names:
+        read = ("XREADGROUP", "GROUP", consumer.group, name, "STREAMS", store.keys.stream, "0")
         store.client.execute(*read)
     if dies:
         kill_consumer(stream)
@@ -216,7 +217,10 @@ def test_a_consumer_leaves_no_name_behind_that_a_read_without_its_take_has_creat
             with pytest.raises(LeaseLost):
                 lease.ack()
         stream._consumer._slots.clear()
+        other._consumer.beat()
     stream.close()
+    left = store.client.execute("XINFO", "CONSUMERS", store.keys.stream, consumer.group)
+    assert [info[1] for info in left] == ([f"{other._consumer.name}/0".encode()] if dies else [])
     other.close()
     assert store.client.execute("XINFO", "CONSUMERS", store.keys.stream, consumer.group) == []
     assert other.stats().ledger.waiting == leases

@@ -1,23 +1,23 @@
 -- The pending list of a consumer group: its leased entries.
 --@include task
 
--- Number of entries that each consumer group leases, by its name. XPENDING without a range would name every
--- consumer.
-local function leased_by_group()
-  local leased = {}
-  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do -- bound: consumer groups
+-- What XINFO lists, by name: for each consumer group, or each name in one of them, a table of its figures.
+local function by_name(listed)
+  local found = {}
+  for _, info in ipairs(listed) do -- bound: consumer groups, or names in one
     local fields = {}
     for i = 1, #info, 2 do
       fields[info[i]] = info[i + 1]
     end
-    leased[fields.name] = fields.pending
+    found[fields.name] = fields
   end
-  return leased
+  return found
 end
 
--- Number of entries that a consumer group leases.
+-- Number of entries that a consumer group leases. XPENDING without a range would name every consumer.
 local function count_leased(group)
-  return leased_by_group()[group] or 0
+  local found = by_name(redis.call('XINFO', 'GROUPS', stream))[group] -- bound: consumer groups
+  return found and found.pending or 0
 end
 
 -- Call `visit` with the seq of every entry that a group leases, or that one slot of it does, until it

@@ -10,17 +10,6 @@ local RANKS = 'ranks' -- the consumer that holds the leases of all ranks: includ
 -- has ended: else it is called again later.
 local function return_leases(group, consumer, failure, most)
   local first, beyond = '[' .. consumer .. '/', '(' .. consumer .. '0' -- '0' is the character after '/'
-  -- A restarted server does not know the script of a take, but runs the read that follows. This creates a
-  -- name that no slot notes. Its number was the lowest free one, so it is near the number of slots, or in a
-  -- gap below. Each call looks at a page of numbers below, as it returns at most a page of slots, and at some
-  -- above.
-  local noted = redis.call('ZLEXCOUNT', key('slots', group), first, beyond)
-  for number = math.max(0, noted - PAGE.slots), noted + PAGE.unnoted - 1 do
-    local slot = string.format('%s/%d', consumer, number)
-    if #redis.call('XPENDING', stream, group, '-', '+', 1, slot) == 0 then
-      redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
-    end
-  end
   local returned, left = 0, most
   local slots = redis.call('ZRANGEBYLEX', key('slots', group), first, beyond, 'LIMIT', 0, PAGE.slots)
   for _, slot in ipairs(slots) do
@@ -38,6 +27,19 @@ local function return_leases(group, consumer, failure, most)
     return returned, false
   end
   redis.call('ZREM', key('consumers', group), consumer)
+  -- Every name has a slot, unless a read has created it whose take was not run: a restarted server does not
+  -- know the script, and a read may arrive long after its consumer has died. Such names lease nothing.
+  -- bound: consumer groups, and where there is such a name, all names of this one
+  local groups, unnoted = by_name(redis.call('XINFO', 'GROUPS', stream)), PAGE.unnoted
+  if groups[group].consumers > redis.call('ZCARD', key('slots', group)) then
+    local names = by_name(redis.call('XINFO', 'CONSUMERS', stream, group)) -- bound: names
+    for name, info in pairs(names) do -- bound: names
+      if unnoted > 0 and info.pending == 0 and not redis.call('ZSCORE', key('slots', group), name) then
+        redis.call('XGROUP', 'DELCONSUMER', stream, group, name)
+        unnoted = unnoted - 1
+      end
+    end
+  end
   return returned, true
 end
 

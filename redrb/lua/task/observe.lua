@@ -42,13 +42,15 @@ local function report_to(list)
   end
 end
 local stored, totals = report_task(report_to(figures)), put_totals()
-local leased = #names > 0 and redis.call('EXISTS', stream) == 1 and leased_by_group() or {}
+-- bound: consumer groups
+local listed = #names > 0 and redis.call('EXISTS', stream) == 1 and by_name(redis.call('XINFO', 'GROUPS', stream))
 local version, most = rules().version or '', math.max(2, math.floor(PAGE.observed_groups / #ordered))
 for i, name in ipairs(ordered) do
   local own = {}
   if joined[name] then
-    report_group(report_to(own), name, leased[name] or 0, totals, now)
-    reported[i] = {name, own, version, count_waiting(name, most), read_leased(name, leased[name] or 0, most),
+    local leased = listed and listed[name] and listed[name].pending or 0
+    report_group(report_to(own), name, leased, totals, now)
+    reported[i] = {name, own, version, count_waiting(name, most), read_leased(name, leased, most),
       redis.call('HGETALL', key('staleness', name))} -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
   else
     report_found(report_to(own), stored)
