@@ -15,6 +15,7 @@ from redrb.connection import Client, fake
 from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
+from redrb.stream import waiting
 from tests.audit import audit
 from tests.servers import Server, programs
 
@@ -111,6 +112,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         assert set(small) <= set(PAGES), f"unknown pages: {set(small) - set(PAGES)}"
         PAGES.update(small)
         load.cache_clear()
+        # a call that need not wait may take this long for its pages, which are many more now
+        monkeypatch.setattr(waiting, "PAGES_S", 10.0)
 
     yield make
     PAGES.update(before)
