@@ -503,6 +503,9 @@ class LeaseLost(RedrbError):
 
     Another consumer trains its groups: discard the batch and its gradients, and take again.
 
+    It is also raised where an earlier call, which was cut off, was to end groups in another way:
+    they have ended in that way.
+
     Attributes:
         task: Name of the task.
         ids: Ids of the lost groups; groups that this lease had ended before are not among them.

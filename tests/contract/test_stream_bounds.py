@@ -216,7 +216,7 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
     with stream.take(2, timeout=0) as lease:
         pass
     slot = f"{stream._consumer.name}/0"
-    for held, after in ((False, 10), (True, 20)):
+    for held in (False, True):
         if held:
             lease = stream.take(1, timeout=0)
         before = stream.stats()
@@ -225,12 +225,7 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
             arguments += ["completed", "", stream._task.description.incarnation]
             reply = run(client, load("take/take"), [stream._task.store.keys.stream], arguments)
             assert reply == [b"late"]
-            with pytest.raises(StoreError, match="later take"):
-                stream._consumer._tokens = iter([int(token)])
-                stream._consumer._slots.discard(0)
-                stream.take(1, timeout=0)
         assert stream.stats() == before
-        stream._consumer._tokens = iter(range(after, 99))
     lease.ack()
     assert numbers(stream.take(5, timeout=0)) == [4, 5, 6, 7, 8]
     audit(stream)

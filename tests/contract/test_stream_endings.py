@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
+from redrb.connection.request import Request
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import Ending, TakeScripts
 from tests.audit import audit, kill_consumer
@@ -23,8 +25,8 @@ class Endings:
 
     Attributes:
         sent: They, as they were made.
-        before: Called with the number of each one, from 1 on, before it is sent.
         twice: Whether each is done twice, as if the first reply was lost.
+        before: Called with the number of each one, from 1 on, before it is sent, or sent again.
     """
 
     def __init__(self) -> None:
@@ -49,9 +51,9 @@ def endings(monkeypatch: pytest.MonkeyPatch, pages: Callable[..., None]) -> Endi
 
         def noted(**options: Any) -> Any:
             seen.sent.append(ending)
-            seen.before(len(seen.sent))
             if seen.twice:
                 finish(self, group, consumer, ending, str).result()
+            seen.before(len(seen.sent))
             return result(**options)
 
         monkeypatch.setattr(request, "result", noted)
@@ -67,8 +69,8 @@ def leased(open_stream: Opener, groups: int, **settings: Any) -> tuple[Experienc
     return stream, stream.take(groups, timeout=0)
 
 
-def end(lease: Lease, outcome: str) -> None:
-    getattr(lease, outcome)(*(["bad"] if outcome in ("reject", "fail") else []))
+def end(lease: Lease, outcome: str, ids: Collection[int] | None = None) -> None:
+    getattr(lease, outcome)(*(["bad"] if outcome in ("reject", "fail") else []), ids=ids)
 
 
 LEDGER = {
@@ -121,6 +123,45 @@ def test_the_same_call_goes_on_after_an_outage_in_the_middle(
     assert getattr(stream.stats().ledger, LEDGER[outcome]) == 10
 
 
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("second", list(LEDGER))
+@pytest.mark.parametrize("first", list(LEDGER))
+def test_groups_end_as_the_first_call_asked_for_even_if_it_was_cut_off(
+    open_stream: Opener, endings: Endings, first: str, second: str, landed: bool
+) -> None:
+    stream, lease = leased(open_stream, 10)
+    other = open_stream()
+    endings.twice = landed
+
+    def cut_off(number: int) -> None:
+        endings.twice = False
+        if number == 1:
+            raise StoreUnavailable("away", where="", uncertain=True)
+
+    endings.before = cut_off
+    page = range(1, PAGE + 1)
+    with pytest.raises(StoreUnavailable):
+        end(lease, first, page)
+    again = landed and LEDGER[first] == "waiting"
+    taken = other.take(PAGE, timeout=0) if again else None
+    if first == second:
+        end(lease, second)
+    else:
+        with pytest.raises(LeaseLost, match="cut off") as lost:
+            end(lease, second)
+        assert lost.value.ids == tuple(page)
+    assert (len(lease), stream._consumer._slots) == (0, set())
+    if taken is not None:
+        taken.ack()
+    counts = Counter({LEDGER[second]: 10 - PAGE}) + Counter({LEDGER[first]: PAGE})
+    if again:
+        counts += Counter(acked=PAGE)
+        counts["waiting"] -= PAGE
+    ledger = stream.stats().ledger
+    assert Counter({name: getattr(ledger, name) for name in set(LEDGER.values())}) == counts
+    audit(stream)
+
+
 @pytest.mark.parametrize("outcome", list(LEDGER))
 def test_only_groups_that_no_page_has_ended_are_lost(
     open_stream: Opener, endings: Endings, outcome: str
@@ -152,6 +193,44 @@ def test_a_take_acknowledges_the_last_page_of_the_lease_before(
     after = stream.take(3, timeout=0, ack=lease)
     assert endings.sizes == [4, 4], "the take brought the last two"
     assert (numbers(after), len(lease), stream.stats().ledger.acked) == ([10, 11, 12], 0, 10)
+
+
+def test_a_take_acknowledges_no_groups_that_a_call_before_has_released(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 3)
+    endings.twice = True
+
+    def cut_off(_: int) -> None:
+        endings.before = lambda _: None
+        raise StoreUnavailable("away", where="", uncertain=True)
+
+    endings.before = cut_off
+    with pytest.raises(StoreUnavailable):
+        lease.release([1])
+    assert numbers(open_stream().take(1, timeout=0)) == [0]
+    with pytest.raises(LeaseLost, match="released them") as lost:
+        stream.take(1, timeout=0, ack=lease)
+    assert (lost.value.ids, len(lease)) == ((1,), 0)
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.leased) == (2, 1)
+
+
+def test_groups_whose_acknowledgement_by_a_take_was_cut_off_are_acknowledged(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, lease = leased(open_stream, 3)
+
+    def cut_off(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away", where="", uncertain=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "result", cut_off)
+        with pytest.raises(StoreUnavailable), lease:
+            stream.take(1, timeout=0, ack=lease)
+    with pytest.raises(LeaseLost, match="acknowledged them"):
+        lease.release()
+    assert stream.stats().ledger.acked == 3
 
 
 def test_a_take_names_the_groups_that_were_lost_before_its_acknowledgement(

@@ -104,6 +104,13 @@ def test_an_unplanned_failover_loses_no_put_that_replicas_confirmed(
         assert len(stream) == 0
 
 
+def replicated(client: redrb.Client) -> None:
+    """Wait until a replica has all data: an unplanned failover loses what none has."""
+    until = time.monotonic() + 60
+    while client.execute("WAIT", 1, 1000) < 1:
+        assert time.monotonic() < until, "no replica follows"
+
+
 def test_puts_and_takes_go_on_after_the_primary_has_died(watched: Watched, namespace: str) -> None:
     with redrb.connect(watched.url, connect_timeout=2, retry_s=30) as client:
         assert SERVICE in client.where
@@ -111,7 +118,7 @@ def test_puts_and_takes_go_on_after_the_primary_has_died(watched: Watched, names
         with redrb.ExperienceStream(client, "task", namespace=namespace) as stream:
             stream.put(numbered(1))
             stream.put(numbered(2))
-            client.execute("WAIT", 1, 5000)  # an unplanned failover may lose what is not replicated
+            replicated(client)
             before = watched.primary()
             before.kill()
             stream.put(numbered(3))
@@ -127,7 +134,7 @@ def test_a_frozen_primary_costs_seconds_and_nothing_else(watched: Watched, names
         redrb.ExperienceStream(client, "task", namespace=namespace) as stream,
     ):
         stream.put(numbered(1))
-        client.execute("WAIT", 1, 5000)
+        replicated(client)
         before = watched.primary()
         os.kill(before.pid, signal.SIGSTOP)
         try:

@@ -2,7 +2,7 @@
 --
 -- consumers:<group> holds the deadline of each consumer's heartbeat. The string spared:<group> holds a time:
 -- consumers whose deadline was over then live on; it expires.
---@include task heartbeats leases
+--@include task heartbeats pending leases
 
 local RANKS = 'ranks' -- the consumer that holds the leases of all ranks: include/ranks.lua
 

@@ -42,8 +42,8 @@ local function report_to(list)
   end
 end
 local stored, totals = report_task(report_to(figures)), put_totals()
--- bound: consumer groups
-local listed = #names > 0 and redis.call('EXISTS', stream) == 1 and by_name(redis.call('XINFO', 'GROUPS', stream))
+local listed = #names > 0 and redis.call('EXISTS', stream) == 1
+  and by_name(redis.call('XINFO', 'GROUPS', stream)) -- bound: consumer groups
 local version, most = rules().version or '', math.max(2, math.floor(PAGE.observed_groups / #ordered))
 for i, name in ipairs(ordered) do
   local own = {}

@@ -30,12 +30,17 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
     all parts are sent before the first reply is read. Parts whose server is away are tried again
     when all others are ended. Their retries share the time of one request.
 
+    Groups that an earlier call, which was cut off, was to end in another way end in that way, and a
+    `LeaseLost` names them: a release may have reached Redis and given them to another consumer, so
+    that an acknowledgement now would count them twice.
+
     Args:
         outcome: How the groups end.
         chosen: The groups.
         reason: Why they failed, or are rejected.
     """
     errors: Errors = {}
+    chosen, decided = _decided_before(outcome, chosen, errors)
     left = {part: deque(part.pages(outcome, ids)) for part, ids in chosen}
     if len(left) > 1:
         _end_reachable(outcome, left, reason, errors)
@@ -48,7 +53,9 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
                     wait = Wait(request.retry_s)
                     if len(left) > 1:  # silent servers share the time to answer, too
                         scope.enter_context(wait.deadline())
-                _finish(outcome, part, pages, request, wait.left_s, errors)
+                _finish(outcome, part, pages, request, reason, wait.left_s, errors)
+    for part, lost in decided.items():
+        errors.setdefault(part, lost)
     return errors
 
 
@@ -58,6 +65,43 @@ def end_part(
     """End groups of one part, and raise its error."""
     for error in end_parts(outcome, [(part, ids)], reason).values():
         raise error
+
+
+def _decided_before(
+    outcome: Outcome, chosen: Chosen, errors: Errors
+) -> tuple[Chosen, dict[LeasePart, LeaseLost]]:
+    """End groups in another way where an earlier call, which was cut off, asked for that.
+
+    Returns the other groups, and the error that names these, by part; `errors` gets those of parts
+    that could not be ended.
+    """
+    others: Chosen = []
+    decided: dict[LeasePart, LeaseLost] = {}
+    for part, ids in chosen:
+        before = part.asked_otherwise(outcome, ids)
+        for (earlier, reason), asked in before.items():
+            error = end_parts(earlier, [(part, asked)], reason).get(part)
+            if error is not None:
+                errors[part] = error
+                break
+        if before and part not in errors:
+            ways = " and ".join(dict.fromkeys(_DONE[earlier] for earlier, _ in before))
+            lost = tuple(seq for asked in before.values() for seq in asked)
+            why = f"an earlier call, which was cut off, has {ways} them."
+            decided[part] = LeaseLost(task=part.task, ids=lost, why=why)
+        left = tuple(seq for seq in ids if seq in part.layouts)
+        if part not in errors and (left or not before):
+            others.append((part, left))
+    return others, decided
+
+
+_DONE: dict[Outcome, str] = {
+    "ack": "acknowledged",
+    "expire": "expired",
+    "release": "released",
+    "fail": "failed",
+    "reject": "rejected",
+}
 
 
 def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors) -> None:
@@ -71,9 +115,10 @@ def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors)
                     sent[part] = part.end_request(outcome, left[part][0], reason)
                     sent[part].begin()
                 for part in turn:
-                    _finish(outcome, part, left[part], sent.pop(part), 0.0, errors)
+                    _finish(outcome, part, left[part], sent.pop(part), reason, 0.0, errors)
         finally:
-            for request in sent.values():
+            for part, request in sent.items():
+                part.note_asked(outcome, left[part][0], reason)
                 request.drop()
         turn = [part for part in turn if left[part] and part not in errors]
         for part in left:
@@ -86,6 +131,7 @@ def _finish(
     part: LeasePart,
     pages: deque[tuple[int, ...]],
     request: Request[str],
+    reason: Cause,
     retry_s: float | None,
     errors: Errors,
 ) -> None:
@@ -95,3 +141,8 @@ def _finish(
         pages.popleft()
     except (LeaseLost, StoreError) as error:
         errors[part] = error
+        if isinstance(error, StoreUnavailable) and error.uncertain:
+            part.note_asked(outcome, pages[0], reason)
+    except BaseException:
+        part.note_asked(outcome, pages[0], reason)
+        raise

@@ -128,6 +128,7 @@ class LeasePart:
         self.origin = origin
         self.first_ids = first_ids or {}
         self.trace = trace
+        self._asked: dict[int, tuple[Outcome, Cause]] = {}  # group -> ending whose reply is missing
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
@@ -175,6 +176,22 @@ class LeasePart:
         ends = len(ids) == len(self.layouts)
         return self.holder.end_request(outcome, ids, reason=reason, samples=samples, ends=ends)
 
+    def note_asked(self, outcome: Outcome, ids: Collection[int], reason: Cause = NO_CAUSE) -> None:
+        """Note that groups may have ended: a request was sent, and its reply was not read."""
+        for seq in ids:
+            self._asked.setdefault(seq, (outcome, reason))
+
+    def asked_otherwise(
+        self, outcome: Outcome, ids: Collection[int]
+    ) -> dict[tuple[Outcome, Cause], tuple[int, ...]]:
+        """Return the groups that an earlier request may have ended in another way, by that way."""
+        found: dict[tuple[Outcome, Cause], tuple[int, ...]] = {}
+        for seq in ids:
+            asked = self._asked.get(seq)
+            if asked is not None and asked[0] != outcome:
+                found[asked] = (*found.get(asked, ()), seq)
+        return found
+
     def note_ended(self, outcome: Outcome, ids: Sequence[int], loss: str = "") -> None:
         """Note the result of a request that has ended groups.
 
@@ -212,5 +229,6 @@ class LeasePart:
         self._end_trace(ids, outcome)
         for seq in ids:
             del self.layouts[seq]
+            self._asked.pop(seq, None)
         if not self.layouts:
             self._finalizer.detach()

@@ -164,6 +164,8 @@ class Taker:
         holder = part.holder
         if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        if part.asked_otherwise("ack", part.ids):
+            end_part("ack", part, part.ids)
         for page in part.pages("ack", part.ids)[:-1]:
             end_part("ack", part, page)
         return part
@@ -258,6 +260,8 @@ class Taker:
         report: bool,
     ) -> Request[TakeReply]:
         consumer, description = self._consumer, self._task.description
+        if before is not None:
+            before.note_asked("ack", before.ids)
         return self._scripts.take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
             waiter=waiter or slot.waiter,
