@@ -13,7 +13,7 @@ import torch
 
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
-from redrb.orders import GroupFacts, Prioritized, Score
+from redrb.orders import GroupFacts, Order, Prioritized, Score
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -251,6 +251,74 @@ def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(
         assert lease.importance_weights().tolist() == [1.0]
         lease.release()
     assert drawn == {0, 1, 2, 3}
+
+
+@dataclass(frozen=True)
+class ByReward:
+    """A user's order: draws groups by their priority as it is."""
+
+    name: ClassVar[str] = "by priority"
+    sampled: ClassVar[bool] = True
+
+    def score(self, facts: GroupFacts, /) -> Score:
+        return facts.priority or 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", [Prioritized(alpha=1.0), ByReward()], ids=["ours", "theirs"])
+def test_a_drawn_group_of_tiny_weight_changes_no_draws_after_it(
+    client: Client, namespace: str, pages: Callable[..., None], order: Order
+) -> None:
+    """The clock is at its place, 1e30; beside it, places of the others would be all the same."""
+    pages(sorted=3)
+    stream = ExperienceStream(client, "tiny", namespace=namespace, order=order, max_reads=0)
+    stream.put_many([[numbered(number)] for number in (6, 7)], priority=1e-30)
+    with stream.take(1, timeout=0) as lease:
+        assert lease.probabilities == pytest.approx([0.5])
+    for number in range(6):
+        stream.put(numbered(number), priority=1.0 + (number > 2))
+    audit(stream)
+    first: Counter[int] = Counter()
+    for _ in range(400):
+        with stream.take(1, timeout=0) as lease:
+            first.update(numbers(lease))
+    expected = [1 / 9] * 3 + [2 / 9] * 3
+    assert sum(first[number] for number in range(6)) == 400
+    assert chi_square(first, expected) < 36  # p = 1e-6 with 5 degrees of freedom
+    every = stream.take(8, timeout=0)
+    assert set(numbers(every)[-2:]) == {6, 7}
+
+
+@pytest.mark.long
+def test_a_query_that_passes_over_heavy_groups_leaves_their_draws_random(
+    client: Client, namespace: str
+) -> None:
+    stream = stream_of(client, namespace, "prioritized", max_reads=0, tags=["kind"])
+    for number in range(6):
+        stream.put(numbered(number), priority=1.0, tags={"kind": "heavy"})
+    for number in (6, 7):
+        stream.put(numbered(number), priority=1e-50, tags={"kind": "light"})
+    stream.take(1, timeout=0, where={"kind": "light"}).ack()  # at 1e30, behind all heavy ones
+    first: Counter[int] = Counter()
+    for _ in range(400):
+        with stream.take(1, timeout=0) as lease:
+            first.update(numbers(lease))
+    assert chi_square(first, [1 / 6] * 6) < 36  # p = 1e-6 with 5 degrees of freedom
+    audit(stream)
+
+
+def test_sums_of_weights_forget_a_large_one(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "prioritized", max_reads=0)
+    ids = [stream.put(numbered(number), priority=1.0)[0] for number in range(2)]
+    heavy = stream.put(numbered(2), priority=1e55)
+    for priority in (1e-55, 1e55, 0.0):
+        stream.update_priority(heavy, [priority])
+    with stream.take(1, timeout=0) as lease:
+        assert lease.probabilities == pytest.approx([0.5])
+    stream.update_priority(ids, [1e-100, 3e-100])
+    with stream.take(2, timeout=0) as lease:
+        assert sum(lease.probabilities) == pytest.approx(1.0)
+    audit(stream)
 
 
 def test_partitions_tell_no_probabilities(client: Client, namespace: str) -> None:

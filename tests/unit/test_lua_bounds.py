@@ -23,7 +23,14 @@ LUA = {
 }
 
 CONSTANTS = {
-    "include/pools": {"1000003": "seed of the dice", "2147483647": "seed of the dice"},
+    "include/pools": {
+        "1000003": "seed of the dice",
+        "2147483647": "seed of the dice",
+    },
+    "include/places": {
+        "32": "2^32 mean distances, after which a double has 20 bits for one",
+        "37": "bits of a weight",
+    },
     "include/parts": {"49": "the character 1"},
     "parts/add": {"49": "the character 1"},
     "include/scores": {"1e100": "largest weight, as in redrb/orders"},

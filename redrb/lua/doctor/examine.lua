@@ -4,7 +4,7 @@
 -- Returns {figures, group ...}; {} if there is no task
 --         figures: a flat list name, number, ... of the task
 --         group: {name, figures, {dead consumer ...}}
---@include task clock pools pending uncounted
+--@include task clock facts pending uncounted
 
 
 if not exists() then

@@ -5,7 +5,7 @@
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field generation counts the changes, and reordered
 -- says that dead letters may have the score of a former order.
---@include task clock facts pools settings waking waiters queries indexes
+--@include task clock facts settings waking waiters queries indexes
 
 local HIDDEN = {format = true, sampled = true, partitions = true}
 
@@ -60,15 +60,9 @@ local function follow(old, new, names)
     end
   end
   if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') then
-    for _, group in ipairs(groups()) do
-      redis.call('UNLINK', key('mass', group), key('clock', group))
-    end
+    --@include places
     redis.call('HSET', task, 'reordered', '1')
-    if redis.call('XLEN', stream) > 0 then
-      redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
-    else
-      redis.call('HDEL', task, 'unsorted')
-    end
+    restart_places()
   end
   local was_sorted = old.order == 'stalest' and redis.call('HEXISTS', task, 'max_staleness') == 1
   local added = new.max_staleness and not old.max_staleness

@@ -3,9 +3,13 @@
 
 -- Move a pool's clock, and give new places to groups that lie before it.
 local function set_draw_clock(group, pool, clock, before)
+  local all, places = facts_of_all(before), {}
+  --@include places
+  if restart_if_crowded(all, clock) then
+    return
+  end
   redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
-  local places = {}
-  for i, facts in ipairs(facts_of_all(before)) do
+  for i, facts in ipairs(all) do
     if facts then -- else another client deleted the entry
       places[#places + 1], places[#places + 2] = place(facts, before[i], clock), before[i]
     end

@@ -13,6 +13,13 @@
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
 --@include task
 
+local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
+
+-- The pool in which groups of a status wait for a consumer group (include/pools.lua).
+local function pool_of(group, status)
+  return status == 'completed' and group or group .. ':' .. status
+end
+
 -- Settings of the task that decide about groups, the newest policy version that it knows, and its clock
 -- as it is stored (include/clock.lua).
 local known_rules

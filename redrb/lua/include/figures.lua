@@ -1,5 +1,5 @@
 -- Reads the counters of a task and of its consumer groups, consistently. `report` takes a name and a number.
---@include task clock facts pools ledger waking
+--@include task clock facts ledger waking
 
 -- Report how the rights stand.
 local function report_rights(report)

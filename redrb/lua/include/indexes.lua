@@ -1,5 +1,5 @@
 -- Deletes indexes that a task needs no more.
---@include task pools
+--@include task facts
 
 -- Delete an index of all pools: a kind of sorted set, and of the kind tag the name of the tag.
 local function drop_index(kind, tag)

@@ -3,7 +3,7 @@
 -- A put changes the counters of the task only. The fields put, filtered and expired of group:<group> hold
 -- how far the consumer group's figures are from the task's: it joined later, or expired groups itself.
 -- The groups that wait are counted in their pools.
---@include task pools
+--@include task facts
 
 -- The task's share of a ledger: groups put, filtered, and too stale on arrival. `kept_back` counts groups
 -- that were too stale to be sent.

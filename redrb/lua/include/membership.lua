@@ -89,14 +89,14 @@ end
 -- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
 local function add_keys(group, names, plain, with_query)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'slots', 'returning', 'moved',
-    'expiries', 'reads', 'clock', 'letters', 'mass', 'staleness', 'joining', 'spared', 'ranks',
+    'expiries', 'reads', 'clock', 'letters', 'staleness', 'joining', 'spared', 'ranks',
     'rank_requests', 'rank_parts'}) do
     names[#names + 1] = key(kind, group)
   end
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
     plain[#plain + 1] = pool
-    for _, kind in ipairs({'ready', 'versions', 'newest', 'queries'}) do
+    for _, kind in ipairs({'ready', 'versions', 'newest', 'mass', 'queries'}) do
       names[#names + 1] = key(kind, pool)
     end
     for _, name in ipairs(rules().names) do

@@ -9,17 +9,11 @@
 -- place is a draw with probability weight / sum of weights (Efraimidis and Spirakis 2006).
 --@include task facts
 
-local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
-
 -- Facts of a group of which only its arrival matters.
 local ARRIVED = {}
 
 -- Facts of the groups that this script has let wait, by pool.
 local entered = {}
-
-local function pool_of(group, status)
-  return status == 'completed' and group or group .. ':' .. status
-end
 
 -- The pool in which a group waits if it waits: of the status it was moved to, else of its facts.
 local function home_of(group, member, facts)
@@ -51,21 +45,6 @@ local function exponential()
   return -math.log(1 - math.random())
 end
 
--- Add the weights of groups to the sum of their pool, or subtract them. Groups that are not sorted into the
--- order yet are not in the sum.
-local function weigh(group, pool, members, all, sign)
-  local total, rule = 0, rules()
-  for i, facts in ipairs(all) do
-    local seq = rule.unsorted and tonumber(members[i])
-    if facts and not (seq and seq > rule.sorted and seq <= rule.unsorted) then
-      total = total + (facts.score or 0)
-    end
-  end
-  if total > 0 then
-    redis.call('HINCRBYFLOAT', key('mass', group), pool, string.format('%.17g', sign * total))
-  end
-end
-
 -- A group's place in the order; `clock` is given if places are drawn.
 local function place(facts, member, clock)
   if clock then
@@ -83,6 +62,10 @@ end
 -- Add groups to a pool; `all` holds their facts.
 local function enter(group, pool, members, all)
   local rule, clock = rules(), clock_of(group, pool)
+  if clock then
+    --@include places
+    clock = restart_if_crowded(all, clock) and 0 or clock
+  end
   local ready, versions, newest, by_version = {}, {}, {}, indexes_versions()
   for i, member in ipairs(members) do
     local facts = all[i]
@@ -102,7 +85,8 @@ local function enter(group, pool, members, all)
     tag_in(pool, rule.names, members, all)
   end
   if rule.sampled then
-    weigh(group, pool, members, all, 1)
+    --@include places
+    weigh(pool, members, all, 1)
   end
   entered[pool] = entered[pool] or {}
   for i = 1, #members do
@@ -134,10 +118,10 @@ local function withdraw(group, pool, members, all, lowest_of)
     tag_out(pool, rule.names, members)
   end
   if rule.sampled then
-    weigh(group, pool, members, all or facts_of_all(members), -1)
-    if redis.call('EXISTS', key('ready', pool)) == 0 then -- floating sums drift: start again at 0
-      redis.call('HDEL', key('mass', group), pool)
-      redis.call('HDEL', key('clock', group), pool)
+    --@include places
+    weigh(pool, members, all or facts_of_all(members), -1)
+    if redis.call('EXISTS', key('ready', pool)) == 0 then
+      redis.call('HDEL', key('clock', group), pool) -- places start again at 0, where they are exact
     end
   end
 end

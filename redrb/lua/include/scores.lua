@@ -7,7 +7,8 @@ local function scores_known(order)
   return KNOWN_ORDERS[order] or string.match(order, '^prioritized%([0-9.e+-]+%)$')
 end
 
--- The score that a built-in order gives a group, as in redrb/orders; nil for its position of arrival.
+-- The score that a built-in order gives a group, as in redrb/orders; nil for its position of arrival. The
+-- score that an order of the user gave stays: its groups get new places, but never scores of another order.
 local function score_by(order, facts)
   if order == 'lifo' then
     return '-arrival'
@@ -21,6 +22,6 @@ local function score_by(order, facts)
     return 1
   elseif order ~= 'fifo' then
     local alpha = tonumber(string.match(order, '^prioritized%((.*)%)$'))
-    return math.min(math.max(facts.priority or 1, 0) ^ alpha, 1e100)
+    return alpha and math.min(math.max(facts.priority or 1, 0) ^ alpha, 1e100) or facts.score
   end
 end

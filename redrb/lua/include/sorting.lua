@@ -1,9 +1,9 @@
--- Sorts groups again after the order of a used task has changed.
+-- Sorts groups again after the order of a used task has changed, or its places were restarted.
 --
--- The field unsorted of the task says which groups may have their place in the former order yet. They are
--- sorted by arrival, so their id says whether they are. Facts that are read meanwhile have the score of the
--- new order, and nobody takes groups.
---@include task facts pools settings candidates indexes
+-- The field unsorted of the task says which groups may have their former place yet. They are sorted by
+-- arrival, so their id says whether they are. Facts that are read meanwhile have the score of the new order,
+-- and nobody takes groups.
+--@include task facts settings pools candidates indexes
 
 -- Give a waiting group its place in the order, in each consumer group for which it waits.
 local function sort_group(all, member, facts)
@@ -14,7 +14,8 @@ local function sort_group(all, member, facts)
     if redis.call('ZSCORE', ready, member) then
       redis.call('ZADD', ready, place(facts, member, clock_of(group, pool)), member)
       if rules().sampled then
-        redis.call('HINCRBYFLOAT', key('mass', group), pool, string.format('%.17g', facts.score))
+        --@include places
+        weigh(pool, {}, {facts}, 1) -- without its id, which would say that it is not sorted yet
       end
     end
   end

@@ -3,7 +3,7 @@
 -- A stage is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
 -- function works on it. Its keys expire unless more parts come. The string restoring holds the token of
 -- the newest stage.
---@include task facts pools
+--@include task facts
 
 local home = prefix
 
@@ -61,14 +61,14 @@ local function names_of_keys()
     names[#names + 1] = 'sources:' .. origin
   end
   for _, group in ipairs(groups()) do
-    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'letters', 'clock', 'mass',
+    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'letters', 'clock',
       'staleness'}) do
       names[#names + 1] = kind .. ':' .. group
     end
     for _, status in ipairs(STATUSES) do
       local pool = pool_of(group, status)
       if redis.call('EXISTS', key('ready', pool)) == 1 then
-        for _, kind in ipairs({'ready', 'versions', 'newest'}) do
+        for _, kind in ipairs({'ready', 'versions', 'newest', 'mass'}) do
           names[#names + 1] = kind .. ':' .. pool
         end
         for _, tag in ipairs(tags) do

@@ -131,7 +131,7 @@ end
 
 -- The reply to a take that an earlier attempt has done. Drawn groups are in the order of their weights,
 -- not in the order in which they were drawn.
-local function taken_before(group, pool, pending, where)
+local function taken_before(pool, pending, where)
   local entries, members, weights, total = {}, {}, {}, 0
   for i, entry in ipairs(pending) do
     local member = member_of(seq_of(entry[1]))
@@ -149,7 +149,8 @@ local function taken_before(group, pool, pending, where)
     end
   end
   if rules().sampled then
-    total = total + tonumber(redis.call('HGET', key('mass', group), pool) or '0')
+    --@include places
+    total = total + mass_of(pool)
     weights[#weights + 1] = where == '' and string.format('%.17g', total) or 'nan'
   end
   return {'taken', #pending, members, weights}

@@ -16,7 +16,7 @@
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
---@include task facts pools ledger stage settings permissions
+--@include task facts settings pools ledger stage permissions
 
 check_permissions(KEYS[1])
 begin_writing()

@@ -7,7 +7,7 @@
 --       | {'used', stored now}: the task holds something, or something was put into it since
 --       | {'overtaken'}: an attempt with a larger number has begun; a number of 0 is never overtaken
 --       | {'given up'}
---@include task stage settings permissions
+--@include task settings stage permissions
 
 check_permissions(KEYS[1])
 begin_writing()

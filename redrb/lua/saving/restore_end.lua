@@ -5,7 +5,7 @@
 -- Returns {'ok'} | {'gone', stream}: the stage is not complete
 --       | {'used', stream}: something was put meanwhile
 --       | {'differs', stream, setting, ...}: the task was given other settings meanwhile
---@include task membership settings stage permissions
+--@include task settings membership stage permissions
 
 -- Return the settings of a task that its stage lacks.
 local function differing(settings)

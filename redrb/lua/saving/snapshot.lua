@@ -8,7 +8,7 @@
 --         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
 --              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
 --              expired by or '', failed deliveries, reads}}
---@include task groups ledger settings pending
+--@include task settings groups ledger pending
 
 if not exists() then
   return {}

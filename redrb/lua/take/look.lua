@@ -9,7 +9,7 @@
 --       | {'gone'}: there is no such task, or its settings are others
 --       | {'more'}: the consumer group is joining, or groups are being sorted: run it again
 --         Repeated, it renews the place in the queue.
---@include task clock facts pools waiters waking queries
+--@include task clock facts waiters waking queries
 
 begin_writing()
 local rule = rules()

@@ -42,7 +42,7 @@ if not known then -- XREADGROUP follows all the same; its consumer is deleted wh
 elseif leased == token then
   --@include staleness
   local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
-  return taken_before(group, pool_of(group, status), held, where)
+  return taken_before(pool_of(group, status), held, where)
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
@@ -138,14 +138,15 @@ if free < least then
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
-local total = where ~= '' and 'nan' or rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
+local total = 'nan'
+if rule.sampled and where == '' then
+  --@include places
+  total = string.format('%.17g', mass_of(pool))
+end
 local found
 repeat -- bound: groups of the request
-  if chosen then
-    found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + PAGE.arguments, amount))}
-  else
-    found = lowest_of(pool, math.min(amount - lease.claimed, PAGE.arguments))
-  end
+  found = chosen and {unpack(chosen, #lease.members + 1, math.min(#lease.members + PAGE.arguments, amount))}
+    or lowest_of(pool, math.min(amount - lease.claimed, PAGE.arguments))
   local all
   if rule.version or rule.sampled then
     --@include staleness

@@ -5,7 +5,7 @@
 -- Returns {entries, place}. For a consumer group that has not joined, the groups that it would see are
 --         counted a page at a time: the caller goes on until `place` is '0', and adds. With the status
 --         archived the history counts, too.
---@include task facts tags pools where plan
+--@include task facts tags where plan
 
 local group, status, where = ARGV[1], ARGV[2], ARGV[3]
 local pool, rule = pool_of(group, status), rules()

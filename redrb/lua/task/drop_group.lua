@@ -4,7 +4,7 @@
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
 --         member of the task, with fewer and fewer groups
---@include task pools waking groups membership permissions
+--@include task facts pools waking groups membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()

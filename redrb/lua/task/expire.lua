@@ -6,7 +6,7 @@
 -- Returns {'ok', groups expired, seq ...}: the seqs of groups that would expire, by look
 --       | {'unversioned'}: the task has no index of versions for such a rule
 --       | {'gone'}: there is no such task | {'more'}: the consumer group is joining, run it again
---@include task facts pools waking staleness membership permissions
+--@include task facts waking staleness membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()

@@ -2,7 +2,7 @@
 -- later, sort the groups by another order, delete history, delete dead letters. The caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
---@include task filling sorting history dead_letters settings permissions
+--@include task settings filling sorting history dead_letters permissions
 
 check_permissions(KEYS[1])
 begin_writing()
