@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
@@ -41,15 +42,22 @@ def tiny_model() -> LlamaForCausalLM:
     )
 
 
+def word(token: int) -> str:
+    """Return the text of a token; none begins with another, which special tokens would cut off."""
+    return f"w{token:02}"
+
+
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one word a token."""
-    words = {f"w{number}": number for number in range(VOCABULARY)}
+    words = {word(number): number for number in range(VOCABULARY)}
+    tokens = Tokenizer(WordLevel(words, unk_token=word(1)))
+    tokens.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w1")),
-        unk_token="w1",
-        pad_token=f"w{PAD}",
-        eos_token=f"w{EOS}",
+        tokenizer_object=tokens,
+        unk_token=word(1),
+        pad_token=word(PAD),
+        eos_token=word(EOS),
         padding_side="left",
     )
 

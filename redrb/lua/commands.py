@@ -29,7 +29,7 @@ _WORDS: Final = {
     ),
     **dict.fromkeys(
         (
-            *("HINCRBY", "HINCRBYFLOAT", "HSET", "HSETNX", "LTRIM", "XACK", "XGROUP|DESTROY"),
+            *("HINCRBY", "HSET", "HSETNX", "LTRIM", "XACK", "XGROUP|DESTROY"),
             *("XRANGE", "XREVRANGE", "ZADD", "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX"),
             *("XINFO|CONSUMERS", "ZRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREVRANGE"),
             *("ZREVRANGEBYSCORE",),

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -29,6 +30,7 @@ from redrb.connection import Client
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys
 from redrb.launch.removal import delete_namespace
+from redrb.orders import Prioritized
 from redrb.replay import saving
 from redrb.runtime.announcements import (
     Announcement,
@@ -43,6 +45,7 @@ from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
+from tests.frequencies import check_frequencies
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port
 
@@ -131,6 +134,20 @@ def test_tasks_are_used_on_the_nodes_where_they_are(
             assert (ledger.put, ledger.acked, ledger.dead, ledger.balanced) == (2, 1, 1, True)
             audit(stream)
         assert cluster.serving(TaskKeys.of(namespace, task).stream).run("DBSIZE")
+
+
+def test_draws_are_those_of_the_formula(client: Client, tasks: list[str], namespace: str) -> None:
+    order = Prioritized(alpha=1.0)
+    weights = [1.0, 2.0, 3.0, 4.0]
+    for task in tasks:
+        with stream_of(client, task, namespace, order=order, max_reads=0) as stream:
+            drawn: Counter[int] = Counter()
+            for number, weight in enumerate(weights):
+                stream.put(numbered(number), priority=weight)
+            for _ in range(150):
+                with stream.take(1, timeout=0) as lease:
+                    drawn.update(numbers(lease))
+        check_frequencies(drawn, [weight / 10 for weight in weights])
 
 
 def test_takes_and_puts_that_wait_are_woken_on_each_node(

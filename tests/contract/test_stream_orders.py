@@ -15,6 +15,7 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, TaskMi
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Order, Prioritized, Score
 from tests.audit import audit
+from tests.frequencies import check_frequencies
 from tests.samples import numbered, numbers
 
 
@@ -106,11 +107,6 @@ def test_bad_priorities_are_refused(client: Client, namespace: str) -> None:
         Prioritized(alpha=-1)
 
 
-def chi_square(counts: Counter[int], expected: list[float]) -> float:
-    total = sum(counts.values())
-    return sum((counts[n] - total * p) ** 2 / (total * p) for n, p in enumerate(expected))
-
-
 @pytest.mark.long
 def test_uniform_draws_late_groups_as_often_as_early_ones(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, "uniform", max_reads=0)
@@ -124,7 +120,7 @@ def test_uniform_draws_late_groups_as_often_as_early_ones(client: Client, namesp
     for _ in range(800):
         with stream.take(1, timeout=0) as lease:
             first.update(numbers(lease))
-    assert chi_square(first, [1 / 8] * 8) < 40.5  # p = 1e-6 with 7 degrees of freedom
+    check_frequencies(first, [1 / 8] * 8)
 
 
 @pytest.mark.long
@@ -143,7 +139,7 @@ def test_prioritized_draws_by_weight_and_gives_probabilities(
             (number,) = numbers(lease)
             counts[number] += 1
             assert lease.probabilities == pytest.approx([expected[number]])
-    assert chi_square(counts, expected) < 30.6  # p = 1e-6 with 3 degrees of freedom
+    check_frequencies(counts, expected)
     lease = stream.take(4, timeout=0)
     drawn_with = dict(zip(numbers(lease), lease.probabilities, strict=True))
     assert [drawn_with[n] for n in range(4)] == pytest.approx(expected)
@@ -220,13 +216,78 @@ def test_draws_with_a_query_are_those_of_the_formula(
             everything.update(numbers(lease))
     inside = weights[:matching]
     expected = [weight / sum(inside) for weight in inside]
-    assert chi_square(drawn, expected) < 60  # p < 1e-7 with 7 degrees of freedom
+    check_frequencies(drawn, expected)
     again = 600 * sum(p * p for p in expected)
     assert abs(twice - again) < 6 * again**0.5
     whole = sum(weights)
     share = sum(everything[number] for number in range(matching)) / 600
     assert share == pytest.approx(sum(inside) / whole, abs=0.11)
-    assert chi_square(everything, [weight / whole for weight in weights]) < 170
+    check_frequencies(everything, [weight / whole for weight in weights])
+    audit(stream)
+
+
+def put_and_evict(stream: ExperienceStream, _ids: list[int]) -> None:
+    """Put a group of a sixth kind, which evicts the one before it: both are the stalest."""
+    stream.put(numbered(5), priority=2.5, policy_version=0)
+
+
+def put_and_expire(stream: ExperienceStream, _ids: list[int]) -> None:
+    """Put a group that is too stale when it would be drawn."""
+    stream.put(numbered(5), priority=50.0, policy_version=0)
+
+
+def update(stream: ExperienceStream, ids: list[int]) -> None:
+    """Give a group a large weight, and take it back."""
+    for priority in (500.0, 4.0):
+        stream.update_priority([ids[3]], [priority])
+
+
+def release(stream: ExperienceStream, _ids: list[int]) -> None:
+    """Draw groups and let them come back."""
+    stream.take(2, timeout=0).release()
+
+
+def requeue_failed(stream: ExperienceStream, _ids: list[int]) -> None:
+    stream.take(1, timeout=0).fail("again")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("event", "settings", "sixth"),
+    [
+        (put_and_evict, {"capacity": 6, "eviction": "stalest", "max_staleness": 5}, 2.5),
+        (put_and_expire, {"max_staleness": 2}, 0.0),
+        (update, {}, 0.0),
+        (release, {}, 0.0),
+        (requeue_failed, {"max_deliveries": 10_000}, 0.0),
+    ],
+)
+def test_draws_are_those_of_the_formula_whatever_happens_between_them(
+    client: Client,
+    namespace: str,
+    event: Callable[[ExperienceStream, list[int]], None],
+    settings: dict[str, object],
+    sixth: float,
+) -> None:
+    order = Prioritized(alpha=1.0)
+    stream = ExperienceStream(
+        client, "math", namespace=namespace, order=order, max_reads=0, **settings
+    )
+    weights = [1.0, 2.0, 3.0, 4.0, 0.5, sixth]
+    stream.advance(5)
+    ids = [
+        stream.put(numbered(number), priority=weight, policy_version=5)[0]
+        for number, weight in enumerate(weights[:5])
+    ]
+    drawn: Counter[int] = Counter()
+    for _ in range(400):
+        event(stream, ids)
+        with stream.take(1, timeout=0) as lease:
+            drawn.update(numbers(lease))
+    assert drawn[5] > 0 or not sixth
+    assert drawn[5] == 0 or sixth
+    expected = [weight / sum(weights) for weight in weights if weight]
+    check_frequencies(drawn, expected)
     audit(stream)
 
 
@@ -284,7 +345,7 @@ def test_a_drawn_group_of_tiny_weight_changes_no_draws_after_it(
             first.update(numbers(lease))
     expected = [1 / 9] * 3 + [2 / 9] * 3
     assert sum(first[number] for number in range(6)) == 400
-    assert chi_square(first, expected) < 36  # p = 1e-6 with 5 degrees of freedom
+    check_frequencies(first, expected)
     every = stream.take(8, timeout=0)
     assert set(numbers(every)[-2:]) == {6, 7}
 
@@ -303,7 +364,7 @@ def test_a_query_that_passes_over_heavy_groups_leaves_their_draws_random(
     for _ in range(400):
         with stream.take(1, timeout=0) as lease:
             first.update(numbers(lease))
-    assert chi_square(first, [1 / 6] * 6) < 36  # p = 1e-6 with 5 degrees of freedom
+    check_frequencies(first, [1 / 6] * 6)
     audit(stream)
 
 

@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "max_staleness": 3,
 }
 
-NEEDED = ["HSET", "ZADD", "HINCRBY", "HINCRBYFLOAT", "XRANGE", "HMGET", "SMEMBERS", "DEL", "XLEN"]
+NEEDED = ["HSET", "ZADD", "HINCRBY", "XRANGE", "HMGET", "SMEMBERS", "DEL", "XLEN"]
 """Commands that every put of such a task runs."""
 
 FURTHER = ["XDEL", "HDEL", "HGET", "ZREM", "ZCARD", "RPUSH", "PEXPIRE", "XREVRANGE", "XPENDING"]
