@@ -23,6 +23,7 @@ class Counting(Recipe):
     device = "cpu"
     fails: str = option("", "name of a maker that raises")
     stuck: str = option("", "named pipe that the first step writes to, before it blocks")
+    hangs: str = option("", "named pipe that maker-1 writes to, before its reward blocks for ever")
 
     def models(self):
         return {"actor": nn.Linear(1, 1)}
@@ -37,6 +38,9 @@ class Counting(Recipe):
 
     def rollout(self, models, prompt):
         print("a line of the recipe")
+        if self.hangs and self.worker == "maker-1":
+            Path(self.hangs).write_text("begun")
+            threading.Event().wait()
         zeros = torch.zeros(2)
         return [BufferItem(torch.tensor([1, 2, 3]), zeros, zeros, torch.tensor(1.0), zeros, zeros)]
 

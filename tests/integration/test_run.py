@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -27,12 +29,14 @@ RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
 class Run:
     """A `redrb run` of the recipe that counts, whose output is read line by line."""
 
-    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, output: IO[str] | int = subprocess.PIPE, **variables: str
+    ) -> None:
         self.folder = folder
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "redrb.cli", "run", str(RECIPE), "--out", str(folder), *flags],
             env=child_environment(without=PREFIX, **variables),
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -52,7 +56,7 @@ class Run:
         """Send signals, read what is left and return the exit status."""
         for number in numbers:
             self.popen.send_signal(number)
-        self.output += self.popen.communicate(timeout=timeout)[0]
+        self.output += self.popen.communicate(timeout=timeout)[0] or ""
         return self.popen.returncode
 
     def process(self, words: str) -> psutil.Process:
@@ -192,6 +196,25 @@ def test_a_full_disk_under_logs_checkpoints_and_redis_loses_nothing(
         assert not list(disk.glob("checkpoints/.*"))
 
 
+def test_a_full_disk_under_the_output_of_the_run_ends_nothing(
+    folder: Path, runs: list[Run]
+) -> None:
+    with small_disk(folder / "disk", "1m") as disk, (disk / "output").open("w") as output:
+        run = Run(folder, "--steps", "1000000", output=output)
+        runs.append(run)
+        until = time.monotonic() + 60
+        while "watch it" not in (disk / "output").read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        run.until_version(3)
+        fill(disk)
+        run.process("--worker=maker-1").kill()  # the run has something to say
+        run.until_version(8)
+        run.popen.send_signal(signal.SIGINT)
+        assert run.popen.wait(40) == 130
+    diary = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    assert "death" in [event["event"] for event in diary]
+
+
 def test_a_read_only_disk_of_checkpoints_costs_a_restart_of_the_trainer(
     folder: Path, runs: list[Run]
 ) -> None:
@@ -234,6 +257,21 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, runs: list[Run]) -> None:
     run.process("--worker=maker-1").wait(20)  # it ends in order; the trainer cannot
     assert run.end(signal.SIGINT, timeout=10) == 130
     trainer.wait(5)
+
+
+def test_ctrl_c_while_a_reward_function_hangs(folder: Path, runs: list[Run]) -> None:
+    """Its maker ends within its time to stop; the others and the trainer end in order."""
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    run = Run(folder, "--steps", "1000000", "--hangs", str(pipe), "--stop-timeout", "4")
+    runs.append(run)
+    run.until("watch it")
+    assert pipe.read_text() == "begun"
+    run.until_version(2)
+    began = time.monotonic()
+    assert run.end(signal.SIGINT) == 130, run.output
+    assert time.monotonic() - began < 20
+    assert re.search(r"ledger balanced +│ +yes", run.output), run.output
 
 
 @pytest.mark.parametrize(
