@@ -195,6 +195,48 @@ def test_a_take_acknowledges_the_last_page_of_the_lease_before(
     assert (numbers(after), len(lease), stream.stats().ledger.acked) == ([10, 11, 12], 0, 10)
 
 
+def test_groups_that_several_calls_were_to_end_otherwise_are_named_together(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 10)
+
+    def away(number: int) -> None:
+        if number in (1, 2):
+            raise StoreUnavailable("away", where="", uncertain=True)
+
+    endings.before = away
+    with pytest.raises(StoreUnavailable):
+        lease.release([2])
+    with pytest.raises(StoreUnavailable):
+        lease.reject("bad", [5])
+    with pytest.raises(LeaseLost, match="has released and rejected them") as lost:
+        lease.ack()
+    assert lost.value.ids == (2, 5)
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.waiting, ledger.dead) == (8, 1, 1)
+
+
+def test_groups_that_ended_otherwise_are_named_after_an_outage_of_the_others(
+    open_stream: Opener, endings: Endings
+) -> None:
+    stream, lease = leased(open_stream, 10)
+
+    def away(number: int) -> None:
+        if number in (1, 3):  # the release, and the first acknowledgement after its repetition
+            raise StoreUnavailable("away", where="", uncertain=number == 1)
+
+    endings.before = away
+    with pytest.raises(StoreUnavailable):
+        lease.release(range(1, PAGE + 1))
+    with pytest.raises(StoreUnavailable):
+        lease.ack()
+    with pytest.raises(LeaseLost, match="has released them") as lost:
+        lease.ack()
+    assert lost.value.ids == tuple(range(1, PAGE + 1))
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.waiting) == (10 - PAGE, PAGE)
+
+
 def test_a_take_acknowledges_no_groups_that_a_call_before_has_released(
     open_stream: Opener, endings: Endings
 ) -> None:

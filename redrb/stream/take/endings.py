@@ -40,7 +40,14 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
         reason: Why they failed, or are rejected.
     """
     errors: Errors = {}
-    chosen, decided = _decided_before(outcome, chosen, errors)
+    _end_in_pages(outcome, _others_than_decided(outcome, chosen, errors), reason, errors)
+    for part, _ in chosen:
+        if part.decided and not isinstance(errors.get(part), StoreError):
+            errors[part] = _named(part, errors.get(part))
+    return errors
+
+
+def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Errors) -> None:
     left = {part: deque(part.pages(outcome, ids)) for part, ids in chosen}
     if len(left) > 1:
         _end_reachable(outcome, left, reason, errors)
@@ -54,9 +61,6 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
                     if len(left) > 1:  # silent servers share the time to answer, too
                         scope.enter_context(wait.deadline())
                 _finish(outcome, part, pages, request, reason, wait.left_s, errors)
-    for part, lost in decided.items():
-        errors.setdefault(part, lost)
-    return errors
 
 
 def end_part(
@@ -67,32 +71,33 @@ def end_part(
         raise error
 
 
-def _decided_before(
-    outcome: Outcome, chosen: Chosen, errors: Errors
-) -> tuple[Chosen, dict[LeasePart, LeaseLost]]:
+def _others_than_decided(outcome: Outcome, chosen: Chosen, errors: Errors) -> Chosen:
     """End groups in another way where an earlier call, which was cut off, asked for that.
 
-    Returns the other groups, and the error that names these, by part; `errors` gets those of parts
-    that could not be ended.
+    Returns the other groups of all parts but those whose errors `errors` gets.
     """
     others: Chosen = []
-    decided: dict[LeasePart, LeaseLost] = {}
     for part, ids in chosen:
         before = part.asked_otherwise(outcome, ids)
         for (earlier, reason), asked in before.items():
-            error = end_parts(earlier, [(part, asked)], reason).get(part)
-            if error is not None:
-                errors[part] = error
+            _end_in_pages(earlier, [(part, asked)], reason, errors)
+            if part in errors:
                 break
-        if before and part not in errors:
-            ways = " and ".join(dict.fromkeys(_DONE[earlier] for earlier, _ in before))
-            lost = tuple(seq for asked in before.values() for seq in asked)
-            why = f"an earlier call, which was cut off, has {ways} them."
-            decided[part] = LeaseLost(task=part.task, ids=lost, why=why)
+            part.decided[_DONE[earlier]] = (*part.decided.get(_DONE[earlier], ()), *asked)
         left = tuple(seq for seq in ids if seq in part.layouts)
         if part not in errors and (left or not before):
             others.append((part, left))
-    return others, decided
+    return others
+
+
+def _named(part: LeasePart, error: LeaseLost | StoreError | None) -> LeaseLost:
+    """Return the error that names the decided groups of a part, and those of its own error."""
+    lost = tuple(seq for ids in part.decided.values() for seq in ids)
+    why = f"an earlier call, which was cut off, has {' and '.join(part.decided)} them."
+    part.decided = {}
+    if isinstance(error, LeaseLost):
+        lost, why = (*lost, *error.ids), f"{error.why} Of some of them, {why}"
+    return LeaseLost(task=part.task, ids=lost, why=why)
 
 
 _DONE: dict[Outcome, str] = {

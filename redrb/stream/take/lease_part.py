@@ -100,6 +100,8 @@ class LeasePart:
         origin: The task and consumer group, which forwarded groups name; None in tests.
         first_ids: First id of the groups that were dead letters and have another id now.
         trace: Spans of the groups that are traced; None: no group is.
+        decided: Groups that ended as an earlier call asked for, by how they ended, until an error
+            has named them.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class LeasePart:
         self.origin = origin
         self.first_ids = first_ids or {}
         self.trace = trace
+        self.decided: dict[str, tuple[int, ...]] = {}
         self._asked: dict[int, tuple[Outcome, Cause]] = {}  # group -> ending whose reply is missing
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
