@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,8 @@ class Examination:
         stuck_admissions: The same in the queue for the right to begin groups.
         lost_rights: Rights of dead makers, and rights that are held for too long.
         lease_ms: Silence after which consumers of the task are dead.
-        consumer_groups: At most 16 of its consumer groups.
+        now: The task's clock, in milliseconds: deadlines up to it are over.
+        consumer_groups: Its consumer groups.
     """
 
     store: TaskStore
@@ -81,6 +83,7 @@ class Examination:
     stuck_admissions: int
     lost_rights: int
     lease_ms: int
+    now: int
     consumer_groups: tuple[ExaminedGroup, ...]
 
     @property
@@ -97,30 +100,60 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
         StoreDenied: The user may not read it.
         StoreUnavailable: Redis stayed away.
     """
-    reply = store.run("doctor/examine")
+    reply = store.run("doctor/examine", [""])
     if not reply:
         return None
-    figures, *groups = reply
     with Reading(f"task {store.task!r}"):
+        figures, *page = reply
+        found = _pairs(figures)
+        now, late_rights = found["now"], found.pop("late_rights")
+        groups: list[ExaminedGroup] = []
+        while page:  # each page goes on behind the last name of the page before
+            groups += (_group(store, *each, now=now) for each in page)
+            _, *page = store.run("doctor/examine", [page[-1][0]]) or [None]
         return Examination(
             store=store,
             partition=partition,
-            consumer_groups=tuple(_group(store, *reply) for reply in groups),
-            **_pairs(figures),
+            lost_rights=late_rights + _rights_of_the_dead(store, now),
+            consumer_groups=tuple(groups),
+            **found,
         )
 
 
-def _group(
-    store: TaskStore, name: bytes, figures: Sequence[Any], dead: Sequence[bytes]
-) -> ExaminedGroup:
+def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -> ExaminedGroup:
     leased = _leased(store, name)
     lost = _unknown(store, name, list(leased))
+    dead = map(_text, deadlines_over(store, b"consumers:" + name, now))
     return ExaminedGroup(
         name=_text(name),
-        dead={_text(consumer): sum(leased[_text(consumer)].values()) for consumer in dead},
+        dead={consumer: sum(leased[consumer].values()) for consumer in dead},
         lost={consumer: leased[consumer] for consumer in lost},
         **_pairs(figures),
     )
+
+
+def deadlines_over(store: TaskStore, kind: bytes, now: int) -> Iterator[bytes]:
+    """Yield the members of a task's sorted set of deadlines whose deadline is over.
+
+    Args:
+        store: The store of the task or partition.
+        kind: The sorted set, such as `makers`.
+        now: The task's clock, in milliseconds.
+    """
+    key = store.keys.prefix.encode() + kind
+    for first in itertools.count(0, _PAGE):
+        page = store.client.execute("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", first, _PAGE)
+        yield from page
+        if len(page) < _PAGE:
+            return
+
+
+def _rights_of_the_dead(store: TaskStore, now: int) -> int:
+    """Return how many rights to begin groups makers hold whose deadline is over."""
+    key, held = f"{store.keys.prefix}holders", 0
+    for maker in deadlines_over(store, b"makers", now):
+        held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
+    return held
 
 
 def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:

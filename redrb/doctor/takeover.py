@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from redrb.doctor.examination import Examination, ExaminedGroup, examine
+from redrb.doctor.examination import Examination, ExaminedGroup, deadlines_over, examine
 from redrb.stream.admission.scripts import AdmissionScripts
 from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.task.store import TaskStore
 
 MOST_WAIT_S = 60.0
 """Longest time for which a repair waits for the deadlines of the dead."""
+
+_PAGE = 1000
 
 
 def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, bool]:
@@ -34,17 +36,13 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, b
     dead = _dead_now(store, group)
     if not dead:
         return 0, True
-    deadlines = _deadlines(store, group.name, dead)
+    deadlines = _Deadlines(store, f"consumers:{group.name}", dead)
 
     def beat() -> int:
         return scripts.heartbeat(group.name, consumer, task.lease_ms, incarnation)[1]
 
-    def is_over(_: int) -> bool:  # all are forgotten, or live again
-        now = _deadlines(store, group.name, dead)
-        return all(new is None or new != old for new, old in zip(now, deadlines, strict=True))
-
     try:
-        return _beat_until(beat, is_over, task.lease_ms)
+        return _beat_until(beat, deadlines.remain, task.lease_ms)
     finally:
         scripts.leave(group.name, consumer)
 
@@ -58,33 +56,39 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     store, scripts, maker = task.store, AdmissionScripts(task.store), _new_name()
     incarnation = _incarnation(store)
     found = examine(store)
-    rights = found.lost_rights if found else 0
-    if not rights:
+    if found is None or not found.lost_rights:
         return 0, True
+    makers, rights = (
+        _Deadlines(store, kind, deadlines_over(store, kind.encode(), found.now))
+        for kind in ("makers", "holds")
+    )
 
     def beat() -> int:
         return scripts.heartbeat(maker, task.lease_ms, incarnation)[1]
 
-    def is_over(taken: int) -> bool:
-        return taken >= rights
+    def remain() -> bool:
+        return makers.remain() or rights.remain()
 
     try:
-        return _beat_until(beat, is_over, task.lease_ms)
+        return _beat_until(beat, remain, task.lease_ms)
     finally:
         scripts.leave(maker)
 
 
 def _beat_until(
-    beat: Callable[[], int], is_over: Callable[[int], bool], lease_ms: int
+    beat: Callable[[], int], remain: Callable[[], bool], lease_ms: int
 ) -> tuple[int, bool]:
-    until = time.monotonic() + min(1.0 + 1.5 * lease_ms / 1000, MOST_WAIT_S)
+    longest_s = min(1.0 + 1.5 * lease_ms / 1000, MOST_WAIT_S)
+    until = time.monotonic() + longest_s
     pause, taken = threading.Event(), 0
     while True:
         found = beat()
         taken += found
-        if is_over(taken):
+        if not remain():
             return taken, True
-        if time.monotonic() >= until:
+        if found:
+            until = time.monotonic() + longest_s
+        elif time.monotonic() >= until:
             return taken, False
         pause.wait(0.0 if found else lease_ms / 6000)
 
@@ -97,10 +101,30 @@ def _dead_now(store: TaskStore, group: ExaminedGroup) -> list[str]:
     return sorted(dead & group.dead.keys())
 
 
-def _deadlines(store: TaskStore, group: str, consumers: Sequence[str]) -> list[bytes | None]:
-    key = f"{store.keys.prefix}consumers:{group}"
-    found: list[bytes | None] = store.client.execute("ZMSCORE", key, *consumers)
-    return found
+class _Deadlines:
+    """Deadlines that were over, until they are renewed or removed.
+
+    They are compared with themselves and not with the clock: the first heartbeat sets the clock
+    back, as time without heartbeats counts a third of a lease at most.
+    """
+
+    def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
+        self._store, self._key = store, store.keys.prefix + kind
+        self._deadlines = self._read(list(names))
+
+    def remain(self) -> bool:
+        """Return whether any of the deadlines is as it was."""
+        now = self._read(list(self._deadlines))
+        self._deadlines = dict(now.items() & self._deadlines.items())
+        return bool(self._deadlines)
+
+    def _read(self, names: Sequence[str | bytes]) -> dict[str | bytes, bytes]:
+        known: dict[str | bytes, bytes] = {}
+        for first in range(0, len(names), _PAGE):
+            page = names[first : first + _PAGE]
+            found = self._store.client.execute("ZMSCORE", self._key, *page)
+            known |= {name: one for name, one in zip(page, found, strict=True) if one is not None}
+        return known
 
 
 def _new_name() -> str:

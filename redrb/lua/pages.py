@@ -70,8 +70,7 @@ PAGES: dict[str, int] = {
     "observed_groups": 64,  # groups whose staleness is observed
     "observed_workers": 200,  # workers that are observed
     "examined_groups": 16,  # consumer groups that one call of doctor examines
-    "examined_waiters": 200,  # waiters that it examines
-    "examined_consumers": 20,  # dead consumers that it names
+    "examined_waiters": 200,  # waiters of a queue that it examines
     # Weights.
     "versions": 30,  # versions of weights that one call looks at, to keep or delete them
     "old_pins": 10,  # pins of dead readers that one call looks at

@@ -17,7 +17,7 @@ import pytest
 from redrb.connection import Client
 from redrb.lua.pages import PAGES
 from tests.conftest import Opener
-from tests.page_trials import groups, leases, reports, waiting
+from tests.page_trials import doctor, groups, leases, reports, waiting
 from tests.page_trials.bench import Bench
 
 Trial: TypeAlias = Callable[[Bench, int], None]
@@ -53,7 +53,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_rank_with_one_step,
         leases.formed_again,
         leases.attempt_ended,
-        leases.lost_behind_living,
+        doctor.lost_behind_living,
     ),
     "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
     "ended": (leases.acknowledged, leases.released),
@@ -117,9 +117,8 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "observed_consumer_groups": (reports.consumer_groups_observed,),
     "observed_groups": (reports.groups_observed,),
     "observed_workers": (reports.workers_observed,),
-    "examined_groups": (reports.consumer_groups_examined,),
-    "examined_waiters": (reports.waiters_examined,),
-    "examined_consumers": (reports.consumers_examined,),
+    "examined_groups": (doctor.consumer_groups_examined,),
+    "examined_waiters": (doctor.waiters_examined,),
     "versions": (reports.versions_trimmed, reports.versions_removed),
     "old_pins": (reports.pins_removed,),
 }
@@ -134,7 +133,13 @@ TOGETHER = {
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
-    "redrb.doctor.examination._PAGE": (leases.many_unknown,),
+    "redrb.doctor.examination._PAGE": (
+        doctor.many_unknown,
+        doctor.dead_consumers_repaired,
+        doctor.dead_makers_repaired,
+        doctor.late_rights_repaired,
+    ),
+    "redrb.doctor.takeover._PAGE": (doctor.dead_consumers_repaired, doctor.dead_makers_repaired),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
     "redrb.stream.put.receiver.MOST_GROUPS": (groups.sources_forgotten,),
     "redrb.stream.put.scripts.MOST_EVICTED": (groups.evicted_for_a_put,),

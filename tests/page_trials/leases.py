@@ -9,11 +9,7 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
-from redrb.doctor import repairs
-from redrb.doctor.examination import examine
 from redrb.lua.pages import PAGES
-from redrb.state.reader import StateReader
-from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
@@ -293,46 +289,3 @@ def _formed(ranks: Sequence[ExperienceStream], count: int, *, step: int) -> list
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(take, range(len(ranks))))
-
-
-def many_unknown(bench: Bench, count: int) -> None:
-    """`redrb doctor` finds the leases of many consumers that the task does not know."""
-    stream = bench.filled(count)
-    unknown = [bench.open() for _ in range(count)]
-    for each in unknown:
-        each.take(1, timeout=0)
-    _forget(bench, unknown)
-    _repair(bench)
-    train(stream, list(range(count)))
-
-
-def lost_behind_living(bench: Bench, count: int) -> None:
-    """It finds leases of an unknown consumer behind those of a living one."""
-    stream, unknown = bench.filled(2 * count), bench.open()
-    living = stream.take(count, timeout=0)
-    lost = [unknown.take(1, timeout=0) for _ in range(count - 2)]
-    lost.append(unknown.take(2, timeout=0))
-    _forget(bench, [unknown])
-    _repair(bench)
-    lease = stream.take(count, timeout=0)
-    assert sorted(numbers(lease)) == list(range(count, 2 * count))
-    assert not any(map(is_acknowledged, lost))
-    lease.ack()
-    living.ack()
-
-
-def _forget(bench: Bench, unknown: Sequence[ExperienceStream]) -> None:
-    """Let the task forget consumers, as after the loss of a key."""
-    for each in unknown:
-        kill_consumer(each)
-        bench.client.execute("ZREM", bench.key("consumers", "default"), each.consumer)
-
-
-def _repair(bench: Bench) -> None:
-    bench.patch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)
-    found = examine(TaskStore.of(bench.client, bench.namespace, "math"))
-    assert found is not None
-    state = StateReader(bench.client, bench.namespace).look()
-    done = list(repairs.repair(bench.client, state, [found], []))
-    assert [each.code for each in done] == ["lease-without-consumer"]
-    assert all(each.done for each in done)

@@ -11,7 +11,6 @@ from redrb.lua.scripts import load, run
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.lora.config import LoraConfig
-from tests.audit import kill_consumer
 from tests.page_trials.bench import LONG, Bench, put, train
 from tests.published import CHUNK_BYTES
 
@@ -85,42 +84,6 @@ def workers_observed(bench: Bench, count: int) -> None:
         bench.run("task/announce", f"w{number}", announcement, 0)
     reply = bench.run("task/observe", "", "-inf")
     assert (reply[5], len(reply[6])) == (count, min(count, 3))
-
-
-def consumer_groups_examined(bench: Bench, count: int) -> None:
-    """The number of consumer groups is exact, and a page of them is examined."""
-    bench.filled(0)
-    for number in range(count - 1):
-        bench.open(group=f"g{number}").join_group()
-    figures, *groups = bench.run("doctor/examine")
-    assert dict(zip(figures[::2], figures[1::2], strict=True))[b"groups"] == b"%d" % count
-    assert len(groups) == min(count, 3)
-
-
-def waiters_examined(bench: Bench, count: int) -> None:
-    """Of takes that look no more, a page is counted."""
-    bench.filled(0)
-    for number in range(count):
-        bench.queue(f"w{number}")
-    for number in range(count):
-        bench.client.execute("HSET", bench.key("needs", "default"), f"w{number}", "1 1 0")
-    _, [_, figures, *_] = bench.run("doctor/examine")
-    found = dict(zip(figures[::2], figures[1::2], strict=True))
-    assert found[b"stuck_takes"] == b"%d" % min(count, 3)
-
-
-def consumers_examined(bench: Bench, count: int) -> None:
-    """Of dead consumers a page is named."""
-    stream = bench.filled(count)
-    dead = [bench.open() for _ in range(count)]
-    for each in dead:
-        each.take(1, timeout=0)
-    for each in dead:
-        kill_consumer(each)
-    _, [_, _, named] = bench.run("doctor/examine")
-    assert len(set(named)) == len(named) == min(count, 3)
-    bench.take_over(stream)
-    train(stream, list(range(count)))
 
 
 def changes_remembered(bench: Bench, count: int) -> None:

@@ -99,7 +99,7 @@ def dead_maker(bench: Bench, count: int) -> None:
 def _rights_return(bench: Bench, rights: list[int]) -> None:
     stream = bench.filled(0, **RIGHTS)
     for number, amount in enumerate(rights):
-        _admit(bench, stream, f"maker-{number}", amount)
+        admit(bench, stream, f"maker-{number}", amount)
     for number in range(len(rights)):
         bench.client.execute("ZADD", bench.key("makers"), "XX", 1, f"maker-{number}")
     _reclaim(bench, stream, sum(rights), living=1)
@@ -108,13 +108,13 @@ def _rights_return(bench: Bench, rights: list[int]) -> None:
 def held_too_long(bench: Bench, count: int) -> None:
     """Rights return that a living maker has held for too long."""
     stream = bench.filled(0, **RIGHTS)
-    _admit(bench, stream, "slow", count)
+    admit(bench, stream, "slow", count)
     for right in range(1, count + 1):
         bench.client.execute("ZADD", bench.key("holds"), "XX", 1, right)
     _reclaim(bench, stream, count, living=2)
 
 
-def _admit(bench: Bench, stream: ExperienceStream, maker: str, amount: int) -> list[int]:
+def admit(bench: Bench, stream: ExperienceStream, maker: str, amount: int) -> list[int]:
     asked = (f"{maker}/1", amount, amount, 0, FOREVER_MS, FOREVER_MS, stream.incarnation, "series")
     outcome, _, _, _, *numbers = bench.run("admission/admit", *asked)
     assert (outcome, len(numbers)) == (b"granted", amount)
@@ -162,7 +162,7 @@ def makers_reported(bench: Bench, count: int) -> None:
     """The report names a page of makers, and counts the rights of all."""
     stream = bench.filled(0, **RIGHTS)
     for number in range(count):
-        _admit(bench, stream, f"maker-{number}", 1)
+        admit(bench, stream, f"maker-{number}", 1)
     rights = stream.stats().admission
     assert rights is not None
     assert (rights.held, len(rights.makers)) == (count, min(count, 3))

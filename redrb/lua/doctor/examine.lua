@@ -1,9 +1,10 @@
 -- Read what `redrb doctor` compares: what a task counts, what is stored, and what nobody looks after any
--- more. Writes nothing, and looks at the first few of everything.
+-- more. Writes nothing.
 -- KEYS[1] stream
--- Returns {figures, group ...}; {} if there is no task
---         figures: a flat list name, number, ... of the task
---         group: {name, figures, {dead consumer ...}}
+-- ARGV    after: a consumer group; those behind it in the order of names are examined, '' for the first ones
+-- Returns {figures, group ...} with a page of consumer groups; {} if there is no task
+--         figures: a flat list name, number, ... of the task; empty but in the first page
+--         group: {name, figures}
 --@include task clock facts pending uncounted
 
 
@@ -11,7 +12,6 @@ if not exists() then
   return {}
 end
 local now = reported_ms()
-local over = string.format('%d', now)
 
 local function reporter()
   local figures = {}
@@ -32,16 +32,6 @@ local function stuck_in(queue)
   return stuck
 end
 
--- How many rights to begin groups the first makers hold whose deadline is over.
-local function rights_of_the_dead()
-  local held = 0
-  for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
-    PAGE.examined_consumers)) do
-    held = held + redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
-  end
-  return held
-end
-
 local function report_group(group)
   local figures, report = reporter()
   local waiting, stuck = 0, 0
@@ -55,31 +45,36 @@ local function report_group(group)
   report('stuck_takes', stuck)
   report('joining', redis.call('EXISTS', key('joining', group)))
   report('letters', redis.call('ZCARD', key('letters', group)))
-  local dead = redis.call('ZRANGEBYSCORE', key('consumers', group), '-inf', over, 'LIMIT', 0,
-    PAGE.examined_consumers)
-  return {group, figures, dead}
+  return {group, figures}
 end
 
-local figures, report = reporter()
-local all = groups()
+local function report_task(all)
+  local figures, report = reporter()
+  report('now', now)
+  report('groups', #all)
+  report('entries', redis.call('XLEN', stream))
+  report('facts', redis.call('HLEN', key('facts')))
+  report('archived', redis.call('ZCARD', key('archive')))
+  report('letters', redis.call('XLEN', key('dead')))
+  local orphans, uncounted, more = uncounted_entries()
+  report('orphans', uncounted == 0 and orphans or 0)
+  report('more_uncounted', more and 1 or 0)
+  report('uncounted', uncounted)
+  report('lost_puts', 1 - redis.call('HEXISTS', puts, 'last'))
+  report('stuck_puts', stuck_in('#room'))
+  report('stuck_admissions', stuck_in('#admission'))
+  report('late_rights', redis.call('ZCOUNT', key('holds'), '-inf', string.format('%d', now)))
+  local _, _, _, most = read_clock()
+  report('lease_ms', 2 * (most or NO_LEASE_MS))
+  return figures
+end
+
+local all, after = groups(), ARGV[1]
 table.sort(all)
-report('groups', #all)
-report('entries', redis.call('XLEN', stream))
-report('facts', redis.call('HLEN', key('facts')))
-report('archived', redis.call('ZCARD', key('archive')))
-report('letters', redis.call('XLEN', key('dead')))
-local orphans, uncounted, more = uncounted_entries()
-report('orphans', uncounted == 0 and orphans or 0)
-report('more_uncounted', more and 1 or 0)
-report('uncounted', uncounted)
-report('lost_puts', 1 - redis.call('HEXISTS', puts, 'last'))
-report('stuck_puts', stuck_in('#room'))
-report('stuck_admissions', stuck_in('#admission'))
-report('lost_rights', rights_of_the_dead() + redis.call('ZCOUNT', key('holds'), '-inf', over))
-local _, _, _, most = read_clock()
-report('lease_ms', 2 * (most or NO_LEASE_MS))
-local found = {figures}
-for i = 1, math.min(#all, PAGE.examined_groups) do
-  found[#found + 1] = report_group(all[i])
+local found = {after == '' and report_task(all) or {}}
+for _, group in ipairs(all) do -- bound: consumer groups
+  if group > after and #found <= PAGE.examined_groups then
+    found[#found + 1] = report_group(group)
+  end
 end
 return found
