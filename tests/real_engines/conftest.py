@@ -22,6 +22,9 @@ VLLM = os.environ.get("VLLM", "")
 
 START_S = 300.0
 
+PROMPT = [40, 41, 42]
+"""Prompts of all tests are as long."""
+
 
 class RealVLLM:
     """A server that can be killed and started again at the same address."""
@@ -87,3 +90,11 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealVLLM]:
     server.start()
     yield server
     server.close()
+
+
+@torch.no_grad()
+def log_probs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """Return the log-probability of each token after the prompt."""
+    table = model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+    places = range(len(PROMPT), len(tokens))
+    return torch.stack([table[at - 1, tokens[at]] for at in places])

@@ -9,22 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 import redrb
 from redrb import BufferItem, Client, ExperienceStream
 from redrb.engines import Engine, EngineWeights, Trajectory, VLLMEngine
 from redrb.episodes import EpisodeMaker
-from tests.real_engines.conftest import VLLM, RealVLLM
+from tests.real_engines.conftest import PROMPT, VLLM, RealVLLM, log_probs
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not VLLM, reason="needs VLLM: a folder with bin/vllm and model"),
 ]
-
-PROMPT = [40, 41, 42]
 
 TOLERANCE = 0.1
 """Of bfloat16, computed in two ways. Log-probabilities of two policies differ by 1 and more."""
@@ -34,14 +31,6 @@ TOLERANCE = 0.1
 def client() -> Iterator[Client]:
     with redrb.connect("embedded://") as client:
         yield client
-
-
-@torch.no_grad()
-def log_probs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """Return the log-probability of each token after the prompt."""
-    table = model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
-    places = range(len(PROMPT), len(tokens))
-    return torch.stack([table[at - 1, tokens[at]] for at in places])
 
 
 def check(items: list[BufferItem], policies: dict[int, PreTrainedModel]) -> set[int]:
