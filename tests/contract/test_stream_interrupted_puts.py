@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from redrb import ConfigError, ExperienceStream, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.errors import EncodeError
+from redrb.stream import waiting
 from tests.samples import numbered
 
 
@@ -35,6 +37,37 @@ def test_the_error_of_an_outage_midway_has_the_number_of_stored_groups(
     assert not caught.value.uncertain
     assert any("32 of 64 groups were stored" in note for note in caught.value.__notes__)
     assert stream.stats().ledger.put == 32
+
+
+def test_a_repeated_put_whose_time_is_up_in_pages_may_be_stored(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    pages: Callable[..., None],
+) -> None:
+    """Its first attempt was stored, and the second one is refused before it can be recognized."""
+    pages(orphans=3)
+    monkeypatch.setattr(waiting, "PAGES_S", 0.0)
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    stream.join_group()
+    stream.put(numbered(0))
+    exchange, calls = client.exchange, []
+
+    def losing_the_first_reply(pipeline: Pipeline) -> Any:
+        calls.append(pipeline)
+        replies = exchange(pipeline)
+        if len(calls) > 1:
+            return replies
+        for _ in range(10):  # of the failed puts of others
+            client.execute("XADD", stream._task.store.keys.stream, "*", "g", b"of a failed put")
+        raise Broken("Connection closed by server.")
+
+    monkeypatch.setattr(client, "exchange", losing_the_first_reply)
+    with pytest.raises(StoreUnavailable, match="done in pages") as caught:
+        stream.put(numbered(1), timeout=0)
+    assert caught.value.stored == 0
+    assert caught.value.uncertain
+    assert stream.stats().ledger.put == 2
 
 
 def test_the_error_of_a_too_large_group_has_the_number_of_stored_groups(

@@ -166,7 +166,7 @@ def join_at_once(stream: ExperienceStream) -> object:
     [
         (lambda stream: stream.take(600, timeout=0), BatchTimeout, "take again, which goes on"),
         (take_of_a_rank, BatchTimeout, "take again, which goes on"),
-        (join_at_once, StoreUnavailable, "call it again, and it goes on"),
+        (join_at_once, StoreUnavailable, "the next call goes on"),
     ],
 )
 @pytest.mark.parametrize("partitions", [1, 2])

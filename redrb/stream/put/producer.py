@@ -7,7 +7,7 @@ from collections import deque
 
 from redrb.connection import deadline
 from redrb.connection.request import Request
-from redrb.errors import OutcomeUnknown, RedrbError, StoreFull
+from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.epoch import Epoch
 from redrb.stream.put.fitting import fitted
@@ -131,6 +131,8 @@ class Producer:
                     over = len(ids) == len(pending.batch.groups)
         except BaseException as error:
             pending.identity.interrupted = True
+            if isinstance(error, StoreUnavailable):
+                error.uncertain |= pending.repeated
             if isinstance(error, RedrbError):
                 error.stored = len(ids)
                 if ids:
@@ -187,6 +189,7 @@ class Producer:
                 attempt.queued = self._room.scarce and self._room.reserve(attempt)
                 request = self._scripts.put(pending, attempt.batch, evict=attempt.evict)
             reply = self._reply(pending, request, wait)
+            pending.repeated |= request.attempts > 1
             if reply.outcome in ("ok", "again"):
                 self._note_kind(pending.batch)
                 self._arrivals.note(reply.stored, reply.expired)
@@ -204,10 +207,6 @@ class Producer:
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
                 wait.refused(self._task.name, self._task.store.keys.puts, reply.epoch)
-            elif reply.outcome == "more":
-                self._free_history(attempt)
-                if wait.pages_over:
-                    raise self._task.store.unfinished()
             else:
                 self._make_room(attempt, reply, wait)
             attempt.chunk = pending.chunk()
@@ -228,12 +227,18 @@ class Producer:
 
         Raises:
             StoreFull: There was none in time.
+            StoreUnavailable: The time was up while scripts made room in pages.
             OutcomeUnknown: The same, and an earlier attempt was stored: nobody knows whether
                 replicas have it.
         """
         try:
-            with self._worker.waiting("room"):
-                self._room.make(attempt, reply)
+            if reply.outcome == "more":
+                self._free_history(attempt)
+                if wait.pages_over:
+                    raise self._task.store.unfinished()
+            else:
+                with self._worker.waiting("room"):
+                    self._room.make(attempt, reply)
         except StoreFull as error:
             pending = attempt.pending
             stored = pending.repeated and self._scripts.find_stored(pending, wait.retry_s)
@@ -297,9 +302,11 @@ class Producer:
             if (pending.repeated or request.attempts > 1) and not self._scripts.replicated:
                 again = self._scripts.find_stored(pending, wait.retry_s)
             return again or memory
+        except StoreUnavailable as error:
+            pending.sent, pending.repeated = None, pending.repeated or error.uncertain
+            raise
         except BaseException:
             pending.sent, pending.repeated = None, True
             raise
         finally:
             pending.identity.interrupted |= request.attempts > 1
-            pending.repeated |= request.attempts > 1

@@ -101,7 +101,7 @@ class TaskStore:
         """Return the error of a call that ends before scripts have done all pages of their work."""
         return StoreUnavailable(
             f"task {self.task!r}: the time is up, and there is more to do, which is done in pages. "
-            "Nothing is lost: call it again, and it goes on from there.",
+            "Nothing is lost: the next call goes on from there.",
             where=self.client.where,
         )
 
