@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import redrb
+from tests import public_names
 
 
 def test_the_public_names_are_sorted_and_unique() -> None:
@@ -48,3 +49,13 @@ def test_workers_of_recipes_start_without_modules_that_only_shards_need() -> Non
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "torch.distributed.tensor" not in printed.stdout.split()
+
+
+def test_what_users_type_is_what_the_golden_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See `tests/public_names.py`, which writes the file anew."""
+    for optional in ("trl", "torchrl"):
+        pytest.importorskip(optional)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    golden = set(public_names.GOLDEN.read_text().splitlines())
+    found = set(public_names.lines())
+    assert (sorted(golden - found), sorted(found - golden)) == ([], [])
