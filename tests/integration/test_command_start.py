@@ -53,7 +53,6 @@ def test_commands_without_tensors_import_no_torch(
         (["weights", "ls"], 0),
         (["weights", "show", "policy"], 0),
         (["weights", "show", "policy", "--tensors"], 0),
-        (["weights", "watch", "policy", "--timeout", "0.01"], 1),
         (["weights", "rm", "policy"], 0),
         (["exporter", "--once"], 0),
         (["tail", "task", "--count", "0"], 2),

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +16,6 @@ from torch import Tensor, nn
 import redrb
 from redrb.cli import main
 from redrb.connection import Client
-from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError, PublisherFenced
 from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
@@ -292,33 +287,6 @@ def test_an_adapter_goes_to_a_folder_and_back(
     assert all(torch.equal(tensors[name], ADAPTER[0][name]) for name in ADAPTER[0])
 
 
-def test_diff_shows_the_changes(store: Client, namespace: str, run: Run) -> None:
-    publish(store, namespace, Tied(), versions=3)
-    found = json_of(run, "diff", "policy", 1)
-    assert (found["before"], found["after"]) == (1, 3)
-    assert (found["changed"], found["unchanged"]) == (10, 3)
-    (change,) = found["changes"]
-    assert (change["name"], change["changed"]) == ("embed.weight", 10)
-    assert change["largest"] == pytest.approx(1.0)
-    assert change["norm"] == found["norm"] == pytest.approx(10**0.5, rel=1e-6)
-    assert json_of(run, "diff", "policy", 1, 2)["norm"] == pytest.approx(2.5**0.5, rel=1e-6)
-    _, out, _ = run("diff", "policy", 2, 3)
-    assert out.startswith(
-        "policy, version 2 -> 3: 10 of 150,601 elements changed (<0.01%), in 1 tensor; "
-        "3 tensors did not; "
-    )
-    assert out.splitlines()[-1].split()[:3] == ["embed.weight", "150,000", "10"]
-
-
-def test_tensors_of_only_one_version_are_named(store: Client, namespace: str, run: Run) -> None:
-    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
-    publisher.publish({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)})
-    publisher.publish({"a": torch.zeros(3), "b": torch.zeros(4), "d": torch.zeros(1)})
-    _, out, _ = run("diff", "policy", 1, 2)
-    assert "only in version 1: c\nonly in version 2: d\n" in out
-    assert "of another shape or dtype: b (float32[2] -> float32[4])" in out
-
-
 def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
     assert "and no others: --namespace names" in run("show", "nothing")[2]
     publish(store, namespace, Tied())
@@ -339,9 +307,6 @@ def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path:
         (("get", "policy", tmp_path), f"{tmp_path} is a folder: give the name of a file"),
         (("get", "policy", tmp_path / "t.pt" / "x"), f"{tmp_path}/t.pt is no folder"),
         (("get", "mixed", tmp_path / "x.safetensors"), "an adapter is saved as a folder"),
-        (("diff", "polisy", 1), "there are mixed, policy"),
-        (("diff", "policy", 1, 7), "kept are 1, 2"),
-        (("diff", "mixed", 1, 2), "is one of them an adapter?"),
         (
             ("put", "policy", tmp_path / "none"),
             f": {tmp_path}/none cannot be read: it does not exis",
@@ -350,7 +315,6 @@ def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path:
         (("rm", "polisy"), "there are mixed, policy"),
         (("put", "policy", tmp_path), "model.safetensors"),
         (("put", "po licy", tmp_path), "model.safetensors"),
-        (("watch", "policy", "--count", 0), "--count"),
         (("show", "po licy"), "is not usable"),
     ):
         status, out, err = run(*arguments)
@@ -358,54 +322,6 @@ def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path:
         assert words in err
         assert err.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.pt"]
-
-
-def test_new_versions_are_watched_for(store: Client, namespace: str, run: Run) -> None:
-    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, keep=100)
-    seen = threading.Event()
-
-    def publish_on() -> None:
-        while not seen.wait(0.1):
-            publisher.publish({"a": torch.zeros(1000)})
-
-    publisher.publish({"a": torch.zeros(1000)})
-    with ThreadPoolExecutor(1) as thread:
-        publishing = thread.submit(publish_on)
-        status, out, _ = run("watch", "policy", "--count", 3, "--timeout", 30, "--json")
-        seen.set()
-        publishing.result()
-    assert status == 0
-    lines = [json.loads(line) for line in out.splitlines()]
-    first = lines[0]["version"]
-    assert [line["version"] for line in lines] == [first, first + 1, first + 2]
-    assert first > 1
-    assert {line["kind"] for line in lines} <= {"delta", "full"}  # an anchor every 25
-    status, out, err = run("watch", "policy", "--timeout", 0.2)
-    assert (status, out) == (1, "")
-    assert "no version newer than" in err
-
-
-def test_a_watch_ends_well_with_ctrl_c(real_url: str, store: Client, namespace: str) -> None:
-    words = [*("weights", "watch", "policy"), *("--namespace", namespace)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "redrb.cli", *words],
-        env=child_environment(without=PREFIX, REDRB_URL=real_url),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as watch:
-        ending = threading.Timer(60, watch.kill)
-        ending.start()
-        assert watch.stderr is not None
-        assert watch.stdout is not None
-        assert watch.stderr.readline().endswith("Waiting.\n")
-        publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
-        publisher.publish({"a": torch.zeros(1000)})
-        assert watch.stdout.readline().split()[1:] == ["version", "1", "full", "4.0", "kB"]
-        watch.send_signal(signal.SIGINT)
-        assert watch.communicate(timeout=30) == ("", "")
-        ending.cancel()
-        assert watch.returncode == 0
 
 
 def test_a_cluster_lists_the_weights_of_all_primaries(

@@ -65,7 +65,6 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
     assert [line.split()[0] for line in printed[1].splitlines()[:5]] == [
         *("name", "adapter", "policy", "ppo", "sharded")
     ]
-    assert "version 1 -> 3: 512 of 65,792 elements changed" in printed[1]
     assert (tmp_path / "adapter-1" / "adapter_config.json").is_file()
 
 

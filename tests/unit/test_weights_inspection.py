@@ -1,9 +1,8 @@
-"""Published weights in files, and the comparison of versions."""
+"""Published weights in files."""
 
 from __future__ import annotations
 
 import errno
-import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
-from redrb.weights.inspection.comparison import compare
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.tensors.published_state import lay_out
@@ -103,61 +101,6 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_before(
     ):
         pass
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64]
-)
-def test_changes_are_counted_and_measured(dtype: torch.dtype) -> None:
-    old = torch.tensor([0.0, 1.0, 2.0, -4.0, 8.0]).to(dtype)
-    new = torch.tensor([3.0, 1.0, 4.0, -4.0, 6.0]).to(dtype)
-    change = compare("a", old, new)
-    assert (change.elements, change.changed, change.share) == (5, 3, 0.6)
-    assert (change.largest, change.largest_relative) == (3.0, 3 / 8)  # the largest before was 8
-    assert change.norm == pytest.approx(math.sqrt(9 + 4 + 4))
-
-
-def test_tensors_of_every_dtype_are_compared() -> None:
-    for name in ITEM_BYTES:
-        if not hasattr(torch, name):
-            continue
-        old = torch.zeros(20 * ITEM_BYTES[name], dtype=torch.uint8)
-        new = old.clone()
-        new[0] = 1
-        dtype = getattr(torch, name)
-        change = compare("a", old.view(dtype), new.view(dtype))
-        assert (change.changed, change.elements) == (1, 20), name
-
-
-def test_bits_are_compared_and_infinite_values_left_out() -> None:
-    nan, inf = math.nan, math.inf
-    old = torch.tensor([nan, 0.0, inf, 1.0, 2.0])
-    new = torch.tensor([nan, -0.0, 1.0, nan, 2.5])
-    change = compare("a", old, new)
-    assert (change.changed, change.not_finite) == (4, 2)
-    assert (change.largest, change.largest_relative, change.norm) == (0.5, 0.25, 0.5)
-
-
-def test_a_change_near_zero_is_small_beside_the_tensor() -> None:
-    old = torch.tensor([1e-9, -2.0, 0.5])
-    change = compare("a", old, old + torch.tensor([1e-4, 0.0, 0.0]))
-    assert change.largest_relative == pytest.approx(5e-5, rel=1e-3)
-    assert compare("a", torch.zeros(2), torch.tensor([0.0, 1.0])).largest_relative == math.inf
-
-
-def test_large_and_odd_tensors_are_compared() -> None:
-    old = torch.zeros(3 << 20)
-    new = old.clone()
-    new[::1000] = 2.0
-    change = compare("a", old, new)
-    assert change.changed == len(new[::1000])
-    assert change.norm == pytest.approx(2 * math.sqrt(change.changed))
-    assert compare("a", torch.empty(0, 3), torch.empty(0, 3)).share == 0.0
-    assert compare("a", torch.tensor(True), torch.tensor(False)).changed == 1
-    complex_ = torch.tensor([3 + 4j, 1j]), torch.tensor([0j, 1j])
-    for dtype in (torch.complex64, torch.complex128):
-        change = compare("a", *(part.to(dtype) for part in complex_))
-        assert (change.changed, change.largest, change.largest_relative) == (1, 5.0, 1.0)
 
 
 def test_the_name_of_a_files_metadata_is_refused(tmp_path: Path) -> None:

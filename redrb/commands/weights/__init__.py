@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from redrb.commands.arguments import STATUS, Commands
-from redrb.commands.weights import diff, get, ls, put, rm, show, watch
+from redrb.commands.weights import get, ls, put, rm, show
 
 
 def add_to(commands: Commands) -> None:
@@ -15,5 +15,5 @@ def add_to(commands: Commands) -> None:
         "weights", help="look at published weights, get, put and delete them", epilog=STATUS
     )
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (ls, show, get, put, rm, diff, watch):
+    for command in (ls, show, get, put, rm):
         command.add_to(subcommands)

@@ -129,20 +129,17 @@ def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
     return found
 
 
-def check_kept(client: Client, name: str, namespace: str, *versions: int | None) -> int:
-    """Return the newest version, after checking that the given versions are kept.
+def check_kept(client: Client, name: str, namespace: str, version: int | None) -> int:
+    """Return the newest version, after checking that the given one is kept.
 
     Raises:
-        ConfigError: A version is not kept; the message lists the kept ones.
+        ConfigError: It is not; the message lists the kept ones.
     """
     numbers = [found.version for found in versions_of(client, name, namespace)]
-    for version in versions:
-        if version is not None and version not in numbers:
-            shown = ", ".join(map(str, numbers[-_LISTED:]))
-            shown = f"..., {shown}" if len(numbers) > _LISTED else shown
-            raise ConfigError(
-                f"version {version} of weights {name!r} is not kept; kept are {shown}."
-            )
+    if version is not None and version not in numbers:
+        shown = ", ".join(map(str, numbers[-_LISTED:]))
+        shown = f"..., {shown}" if len(numbers) > _LISTED else shown
+        raise ConfigError(f"version {version} of weights {name!r} is not kept; kept are {shown}.")
     return numbers[-1]
 
 
