@@ -11,6 +11,7 @@ class Policy(GRPORecipe):
     """GRPO on the model in the folder POLICY."""
 
     task = "math"
+    order = "stalest"  # unfinished groups of episodes go back into it
     group_size = 4
     groups = 4
     learning_rate = 1e-3

@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,10 @@ def prompts() -> Iterator[list[int]]:
 
 def make(job: Job) -> None:
     """Make groups until the process ends."""
-    with (
-        redrb.connect(job.url, retry_s=STAY_S) as client,
-        job.stream(client, lease_ms=3000) as stream,
-    ):
+    with redrb.connect(job.url, retry_s=STAY_S) as client, ExitStack() as stack:
+        # the trainer creates the task, with its settings
+        redrb.WeightSubscriber(client, job.weights, namespace=job.namespace).wait(timeout=STAY_S)
+        stream = stack.enter_context(job.stream(client, lease_ms=3000))
         engine = VLLMEngine(job.engine, model=job.model, retry_s=STAY_S)
         weights = EngineWeights(
             *(client, job.weights, engine, Path(job.folder) / "versions"),
