@@ -21,7 +21,7 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import StoredSettings, read_settings
+from redrb.stream.task.stored_settings import StoredSettings, read_settings, setting_text
 from redrb.stream.waiting import Wait
 
 SEARCH_AGAIN_S = 30.0
@@ -90,6 +90,7 @@ class Task:
         self._declared = settings.as_stored()
         self._implied = {} if implied is None else _implied_beside(settings, implied)
         self._generation: int | None = None
+        self._configured: frozenset[str] = frozenset()
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
@@ -206,10 +207,23 @@ class Task:
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
+    def _log_held(self, stored: Mapping[str, str]) -> None:
+        for name in stored["held"].split():
+            _log.warning(
+                "task %r has %s, which stays, because `redrb set` or stream.configure(...) has "
+                "changed it since the task was created; this process was given %s%s. Who changed "
+                "it: redrb set %s --namespace %s",
+                *(self.name, setting_text(name, stored[name])),
+                setting_text(name, self._declared[name]),
+                "" if "partitions" not in self._declared else " (the part of the first partition)",
+                *(self.name, self._namespace),
+            )
+
     @Reading("the settings of a task")
     def _learn(self, stored: Mapping[str, str]) -> None:
         """Note the values that the settings given from here have now."""
         self._generation = int(stored["generation"])
+        self._configured = frozenset(stored["configured"].split())
         for given in (self._declared, self._implied):
             for name in tuple(given):
                 given[name] = stored[name]
@@ -222,6 +236,7 @@ class Task:
                 create=self._create,
                 incarnation=incarnation,
                 generation=self._generation,
+                configured=self._configured,
             )
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
@@ -233,6 +248,8 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if self._is_listed:
             Registry(self._client, self._namespace).add("task", self.name)
+        if self._is_listed:  # each partition has its part of the limits, and the first one says it
+            self._log_held(stored)
         self._learn(stored)
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)
