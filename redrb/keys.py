@@ -149,6 +149,11 @@ class WeightKeys:
         check_name("weights", name)
         return cls(f"redrb:{{{namespace}:weights:{name}}}:")
 
+    @classmethod
+    def in_any_namespace(cls, name: str) -> str:
+        """Return the pattern of the keys `versions` of the weights `name` in all namespaces."""
+        return f"redrb:{{*:weights:{check_name('weights', name)}}}:versions"
+
     @property
     def versions(self) -> str:
         """Stream of committed versions, whose ids are `<version>-0`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from redrb.connection import Client
+from redrb.connection.scanning import scan
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key
 from redrb.recipe.recipe import Recipe
@@ -36,8 +37,5 @@ def delete_namespace(client: Client, namespace: str) -> None:
 
 def _delete(client: Client, pattern: str) -> None:
     for server in client.primaries():
-        cursor = b""
-        while cursor != b"0":
-            cursor, keys = server.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
-            for key in keys:
-                client.at(key).execute("UNLINK", key)
+        for key in scan(server, pattern):
+            client.at(key).execute("UNLINK", key)

@@ -18,13 +18,14 @@ from redrb.browse import Follower
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied
+from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.reading import missing
 from tests.samples import numbered, numbers
 from tests.scenes import silence
 
@@ -385,3 +386,16 @@ def test_the_rights_replace_those_that_a_user_had(
     with pytest.raises(RedrbError):
         observer.execute("FLUSHALL")
     assert client.execute("TIME")
+
+
+def test_a_maker_that_may_not_search_for_its_weights_says_so(
+    log_in: LogIn,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.0)
+    subscriber = redrb.WeightSubscriber(log_in("maker"), "policy", namespace=namespace)
+    with pytest.raises(WeightTimeout):
+        subscriber.wait(newer_than=0, timeout=0.2)
+    assert "this user may not search for weights in other namespaces" in caplog.messages[-1]
