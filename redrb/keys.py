@@ -79,6 +79,11 @@ class TaskKeys:
         return cls(f"redrb:{{{namespace}:mixture:{group}:{digest}}}:")
 
     @property
+    def namespace(self) -> str:
+        """Namespace of the task."""
+        return self.prefix.removeprefix("redrb:{").partition(":")[0]
+
+    @property
     def partitions(self) -> str:
         """Pattern of the prefixes of all further partitions of the task, as in rules of an ACL."""
         return f"{self.prefix.removesuffix('}:')}:partition:[0-9]*.[0-9]*}}:"

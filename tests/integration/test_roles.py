@@ -399,3 +399,23 @@ def test_a_maker_that_may_not_search_for_its_weights_says_so(
     with pytest.raises(WeightTimeout):
         subscriber.wait(newer_than=0, timeout=0.2)
     assert "this user may not search for weights in other namespaces" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("words", [["set", TASK, "limit=3"], ["rm", TASK, "--yes"]])
+def test_an_observer_who_changes_something_learns_that_it_may_only_read(
+    log_in: LogIn,
+    owner: Client,
+    namespace: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ExperienceStream(owner, TASK, namespace=namespace, limit=4) as stream:
+        stream.put(numbered(1))
+        before = stream.settings()
+        monkeypatch.setenv("REDRB_URL", log_in("observer").url)
+        assert main([*words, "--namespace", namespace]) == 1
+        said = capsys.readouterr().err
+        assert "this user may only read: it may not run" in said
+        assert "`redrb acl --role admin` prints those" in said
+        assert (stream.settings(), len(stream)) == (before, 1)
