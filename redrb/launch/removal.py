@@ -9,6 +9,7 @@ from redrb.connection.scanning import scan
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key
 from redrb.recipe.recipe import Recipe
+from redrb.state.alive import check_unused
 from redrb.stream.task.removal import remove_task
 from redrb.weights.inspection.removal import remove_weights
 
@@ -20,6 +21,7 @@ def delete_job(client: Client, recipe: Recipe) -> None:
         TaskInUse: Workers of the job still run.
     """
     namespace, trainer = recipe.namespace, recipe.weights_name
+    check_unused(client, recipe.task_name, namespace=namespace)
     with suppress(UnknownTask):
         remove_task(client, recipe.task_name, namespace=namespace)
     for name in (trainer, recipe.reference_name):

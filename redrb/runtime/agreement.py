@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from redrb.connection import Client
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.runtime.announcements import Announcement, AnnouncementReader, trainer_key
 from redrb.runtime.job_end import GRACE_S
@@ -76,10 +76,11 @@ class Agreement:
         return False
 
     def wait(self, client: Client, namespace: str, trainer: str, timeout: float) -> None:
-        """Wait until a trainer with the maker's settings has announced itself, or for `timeout`.
+        """Wait until a trainer with the maker's settings has announced itself.
 
         Raises:
             ConfigError: As `accepts`.
+            WeightTimeout: No trainer has announced itself in time.
             DecodeError, StoreUnavailable: As `AnnouncementReader.newest`.
         """
         reader = AnnouncementReader(client, trainer_key(namespace, trainer))
@@ -90,8 +91,9 @@ class Agreement:
                 return
             if self.pending is None:
                 missing.log()
-        if self.pending is not None:
-            raise self.pending
+        raise self.pending or WeightTimeout(
+            name=trainer, newer_than=0, newest=None, waited_s=timeout
+        )
 
     def _differing(self, others: Mapping[str, str]) -> str:
         mine = self._settings

@@ -61,6 +61,7 @@ local function all_settings(held)
     generation = redis.call('HGET', task, 'generation') or '0',
     configured = redis.call('HGET', task, 'configured') or '',
     held = table.concat(held or {}, ' '),
+    removed = redis.call('GET', key('removed')) or '',
     unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and '1' or '',
   }) do
     reply[#reply + 1], reply[#reply + 2] = name, value

@@ -16,9 +16,10 @@
 --         differs; configured:<name>: the same of a setting that task/configure has changed, as the caller
 --         has learned it
 -- Returns {'ok', name, value, ..., 'epoch', epoch, 'generation', changes, 'configured', names, 'held',
---         names, 'unfinished', '1' or ''} with all settings and the epoch of the producers' records;
---         configured: the settings that task/configure has changed; held: those of them that the caller gave
---         another value; if work is unfinished, run task/fill until it is done
+--         names, 'removed', incarnation and who, 'unfinished', '1' or ''} with all settings and the epoch of
+--         the producers' records; configured: the settings that task/configure has changed; held: those of
+--         them that the caller gave another value; removed: the incarnation that was removed last, and by
+--         whom; if work is unfinished, run task/fill until it is done
 --       | {'unknown'}: there is no such task, and it is not to be created
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions

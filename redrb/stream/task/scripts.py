@@ -34,6 +34,9 @@ REQUEUE_LETTERS = 20
 SETTLE_GROUPS = 100
 """Most groups that one script call acknowledges for a checkpoint."""
 
+REMOVED_TTL_MS = 3_600_000
+"""Time for which processes that used a removed task learn who has removed it."""
+
 
 class TaskScripts:
     """Runs the scripts that concern a task as a whole."""
@@ -370,7 +373,9 @@ class TaskScripts:
         look.add("HGET", self._store.keys.task, "incarnation")
         look.add("XLEN", self._store.keys.stream)
         incarnation, found = self._store.exchange(look)
-        outcome, *stored = self._store.run("task/clear", [incarnation or ""])
+        who = caller(self._store)
+        arguments: list[Argument] = [incarnation or "", who, REMOVED_TTL_MS]
+        outcome, *stored = self._store.run("task/clear", arguments)
         return int(stored[0] if outcome == b"cleared" else found)
 
     def stats(self, group: str) -> dict[str, int]:

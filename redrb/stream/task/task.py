@@ -91,6 +91,7 @@ class Task:
         self._implied = {} if implied is None else _implied_beside(settings, implied)
         self._generation: int | None = None
         self._configured: frozenset[str] = frozenset()
+        self._removed = ""
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
@@ -127,7 +128,7 @@ class Task:
             self.store.run("task/join", [group, ""])  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
         if before and self._noted.setdefault(incarnation, mine) is mine:
-            self._log_loss()
+            self._log_loss(before)
 
     def stored_settings(self) -> StoredSettings:
         """Return the settings that the task has now, and the record of their changes.
@@ -196,14 +197,19 @@ class Task:
         """Note the kind of groups that the task remembers since a put from here."""
         self.description = replace(self.description, kind=kind)
 
-    def _log_loss(self) -> None:
+    def _log_loss(self, before: str) -> None:
         settings = self._declared | self._implied
         given = [f"{name}={value}" for name, value in settings.items() if value]
+        removed, _, who = self._removed.partition(" ")
+        why = "Redis lost its data, or another process cleared the task over an hour ago"
+        if removed == before:
+            host, pid, user = (who.split(" ") + [""] * 3)[:3]
+            by = f" as user {user}" if user else ""
+            why = f"process {pid} on {host}{by} removed it (`redrb rm`, or stream.clear())"
         _log.warning(
-            "task %r was created anew, because Redis lost its data or another process cleared the "
-            "task: its waiting and leased groups, ledger, history and dead letters are gone. "
-            "Restored from here: %s",
-            self.name,
+            "task %r was created anew, because %s: its waiting and leased groups, ledger, history "
+            "and dead letters are gone. Restored from here: %s",
+            *(self.name, why),
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
@@ -224,6 +230,7 @@ class Task:
         """Note the values that the settings given from here have now."""
         self._generation = int(stored["generation"])
         self._configured = frozenset(stored["configured"].split())
+        self._removed = stored["removed"]
         for given in (self._declared, self._implied):
             for name in tuple(given):
                 given[name] = stored[name]
