@@ -191,16 +191,24 @@ class StoreFull(StoreError):
     """The task's limit or the server's memory is reached; the group was not stored.
 
     Attributes:
-        task: Name of the task.
+        task: Name of the task; "" where the server has no memory for something else.
+        namespace: Its namespace.
         stored: Number of groups of the put that were stored before.
         reason: "limit", "max_bytes", "rate", "most_parts" for too many groups of which parts are
             missing, or "memory" for the server's memory limit.
     """
 
     def __init__(
-        self, message: str, *, task: str = "", stored: int = 0, reason: str = "limit"
+        self,
+        message: str,
+        *,
+        task: str = "",
+        namespace: str = "",
+        stored: int = 0,
+        reason: str = "limit",
     ) -> None:
         self.task = task
+        self.namespace = namespace
         self.stored = stored
         self.reason = reason
         super().__init__(message)
@@ -274,6 +282,7 @@ class BatchTimeout(RedrbError, TimeoutError):
 
     Attributes:
         task: Name of the task.
+        namespace: Its namespace.
         wanted: Size of the batch, in groups.
         available: Groups that waited at the last check.
         waited_s: Seconds waited.
@@ -301,6 +310,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         self,
         *,
         task: str,
+        namespace: str,
         wanted: int,
         available: int,
         waited_s: float,
@@ -314,6 +324,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         missing_partitions: tuple[int, ...] = (),
     ) -> None:
         self.task = task
+        self.namespace = namespace
         self.wanted = wanted
         self.available = available
         self.waited_s = waited_s
@@ -327,8 +338,9 @@ class BatchTimeout(RedrbError, TimeoutError):
         self.missing_partitions = missing_partitions
         more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
-            f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
-            f"None was taken.{self._counted()} {self._advice()}{more}"
+            f"task {task!r} of namespace {namespace!r}: {available} of {wanted} groups were "
+            f"waiting after {waited_s:.1f} s. None was taken.{self._counted()} "
+            f"{self._advice()}{more}"
         )
 
     def _counted(self) -> str:
@@ -393,7 +405,8 @@ class BatchTimeout(RedrbError, TimeoutError):
         for name, advice in _ENDS.items():
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
                 return advice
-        return "Check that makers are alive (`redrb top --namespace NAMESPACE`), or ask for fewer."
+        look = f"`redrb top --namespace {self.namespace}`"
+        return f"Check that makers are alive ({look}), or ask for fewer."
 
     def _advice_on_rights(self) -> str:
         waiting = f"{self.fates['makers_waiting']} makers wait for the right to begin groups: "

@@ -79,6 +79,11 @@ class TaskKeys:
         return cls(f"redrb:{{{namespace}:mixture:{group}:{digest}}}:")
 
     @property
+    def namespace(self) -> str:
+        """Namespace of the task."""
+        return self.prefix.removeprefix("redrb:{").partition(":")[0]
+
+    @property
     def partitions(self) -> str:
         """Pattern of the prefixes of all further partitions of the task, as in rules of an ACL."""
         return f"{self.prefix.removesuffix('}:')}:partition:[0-9]*.[0-9]*}}:"
@@ -148,6 +153,11 @@ class WeightKeys:
         check_name("namespace", namespace)
         check_name("weights", name)
         return cls(f"redrb:{{{namespace}:weights:{name}}}:")
+
+    @classmethod
+    def in_any_namespace(cls, name: str) -> str:
+        """Return the pattern of the keys `versions` of the weights `name` in all namespaces."""
+        return f"redrb:{{*:weights:{check_name('weights', name)}}}:versions"
 
     @property
     def versions(self) -> str:

@@ -26,6 +26,7 @@ def option(
     above: float | None = None,
     most: float | None = None,
     choices: Sequence[str] = (),
+    agree: bool = True,
 ) -> Any:
     """Return a dataclass field that becomes an option.
 
@@ -36,14 +37,18 @@ def option(
         above: The value must be larger.
         most: The largest allowed value.
         choices: The allowed words; empty: any.
+        agree: Of a setting of a recipe: whether makers with another value than the trainer's are
+            refused. False where only one of the two uses it, such as a learning rate.
     """
     ranges = {"at least": least, "more than": above, "at most": most, "one of": choices or None}
-    return field(default=default, metadata={"help": text, "ranges": ranges})
+    return field(default=default, metadata={"help": text, "ranges": ranges, "agree": agree})
 
 
 def url_option(text: str) -> Any:
     """Return a dataclass field that becomes the option with the URL of Redis: a `UrlFlag`."""
-    return field(default="", metadata={"help": text, "ranges": {}, "action": UrlFlag})
+    return field(
+        default="", metadata={"help": text, "ranges": {}, "agree": False, "action": UrlFlag}
+    )
 
 
 class CommandParser(argparse.ArgumentParser):

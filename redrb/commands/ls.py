@@ -14,11 +14,15 @@ from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
     from redrb.state.model import State, TaskState, WeightsState
+    from redrb.stream.task.ledger import StreamStats
 
 MOST_NAMES: Final = 10_000
 """Most tasks, and most weights, that are listed."""
 
-_TASKS = ("task", "order", "waiting", "leased", "dead", "stored", "size", "consumers", "version")
+_TASKS = (
+    *("task", "order", "waiting", "leased", "dead", "stored", "limit", "size", "consumers"),
+    "version",
+)
 _WEIGHTS = ("weights", "version", "kind", "size", "kept", "age")
 
 
@@ -26,9 +30,10 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
         "list the tasks and weights of a namespace. Waiting and leased are those of the consumer "
-        "group. The size of a task is an estimate: its stored groups times the mean size of all "
-        "groups ever put. The size of weights is that of the newest version; kept is the number of "
-        "versions. What this user may not read is listed without figures."
+        "group. The limit is the most groups that may wait or be leased, or that are kept with a "
+        "capacity, and the most bytes. The size of a task is an estimate: its stored groups times "
+        "the mean size of all groups ever put. The size of weights is that of the newest version; "
+        "kept is the number of versions. What this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -86,9 +91,15 @@ def _task_row(task: TaskState) -> list[str]:
         return [task.name, *["-"] * (len(_TASKS) - 1)]
     stats = task.main.stats
     counted = (stats.ledger.waiting, stats.ledger.leased, stats.dead_letters, stats.stored)
-    figures = [f"{number:,}" for number in counted]
+    figures = [*(f"{number:,}" for number in counted), _limits(stats)]
     newest = str(stats.version or "-")
     return [task.name, task.order, *figures, size(task.stored_bytes), f"{stats.consumers}", newest]
+
+
+def _limits(stats: StreamStats) -> str:
+    """Return the bounds of a task, such as "4,096, 1.0 GB"."""
+    groups = [f"{most:,}" for most in (stats.limit, stats.capacity) if most]
+    return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 
 
 def _weights_row(weights: WeightsState) -> list[str]:

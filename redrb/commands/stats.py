@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
 _TEXT = (
     "show the counters, rates, staleness and workers of tasks. Waiting, leased and the other "
-    "counters of groups are those of the consumer group. Rates need two looks: the second one "
-    "comes a second later, or as --over says; with --watch they are those of the last ten seconds."
+    "counters of groups are those of the consumer group. Rates need several looks: --watch shows "
+    "those of the last ten seconds."
 )
-_OVER_S = 1.0
 
 
 def add_to(commands: Commands) -> None:
@@ -31,13 +29,6 @@ def add_to(commands: Commands) -> None:
     several = "print one line of JSON for each task: it is as in `redrb top --json`"
     parser = add_command(commands, "stats", _TEXT, _Stats().run, subject=None, json_text=several)
     parser.add_argument("task", metavar="TASK", nargs="+", help="name of the task; also several")
-    parser.add_argument(
-        "--over",
-        type=float,
-        default=_OVER_S,
-        metavar="SECONDS",
-        help="time between two looks, at least 0.2 for rates; 0: one look (default: 1)",
-    )
     add_group(parser)
     add_watch(parser)
 
@@ -50,17 +41,10 @@ class _Stats:
 
     def run(self, options: argparse.Namespace) -> int:
         """Look at the tasks, and print them."""
-        from redrb.checks import checked_number
         from redrb.connection import connect
-        from redrb.errors import ConfigError
 
-        if not 0 <= checked_number("over", options.over) <= threading.TIMEOUT_MAX:
-            raise ConfigError(f"--over={options.over:g}: give seconds, 0 or more.")
         with connect(options.url) as client:
             found = self._looked(client, options)
-            if options.watch is None and options.over:
-                threading.Event().wait(options.over)
-                found = self._looked(client, options)
         for number, task in enumerate(found):
             _print(task, options, first=not number)
         return 0

@@ -40,6 +40,7 @@ _DISCARDED_NOT_NOW = tuple(
 _DISCARDED_DENIED = _DISCARDED + "NOPERM "
 _MISSED_IN_SCRIPT = "ttempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
+_ONLY_READS = "this user may only read"
 _DENIED_IN_SCRIPT = ("The user executing the script can't ", "ACL failure in script")
 
 _NO_LOGIN = re.compile("NOAUTH|Authentication required|already authenticated")
@@ -140,6 +141,11 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             "best in the variable REDRB_URL."
         )
     if is_denied(error):
+        if _ONLY_READS in reply:
+            return StoreDenied(
+                f"Redis at {where} refused a change: {reply}. Give the URL of a user with more "
+                "rights: `redrb acl --role admin` prints those that every change needs."
+            )
         return StoreDenied(
             f"Redis at {where} refused access: {reply}. Check user and password in the URL "
             "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`: "

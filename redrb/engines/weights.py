@@ -14,8 +14,10 @@ from redrb.connection import Client
 from redrb.engines.engine import Engine
 from redrb.engines.folders import VersionFolders
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
+from redrb.keys import WeightKeys
 from redrb.weights import WeightSubscriber, WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
+from redrb.weights.reading.missing import MissingWeights
 
 _log = logging.getLogger("redrb")
 
@@ -111,6 +113,8 @@ class EngineWeights:
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
         ends = None if timeout is None else time.monotonic() + timeout
+        keys = WeightKeys.of(self.namespace, self.name)
+        missing = MissingWeights(self.client, keys, self.name)
         while True:
             left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
             try:
@@ -118,6 +122,8 @@ class EngineWeights:
             except WeightTimeout:
                 if ends is not None and time.monotonic() >= ends:
                     raise
+                if self._given is None:
+                    await asyncio.to_thread(missing.log)
 
     def _look(self, seconds: float) -> WeightVersion:
         """Return the newest version if the server does not have it; else wait for a larger one."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from redrb.connection import Client
+from redrb.connection.scanning import scan
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key
 from redrb.recipe.recipe import Recipe
+from redrb.state.alive import check_unused
 from redrb.stream.task.removal import remove_task
 from redrb.weights.inspection.removal import remove_weights
 
@@ -19,6 +21,7 @@ def delete_job(client: Client, recipe: Recipe) -> None:
         TaskInUse: Workers of the job still run.
     """
     namespace, trainer = recipe.namespace, recipe.weights_name
+    check_unused(client, recipe.task_name, namespace=namespace)
     with suppress(UnknownTask):
         remove_task(client, recipe.task_name, namespace=namespace)
     for name in (trainer, recipe.reference_name):
@@ -36,8 +39,5 @@ def delete_namespace(client: Client, namespace: str) -> None:
 
 def _delete(client: Client, pattern: str) -> None:
     for server in client.primaries():
-        cursor = b""
-        while cursor != b"0":
-            cursor, keys = server.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
-            for key in keys:
-                client.at(key).execute("UNLINK", key)
+        for key in scan(server, pattern):
+            client.at(key).execute("UNLINK", key)

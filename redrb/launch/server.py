@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -155,11 +157,19 @@ def watch_advice(url: str, namespace: str) -> str:
         url: URL of the run's server.
         namespace: Namespace of the run.
     """
-    variable, command = variable_of("url"), command_line(("redrb", "top"), namespace=namespace)
+    variable, command = variable_of("url"), command_line((_program(), "top"), namespace=namespace)
     if has_password(url):
         where = f", where {variable} must be set to the URL of this run"
         return f"watch it in another terminal{where}: {command}"
     return f"watch it in another terminal: {variable}={shlex.quote(url)} {command}"
+
+
+def _program() -> str:
+    """Return `redrb` as a shell finds it: with its path where PATH has none, or another one."""
+    own, found = Path(sys.argv[0]), shutil.which("redrb")
+    if own.name != "redrb" or (found is not None and Path(found).resolve() == own.resolve()):
+        return "redrb"
+    return str(own.absolute())
 
 
 def failure(error: RedrbError) -> Death:

@@ -41,6 +41,8 @@ class DemoSettings(Settings):
     max_staleness: int = option(
         2, "most weight versions that a trained group may be behind; -1: no bound", least=-1
     )
-    target_reward: float = option(0.97, "held-out reward at which the trainer ends")
+    target_reward: float = option(
+        0.97, "held-out reward at which the trainer ends; inf: none, it ends after --max-seconds"
+    )
     max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
     out: str = option("demo-run", "directory for the curve and the workers' metrics")

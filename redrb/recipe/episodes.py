@@ -41,7 +41,10 @@ class EpisodeRecipe(GRPORecipe):
 
     max_new_tokens: int = option(256, "longest completion of a turn, with its EOS", least=1)
     episode_timeout: float = option(
-        300.0, "seconds that an episode may last; longer ones fail, and cost their group", above=0
+        300.0,
+        "seconds that an episode may last; longer ones fail, and cost their group",
+        above=0,
+        agree=False,
     )
 
     @classmethod

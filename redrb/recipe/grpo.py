@@ -31,7 +31,7 @@ class GRPORecipe(LanguageRecipe):
         ...         return float(completion.text.strip() == completion["answer"])
     """
 
-    learning_rate: float = option(1e-6, "of AdamW", least=0)
+    learning_rate: float = option(1e-6, "of AdamW", least=0, agree=False)
     beta: float = option(0.0, "weight of the divergence from the reference policy", least=0)
     scale_by_std: bool = option(
         True, "divide advantages by the group's standard deviation; no: Dr. GRPO"

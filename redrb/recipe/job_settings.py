@@ -133,7 +133,10 @@ class TrainerSettings(RecipeSettings):
         "bfloat16", "dtype of published weights; in float32 nearly all of them change at each step"
     )
     evaluate_every: int = option(10, "steps between evaluations", least=1)
-    target_reward: float = option(math.inf, "evaluated reward at which training ends")
+    target_reward: float = option(
+        math.inf,
+        "evaluated reward at which training ends, once at least one step was trained; inf: none",
+    )
     steps: int = option(0, "steps after which training ends; 0: no such end", least=0)
     max_seconds: float = option(0.0, "seconds after which training ends; 0: no such end", least=0)
     checkpoints: str = option("", "folder for checkpoints, from which the next trainer goes on")

@@ -43,7 +43,7 @@ class LanguageRecipe(Recipe, StepSettings):
     temperature: float = option(1.0, "temperature of sampling", above=0)
     top_k: int = option(0, "sample from the k most probable tokens only; 0: from all", least=0)
     top_p: float = option(1.0, "sample from the most probable tokens of this mass", above=0, most=1)
-    model_dtype: str = option("float32", "dtype in which a named model is loaded")
+    model_dtype: str = option("float32", "dtype in which a named model is loaded", agree=False)
 
     @classmethod
     def missing(cls) -> list[str]:

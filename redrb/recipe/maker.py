@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,12 +18,14 @@ from redrb.connection import Client
 from redrb.connection.stopping import stoppable
 from redrb.errors import StoreError
 from redrb.metrics.events import Write
+from redrb.recipe.agreed_settings import agreed_settings
 from redrb.recipe.maker_report import MakerReport
 from redrb.recipe.prompts import prompt_batches
 from redrb.recipe.recipe import Prompt, Recipe
 from redrb.recipe.rollouts import RolloutGroups
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, Strategy
+from redrb.runtime.agreement import Agreement
 from redrb.weights import WeightSubscriber
 
 _log = logging.getLogger("redrb")
@@ -68,6 +71,7 @@ class RecipeMaker(ExperienceMakerHolder):
             namespace=recipe.namespace,
             follow=recipe.weights_name,
             weights_timeout=recipe.weights_timeout,
+            agree=agreed_settings(recipe),
             stop_timeout=recipe.stop_timeout,
             room_timeout=ROOM_TIMEOUT_S,
             in_flight_updates=recipe.in_flight_updates,
@@ -143,14 +147,19 @@ def reference_policy(
 
     Raises:
         WeightTimeout: No trainer published it in time.
+        ConfigError: The trainer has other settings than the maker.
     """
     like = recipe.reference(models)
     if like is None:
         return None
     reference = copy.deepcopy(like).requires_grad_(requires_grad=False)
     weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
+    agreement = Agreement(recipe.worker, agreed_settings(recipe))
+    ends = time.monotonic() + recipe.weights_timeout
     with waiting():
-        weights.wait(newer_than=0, timeout=recipe.weights_timeout)
+        # first, because a trainer with other settings may have no reference policy
+        agreement.wait(client, recipe.namespace, recipe.weights_name, recipe.weights_timeout)
+        weights.wait(newer_than=0, timeout=max(0.0, ends - time.monotonic()))
     weights.poll(reference)
     return reference
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from redrb.connection import Client
+from redrb.recipe.agreed_settings import agreed_settings
 from redrb.runtime.maker_settings import WeightSettings
 from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.stopping import StopRequest
@@ -43,6 +44,7 @@ class ModelWeights:
             first_timeout=recipe.weights_timeout,
             update_timeout=UPDATE_TIMEOUT_S,
             in_flight=recipe.in_flight_updates,
+            agree=agreed_settings(recipe),
         )
         self.updates = MakerWeights(
             *(client, recipe.namespace, recipe.worker, models, settings, stop)
@@ -59,6 +61,7 @@ class ModelWeights:
         Raises:
             WeightTimeout: None were published in time.
             WeightMismatch: They do not fit the models.
+            ConfigError: The trainer has other settings than the maker.
         """
         await asyncio.to_thread(self.updates.wait_until_initialised)
 

@@ -29,12 +29,12 @@ class PPORecipe(LanguageRecipe):
     kl_coef: float = option(
         0.01, "weight of the KL divergence from the reference policy, in rewards a nat", least=0
     )
-    actor_learning_rate: float = option(1e-6, "of Adam, for the actor", least=0)
-    critic_learning_rate: float = option(1e-5, "of Adam, for the critic", least=0)
+    actor_learning_rate: float = option(1e-6, "of Adam, for the actor", least=0, agree=False)
+    critic_learning_rate: float = option(1e-5, "of Adam, for the critic", least=0, agree=False)
     value_clip: float = option(
-        0.5, "how far a value may move from the value at the time of making", above=0
+        0.5, "how far a value may move from the value at the time of making", above=0, agree=False
     )
-    entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0)
+    entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0, agree=False)
 
     def models(self) -> dict[str, nn.Module]:
         """Return the policy as `actor`, and its critic."""

@@ -19,6 +19,7 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
+from redrb.recipe.agreed_settings import agreed_settings
 from redrb.recipe.declared_settings import DeclaredSettings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
@@ -78,6 +79,7 @@ class RecipeTrainer(AlgorithmTrainer):
             rank=rank_here() if ranks > 1 else None,
             world_size=ranks if ranks > 1 else None,
             weights_dtype=recipe.weights_dtype,
+            agree=agreed_settings(recipe),
             stop_timeout=recipe.stop_timeout,
             # the limit is in groups here, and need not be whole batches
             implied=settings_of_trainer(client, recipe),

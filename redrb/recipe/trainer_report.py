@@ -179,9 +179,16 @@ class TrainerReport(TrainerCallback):
             self._stop_at_target(found["reward"], "held-out reward")
 
     def _stop_at_target(self, reward: float | None, name: str) -> None:
-        """Stop the trainer if a reward is at the target, which is not nan or None."""
-        target = self._recipe.target_reward
-        if reward is not None and reward >= target:
+        """Stop the trainer if a reward is at the target, which is not nan or None.
+
+        The first weights, which nobody has trained, reach no target: a target of 0 would end each
+        job whose rewards are not negative before it has begun.
+        """
+        target, is_trained = (
+            self._recipe.target_reward,
+            self.steps or self._trainer.weight_version > 1,
+        )
+        if is_trained and reward is not None and reward >= target:
             self.reached, self.reward = True, float(reward) if math.isfinite(reward) else None
             self._trainer.stop(f"{name} {reward:.3f} has reached the target {target:g}")
 

@@ -29,7 +29,9 @@ class Arithmetic(GRPORecipe):
     tags = ("first",)
 
     largest: int = option(9, "largest number in a sum", least=1)
-    supervised_steps: int = option(100, "steps on right answers before the first version", least=0)
+    supervised_steps: int = option(
+        100, "steps on right answers before the first version", least=0, agree=False
+    )
     width: int = option(64, "width of the model", least=8)
 
     @cached_property

@@ -30,16 +30,16 @@ class Cartpole(Recipe):
     target_reward = 475.0
     device = "cpu"
 
-    environments: int = option(8, "environments that run in parallel", least=1)
+    environments: int = option(8, "environments that run in parallel", least=1, agree=False)
     width: int = option(64, "width of the networks", least=1)
-    learning_rate: float = option(2e-3, "of Adam", above=0)
-    epochs: int = option(4, "passes over a batch", least=1)
-    minibatch: int = option(256, "transitions of a step of Adam", least=1)
-    clip: float = option(0.2, "clipping range of the ratio", above=0)
+    learning_rate: float = option(2e-3, "of Adam", above=0, agree=False)
+    epochs: int = option(4, "passes over a batch", least=1, agree=False)
+    minibatch: int = option(256, "transitions of a step of Adam", least=1, agree=False)
+    clip: float = option(0.2, "clipping range of the ratio", above=0, agree=False)
     gamma: float = option(0.99, "discount a step", least=0, most=1)
     lam: float = option(0.95, "GAE's lambda", least=0, most=1)
-    entropy_coef: float = option(0.01, "weight of the entropy bonus", least=0)
-    episodes: int = option(8, "episodes of an evaluation", least=1)
+    entropy_coef: float = option(0.01, "weight of the entropy bonus", least=0, agree=False)
+    episodes: int = option(8, "episodes of an evaluation", least=1, agree=False)
 
     def models(self) -> dict[str, nn.Module]:
         """Return two small networks."""

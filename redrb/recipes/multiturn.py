@@ -37,7 +37,9 @@ class Multiturn(EpisodeRecipe):
 
     largest: int = option(9, "largest number in a sum", least=1, most=9)
     turns: int = option(3, "most turns of an episode", least=1)
-    supervised_steps: int = option(65, "steps on right calls before the first version", least=0)
+    supervised_steps: int = option(
+        65, "steps on right calls before the first version", least=0, agree=False
+    )
     width: int = option(64, "width of the model", least=8)
 
     @cached_property

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redrb.connection import Client
@@ -40,6 +40,7 @@ class Announcement:
             have started again from 1, in a Redis that was emptied.
         ended: Why the job is over; "": it goes on.
         reward: The evaluated reward at which the job was over with these weights; None: unknown.
+        settings: Text of each setting of the trainer in which its makers must agree with it.
     """
 
     trainer: str
@@ -48,6 +49,7 @@ class Announcement:
     run: str = ""
     ended: str = ""
     reward: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def maker_key(namespace: str, maker: str) -> str:
@@ -111,5 +113,10 @@ def _checked(message: dict[str, Any]) -> Announcement:
         check_name("trainer", trainer)
     except ConfigError as error:
         raise DecodeError(f"an announcement of weights is damaged: {error}") from error
+    settings = message.get("settings", {})
+    if not isinstance(settings, dict) or not all(
+        isinstance(word, str) for item in settings.items() for word in item
+    ):
+        raise DecodeError("an announcement of weights is damaged: the trainer's settings.")
     full, partial = versions
-    return Announcement(trainer, full, partial, run, ended, reward)
+    return Announcement(trainer, full, partial, run, ended, reward, settings)

@@ -56,6 +56,7 @@ class Broadcast:
         makers: Sequence[str],
         *,
         dtype: str | torch.dtype | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         published_dtype(dtype)  # checked before anything is sent
         self._client = client
@@ -68,15 +69,21 @@ class Broadcast:
         self._publishers: dict[str, WeightPublisher] = {}
         self._uncertain = False
         self._run = uuid.uuid4().hex  # as in Announcement
-        self._announcement = Announcement(trainer, 0, run=self._run)
+        self._announcement = Announcement(trainer, 0, run=self._run, settings=settings or {})
         self.version = self._newest_version()  # of an earlier run
         # before there are weights, so that named makers follow no other trainer
         self._trainer_key = trainer_key(namespace, trainer)
         newest = self._newest_announcement()
         at_newest = self.version == max(newest.full, newest.partial)
-        self.reward_at_end = newest.reward if at_newest else None
-        if newest.ended:  # the job goes on: a trainer of this name has started again
-            newest = replace(newest, ended="")
+        changed = bool(settings) and newest.settings != settings
+        self.reward_at_end = newest.reward if at_newest and not changed else None
+        if newest.ended or changed:  # the job goes on: a trainer of this name has started again
+            newest = replace(
+                newest,
+                ended="",
+                reward=None if changed else newest.reward,
+                settings=settings or newest.settings,
+            )
             announce(client, [*self._keys, self._trainer_key], newest)
         elif makers:
             announce(client, self._keys, newest)
@@ -104,8 +111,7 @@ class Broadcast:
         if fence and self._newest_announcement().full < (
             full.version or 0
         ):  # the earlier trainer died before it announced it
-            announcement = Announcement(self._trainer, full.version or 0, run=self._run)
-            announce(self._client, self._keys, announcement)
+            announce(self._client, self._keys, replace(self._announcement, full=full.version or 0))
         return max(full.version or 0, partial.version or 0)
 
     def push(
@@ -142,7 +148,7 @@ class Broadcast:
         self.published = ()
         if trained.keys() == everything.keys() and not (lora_only and not fully):
             self._publish(self._trainer, everything)
-            self._announcement = Announcement(self._trainer, self.version, run=self._run)
+            self._announcement = replace(self._announcement, full=self.version, partial=0)
         if adapter is not None:  # after a full update too: makers without LoRA layers merge it
             self._publish_adapter(adapter, _trained(inner, everything))
             self._announcement = replace(self._announcement, partial=self.version)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from redrb.connection import Client
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
+from redrb.keys import WeightKeys
+from redrb.runtime.agreement import Agreement
 from redrb.runtime.announcements import Announcement, AnnouncementReader, maker_key, trainer_key
 from redrb.runtime.broadcast import partial_name
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
+from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.reading.prepared_load import PreparedLoad
 from redrb.weights.tensors.fitting import Strict
 
@@ -39,9 +42,19 @@ class WeightFollower:
     """
 
     def __init__(
-        self, client: Client, namespace: str, maker: str, models: ModelUpdates, *, chosen: str
+        self,
+        client: Client,
+        namespace: str,
+        maker: str,
+        models: ModelUpdates,
+        *,
+        chosen: str,
+        agree: Mapping[str, str] | None = None,
     ) -> None:
-        """Follow the trainers that name `maker`, and the trainer `chosen` until one does."""
+        """Follow the trainers that name `maker`, and the trainer `chosen` until one does.
+
+        Weights of a trainer that has other settings than `agree` are refused (`Agreement`).
+        """
         self._client = client
         self._namespace = namespace
         self._maker = maker
@@ -51,6 +64,7 @@ class WeightFollower:
             client, trainer_key(namespace, chosen)
         )
         self._models = models
+        self._agreement = Agreement(maker, agree or {})
         self._trainer = self._run = ""
         self._pending: Announcement | None = None  # not fetched yet, because Redis was away
         self._announced = 0  # the full update that makes the models complete
@@ -68,6 +82,7 @@ class WeightFollower:
             WeightError, DecodeError: As `WeightSubscriber.poll` does; the models keep their
                 weights until the next announcement.
             StoreUnavailable: Redis stayed away; the next call goes on.
+            ConfigError: A trainer with other settings than the maker's has started.
         """
         return self._follow(0.0)
 
@@ -79,13 +94,18 @@ class WeightFollower:
         Raises:
             WeightTimeout: No full update came in time.
             WeightMismatch: It does not fit the models, which keep their weights.
+            ConfigError: The trainer has other settings than the maker.
             DecodeError: An announcement or the weights are damaged.
         """
         started = time.monotonic()
+        keys = WeightKeys.of(self._namespace, self.trainer)
+        missing = MissingWeights(self._client, keys, self.trainer)
         cause: Exception | None = None
         while not self.complete and not ended():
             left = started + timeout - time.monotonic()
             if left <= 0:
+                if self._agreement.pending:
+                    raise self._agreement.pending
                 raise WeightTimeout(
                     name=f"of {self._trainer or self._chosen_name} for maker {self._maker}",
                     newer_than=0,
@@ -93,7 +113,8 @@ class WeightFollower:
                     waited_s=time.monotonic() - started,
                 ) from cause
             try:
-                self._follow(min(left, _WAIT_S))
+                if not self._follow(min(left, _WAIT_S)) and not self._agreement.pending:
+                    missing.log()
             except WeightMismatch:
                 raise
             except (StoreUnavailable, WeightError) as error:
@@ -113,9 +134,10 @@ class WeightFollower:
         Raises:
             As `follow` does.
         """
-        announcement = self._next_announcement(0.0 if self._pending else wait_s) or self._pending
+        found = self._next_announcement(0.0 if self._pending else wait_s)
+        announcement = found if self._agreement.accepts(found) else self._pending
         if announcement is None:
-            return False
+            return found is not None
         self._pending = announcement
         try:
             with self._changing:

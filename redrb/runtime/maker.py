@@ -88,6 +88,10 @@ class ExperienceMakerHolder(MakerLoop):
             lower it.
         admission: False begins groups without asking for rights, also in tasks with a bound of
             staleness: their groups may expire.
+        agree: Settings, by name and as texts, in which the trainer must agree with this maker. The
+            maker takes no weights of a trainer that announces others (`DetachedTrainer(agree=)`):
+            `workingloop` raises `ConfigError`, which names the settings that differ; at its start
+            only after half a minute, because a trainer may just be starting with them.
         end_with_job: End `workingloop` when the trainer that the maker follows announces the end of
             the job (`DetachedTrainer.end_job`); of several trainers all must have done so.
         in_flight_updates: Fetch new weights while `workingloop` generates and swap them in between
@@ -143,6 +147,7 @@ class ExperienceMakerHolder(MakerLoop):
         room_timeout: float | None = None,
         max_unsent: int = 256,
         admission: bool = True,
+        agree: Mapping[str, str] | None = None,
         end_with_job: bool = True,
         in_flight_updates: bool = False,
         stream_options: Mapping[str, Any] | None = None,
@@ -161,6 +166,7 @@ class ExperienceMakerHolder(MakerLoop):
             first_timeout=weights_timeout,
             update_timeout=update_timeout,
             in_flight=in_flight_updates,
+            agree=agree or {},
         )
         self.name = check_name("maker", name)
         self._debug = debug
@@ -254,7 +260,8 @@ class ExperienceMakerHolder(MakerLoop):
             WeightTimeout: No full update came in time.
             WeightMismatch: The first update does not fit the models. Later ones are logged, and the
                 models keep their weights.
-            ConfigError: There are several passes over an iterator, which yields its batches once.
+            ConfigError: There are several passes over an iterator, which yields its batches once;
+                or the trainer has other settings than `agree`.
             RecordError: A batch is neither a tensor, a dict of tensors nor a list.
             SendFailed: Groups could not be sent; the error counts them and names the cause. The
                 newest batch was then sent as well, unless a note of the error denies it.

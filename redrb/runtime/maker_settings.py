@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redrb.errors import ConfigError
@@ -52,6 +52,7 @@ class WeightSettings:
         first_timeout: Seconds to wait for it.
         update_timeout: Seconds between two calls of an update in chunks, until it is dropped.
         in_flight: Whether weights change between two tokens as well.
+        agree: Text of each setting in which the trainer must agree with the maker.
     """
 
     follow: str
@@ -59,3 +60,4 @@ class WeightSettings:
     first_timeout: float
     update_timeout: float
     in_flight: bool
+    agree: Mapping[str, str] = field(default_factory=dict)

@@ -62,7 +62,9 @@ class MakerWeights:
         self._settings = settings
         self._stop = stop
         self._follower = WeightFollower(
-            client, namespace, maker, self.updates, chosen=settings.follow
+            *(client, namespace, maker, self.updates),
+            chosen=settings.follow,
+            agree=settings.agree,
         )
         self._in_flight = (
             InFlightUpdates(self._follower, self.updates) if settings.in_flight else None
@@ -90,6 +92,7 @@ class MakerWeights:
         Raises:
             WeightTimeout: No full update came in time.
             WeightMismatch: The update does not fit the models.
+            ConfigError: The trainer has other settings than the maker.
         """
         if not self._initialised:
             with stoppable(self._stop.waits):
@@ -107,6 +110,7 @@ class MakerWeights:
 
         Raises:
             WeightError, DecodeError: The first update cannot be loaded. Later ones are logged.
+            ConfigError: A trainer with other settings than the maker's has started.
         """
         began = time.monotonic()
         try:

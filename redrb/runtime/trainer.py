@@ -77,6 +77,8 @@ class DetachedTrainer(TrainerHooks, ABC):
         world_size: Number of trainers that share the task.
         weights_dtype: Dtype in which weights are sent, such as "bfloat16"; default: the models'.
             `take_over` loads the weights as they were sent.
+        agree: Settings, by name and as texts, in which makers must agree with this trainer: makers
+            that were given others (`ExperienceMakerHolder(agree=)`) end with `ConfigError`.
         stop_timeout: Seconds that `fit`, the last update of the makers and `close` may spend on
             Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
             is finished and does not count.
@@ -126,6 +128,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         rank: int | None = None,
         world_size: int | None = None,
         weights_dtype: str | torch.dtype | None = None,
+        agree: Mapping[str, str] | None = None,
         stop_timeout: float = STOP_TIMEOUT_S,
         **stream_options: Any,
     ) -> None:
@@ -151,7 +154,11 @@ class DetachedTrainer(TrainerHooks, ABC):
                 train_batch_size, buffer_limit, task=task, namespace=namespace, **stream_options
             )
             makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
-            self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
+            self._broadcast = Broadcast(
+                *(self._client, namespace, name, makers),
+                dtype=weights_dtype,
+                settings=None if rank else agree,
+            )
             worker = self.buffer.stream.worker
             worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
             worker.weights_name = name

@@ -12,11 +12,11 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
+from redrb.connection.scanning import scan
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.task.expiration import EXPIRE_GROUPS
-from redrb.weights.inspection.listing import scan
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of, script_names
 

@@ -435,8 +435,68 @@ def test_a_run_that_restarts_with_another_batch_size_goes_on(
     with restart(8, 3) as again:  # a limit that a user gave stays
         assert most(again) == str(RateLimit.queue(64))
         assert not again.stream.settings().implied
-    with pytest.raises(TaskMismatch, match=r"stream.configure\(\.\.\.\) or `redrb set default"):
-        ExperienceStream(client, "default", namespace=namespace, rate=RateLimit.queue(24))
+
+
+def test_a_restarted_process_keeps_what_was_changed_by_hand_and_says_so_once(
+    open_stream: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its code gives the value from before the change, at each start."""
+    first = open_stream(limit=64, max_deliveries=3, rate=RateLimit.at_least(1), max_staleness=2)
+    assert not caplog.records
+    changed = {"limit": 200, "max_deliveries": None, "rate": RateLimit.queue(32), "keep": "2h"}
+    open_stream().configure(**changed)
+    again = open_stream(limit=64, max_deliveries=3, keep="1h", implied=TaskSettings(max_dead=7))
+    again.put(numbered(1), policy_version=0)
+    assert again.stats().limit == 200
+    assert {*again.settings().values} == {"limit", "rate", "keep", "max_staleness", "max_dead"}
+    held = [message.split(". Who")[0] for message in caplog.messages]
+    assert [text.split(",")[0].split(" has ")[1] for text in held] == [
+        "limit=200",
+        "max_deliveries=none",
+        "keep=2h",
+    ]
+    assert held[0].endswith("this process was given limit=64")
+    assert f"redrb set math --namespace {first.namespace}" in caplog.messages[0]
+    with pytest.raises(TaskMismatch, match="max_staleness is '2', not '3'"):
+        open_stream(limit=64, max_staleness=3)  # nobody has changed it
+    again.configure(limit=64)
+    caplog.clear()
+    open_stream(limit=64)
+    assert not caplog.records
+
+
+def test_settings_that_follow_from_others_do_not_replace_what_was_removed_by_hand(
+    open_stream: Opener,
+) -> None:
+    stream = open_stream(implied=TaskSettings(limit=8))
+    stream.configure(limit=None)
+    open_stream(implied=TaskSettings(limit=9))
+    assert "limit" not in stream.settings().values
+
+
+@pytest.mark.parametrize(
+    ("change", "given"), [({"order": "lifo"}, {"order": "fifo"}), ({"tags": ["a"]}, {"tags": []})]
+)
+def test_an_order_or_tags_that_differ_are_refused_also_after_a_change(
+    open_stream: Opener, change: dict[str, Any], given: dict[str, Any]
+) -> None:
+    stream = open_stream(**given)
+    stream.configure(**change)
+    with pytest.raises(TaskMismatch, match=r"stream.configure\(\.\.\.\) or `redrb set math"):
+        open_stream(**given)
+
+
+def test_what_was_changed_by_hand_holds_also_after_redis_has_lost_it(
+    open_stream: Opener, client: Client, namespace: str
+) -> None:
+    worker = open_stream(limit=64, max_deliveries=3)
+    open_stream().configure(limit=200, max_deliveries=None)
+    worker.put(numbered(1))
+    for name in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("DEL", name)
+    worker.put(numbered(1))
+    restarted = open_stream(limit=64, max_deliveries=3)
+    assert restarted.settings().values == {"limit": "200"}
 
 
 def test_a_given_setting_replaces_an_implied_one(open_stream: Opener) -> None:
@@ -464,6 +524,21 @@ def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str
             stream.configure(limit=2)
         with pytest.raises(ConfigError, match="at most 7 groups"):
             stream.take(8, timeout=0)
+
+
+def test_partitions_keep_what_was_changed_by_hand_and_one_says_so(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: dict[str, Any] = {"namespace": namespace, "partitions": 3, "limit": 64}
+    with ExperienceStream(client, "math", **given) as stream:
+        stream.configure(limit=200)
+        with ExperienceStream(client, "math", **given) as again:
+            assert again.settings().values["limit"] == "200"
+        assert len(caplog.messages) == 1
+        assert "limit=67, which stays" in caplog.messages[0]
+        assert "given limit=22 (the part of the first partition)" in caplog.messages[0]
+        with pytest.raises(TaskMismatch, match="partitions"):
+            ExperienceStream(client, "math", **given | {"partitions": 2})
 
 
 def test_partitions_refuse_an_order_together(client: Client, namespace: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 import redrb
 from redrb import BatchTimeout, ExperienceStream, LeaseLost, Mixture, TaskMismatch
 from redrb.connection import Client
+from redrb.stream.task.removal import remove_task
 from tests.conftest import Opener
 from tests.samples import numbered
 
@@ -162,6 +165,19 @@ def test_a_task_created_anew_in_another_order_is_refused(
     maker.put(numbered(1))
     with pytest.raises(TaskMismatch, match="order"):
         trainer.take(1, timeout=0)
+
+
+def test_a_maker_of_a_removed_task_says_who_has_removed_it(
+    open_stream: Opener, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = open_stream(limit=4)
+    maker.put(numbered(1))
+    remove_task(client, "math", namespace=maker.namespace)
+    maker.put(numbered(2))
+    [said] = losses(caplog)
+    assert f"because process {os.getpid()} on {socket.gethostname()} removed it (`redrb rm`" in said
+    assert "Restored from here: limit=4" in said
+    assert len(maker) == 1
 
 
 def test_the_stream_that_clears_a_task_logs_no_loss(

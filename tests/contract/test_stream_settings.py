@@ -119,7 +119,9 @@ def test_clear_deletes_everything_of_the_task(client: Client, namespace: str) ->
         stream.take(1, timeout=0).reject("bad")
         assert stream.clear() == 4
         left = client.execute("KEYS", f"redrb:{{{namespace}:math}}:*")
-        assert [key for key in left if b":wake:" not in key] == []
+        [removed] = [key for key in left if b":wake:" not in key]  # who has removed it
+        assert removed.endswith(b":removed")
+        assert 0 < client.execute("PTTL", removed) <= 3_600_000
         assert len(stream) == 0
         assert stream.stats().ledger.put == 0
         assert stream.dead_letters() == []

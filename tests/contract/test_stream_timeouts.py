@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 
-from redrb import BatchTimeout, ExperienceStream, Status
+from redrb import BatchTimeout, ExperienceStream, Mixture, Status
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within, within
 from redrb.connection.stop_time import StopTime
@@ -268,3 +269,29 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
             with ending_within(stop), pytest.raises(error):
                 CALLS[call](stream)
             assert time.monotonic() - began < 10
+
+
+def test_errors_of_puts_and_takes_name_the_namespace(client: Client, namespace: str) -> None:
+    """The most frequent cause of a wait that never ends is a wrong one."""
+    place: dict[str, Any] = {"namespace": namespace, "on_full": "error"}
+    plain = ExperienceStream(client, "math", limit=1, **place)
+    parted = ExperienceStream(client, "parted", limit=2, partitions=2, **place)
+    ranked = ExperienceStream(client, "ranked", **place)
+    mixture = Mixture(client, {"math": 1, "code": 1}, namespace=namespace)
+    takes: list[Callable[[], Any]] = [
+        *(partial(each.take, 2, at_least=1, timeout=0) for each in (plain, parted)),
+        partial(mixture.take, 2, timeout=0),
+        partial(ranked.take, 2, rank=0, world_size=2, step=0, timeout=0),
+    ]
+    puts = [partial(each.put_many, [[numbered(n)] for n in range(3)]) for each in (plain, parted)]
+    puts.append(partial(plain.put_part, "b", numbered(1), index=0, of=2, most_parts=1))
+    with plain, parted, ranked, mixture:
+        for take in takes:
+            with pytest.raises(BatchTimeout, match=f" of namespace '{namespace}': 0 of") as timeout:
+                take()
+            assert timeout.value.namespace == namespace
+        plain.put_part("a", numbered(1), index=0, of=2)
+        for put in puts:
+            with pytest.raises(StoreFull, match=f"of namespace '{namespace}'") as full:
+                put()
+            assert full.value.namespace == namespace

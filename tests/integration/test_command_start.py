@@ -42,7 +42,7 @@ def test_commands_without_tensors_import_no_torch(
     expected = [
         (["--version"], 0),
         (["--help"], 0),
-        (["stats", "task", "--over", "0.01"], 0),
+        (["stats", "task"], 0),
         (["ls", "--group", "default"], 0),
         (["set", "task", "limit=9"], 0),
         (["doctor", "task", "--over", "0.01"], 0),

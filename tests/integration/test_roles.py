@@ -18,13 +18,14 @@ from redrb.browse import Follower
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied
+from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.reading import missing
 from tests.samples import numbered, numbers
 from tests.scenes import silence
 
@@ -385,3 +386,36 @@ def test_the_rights_replace_those_that_a_user_had(
     with pytest.raises(RedrbError):
         observer.execute("FLUSHALL")
     assert client.execute("TIME")
+
+
+def test_a_maker_that_may_not_search_for_its_weights_says_so(
+    log_in: LogIn,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.0)
+    subscriber = redrb.WeightSubscriber(log_in("maker"), "policy", namespace=namespace)
+    with pytest.raises(WeightTimeout):
+        subscriber.wait(newer_than=0, timeout=0.2)
+    assert "this user may not search for weights in other namespaces" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("words", [["set", TASK, "limit=3"], ["rm", TASK, "--yes"]])
+def test_an_observer_who_changes_something_learns_that_it_may_only_read(
+    log_in: LogIn,
+    owner: Client,
+    namespace: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ExperienceStream(owner, TASK, namespace=namespace, limit=4) as stream:
+        stream.put(numbered(1))
+        before = stream.settings()
+        monkeypatch.setenv("REDRB_URL", log_in("observer").url)
+        assert main([*words, "--namespace", namespace]) == 1
+        said = capsys.readouterr().err
+        assert "this user may only read: it may not run" in said
+        assert "`redrb acl --role admin` prints those" in said
+        assert (stream.settings(), len(stream)) == (before, 1)

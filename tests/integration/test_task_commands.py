@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
+import time
+from argparse import Namespace
+from typing import Any
 
 import pytest
 import torch
 
 import redrb
 from redrb import ExperienceStream
+from redrb.commands.stats import _Stats
 from redrb.connection import Client
 from tests.integration.conftest import Run
 from tests.samples import numbered
@@ -22,7 +27,7 @@ def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> 
     assert "there are no tasks and weights" in err
     with ExperienceStream(store, "math", namespace=namespace, order="lifo") as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
-        stream.take(1, timeout=0)
+        lease = stream.take(1, timeout=0)
         redrb.WeightPublisher(store, "actor", namespace=namespace).publish({"a": torch.ones(2)})
         _, out, _ = run("ls", "--json")
         found = json.loads(out)
@@ -32,6 +37,7 @@ def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> 
         assert head.split()[:3] == ["task", "order", "waiting"]
         assert task.split()[:6] == ["math", "lifo", "1", "1", "0", "2"]
         assert weights.split()[:3] == ["actor", "1", "full"]
+        lease.release()
 
 
 def test_stats_shows_workers_rates_staleness_and_admission(
@@ -48,11 +54,11 @@ def test_stats_shows_workers_rates_staleness_and_admission(
         lease = stream.take(1, timeout=0)
         stream.worker.beat()
         code.put(numbered(1))
-        status, out, err = run("stats", "math", "code", "--over", "0.25")
+        status, out, err = run("stats", "math", "code")
         math, other = out.split("\n\ntask ")
         assert (status, "'default' has taken nothing yet" in err) == (0, True)  # task code
         figures = dict(line.rsplit(maxsplit=1) for line in math.splitlines() if line)
-        wanted = {"put": "3", "waiting completed": "2", "leased": "1", "put/s": "0.0"}
+        wanted = {"put": "3", "waiting completed": "2", "leased": "1", "put/s": None}
         wanted |= {"rights most": "250", "rights held": "0", "admission_balanced": "True"}
         assert {name: figures.get(name) for name in wanted} == wanted
         assert other.split()[:3] == ["code", "order", "fifo"]
@@ -60,13 +66,13 @@ def test_stats_shows_workers_rates_staleness_and_admission(
         assert rows["waiting"][:4] == ["waiting", "2.00", "2", "0"]  # staleness
         assert rows["maker-1"][:3] == ["maker-1", "trainer", "live"]
         assert str(os.getpid()) in rows["maker-1"]
-        lines = run("stats", "math", "code", "--json", "--over", "0.25")[1].splitlines()
+        lines = run("stats", "math", "code", "--json")[1].splitlines()
         found = [json.loads(line) for line in lines]
         shown = json.loads(run("top", "--json")[1])["state"]["tasks"]
         assert [task["name"] for task in found] == ["math", "code"]
         assert found[0].keys() == shown[1].keys()
         assert found[0]["groups"] == shown[1]["groups"]
-        assert found[0]["rates"]["put"] == 0.0
+        assert found[0]["rates"] is None  # they need several looks
         lease.release()
 
 
@@ -76,7 +82,7 @@ def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(3)])
         stream.take(1, timeout=0).ack()
-        words = ("stats", "math", "--group", "critic", "--over", "0")
+        words = ("stats", "math", "--group", "critic")
         _, out, err = run(*words)
         assert "consumer group 'critic' has taken nothing yet" in err
         figures = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if line)
@@ -85,7 +91,69 @@ def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(
         assert ([group["name"] for group in found["groups"]], found["rates"]) == (
             *(["critic", "default"], None),
         )
-    assert run("stats", "math", "--over", "-1")[0] == 2
+
+
+def test_stats_that_look_again_show_rates(
+    real_url: str, store: Client, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Namespace(
+        url=real_url, namespace=namespace, task=["math"], group="default", json=True, watch=0.25
+    )
+    stats = _Stats()
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+        stream.put(numbered(1))
+        began = time.monotonic()
+        stats.run(options)
+        stream.put_many([[numbered(n)] for n in range(9)])
+        while time.monotonic() - began < 0.25:  # two looks in quick succession have no rates
+            stream.stats()
+        stats.run(options)
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["rates"] is None
+    assert second["rates"]["put"] > 0
+
+
+def test_rm_names_the_consumers_and_makers_that_are_alive(
+    store: Client, namespace: str, run: Run
+) -> None:
+    """Also makers without a right to begin groups, and without a put that waits."""
+    with (
+        ExperienceStream(store, "math", namespace=namespace) as maker,
+        ExperienceStream(store, "math", namespace=namespace) as trainer,
+    ):
+        maker.worker.label, trainer.worker.label = "maker-1", "actor"
+        maker.put_many([[numbered(n)] for n in range(2)])
+        maker.worker.begins()
+        trainer.take(1, timeout=0).ack()
+        trainer.worker.beat()
+        status, out, err = run("rm", "math", "--yes")
+        where = f"(process {os.getpid()} on {socket.gethostname()})"
+        assert status == 1
+        assert "is in use by " in err
+        for named in (f"maker maker-1 {where}", f"trainer actor {where}"):
+            assert f"alive: {named}" in out
+            assert named in err
+        trainer.close()
+        assert run("rm", "math", "--yes")[0] == 1
+        assert len(maker) == 1
+        status, out, _ = run("rm", "math", "--yes", "--force", "--json")
+        assert [worker["label"] for worker in json.loads(out)["workers"]] == ["maker-1"]
+        assert not store.execute("EXISTS", maker._task.store.keys.task)
+
+
+def test_ls_shows_the_limits_of_tasks(store: Client, namespace: str, run: Run) -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"limit": 4096, "max_bytes": 10**9},
+        "b": {"capacity": 512},
+        "c": {"limit": 8, "partitions": 2},
+        "d": {},
+    }
+    for name, settings in tasks.items():
+        ExperienceStream(store, name, namespace=namespace, **settings).close()
+    head, *rows = run("ls")[1].splitlines()
+    begin, end = head.index("stored") + len("stored"), head.index("limit") + len("limit")
+    shown = [row[begin:end].strip() for row in rows]
+    assert shown == ["4,096, 1.0 GB", "512", "8", "-"]
 
 
 def test_rm_shows_what_it_deletes_and_asks(

@@ -408,6 +408,22 @@ def test_the_command_that_watches_a_run_has_no_password(url: str, text: str) -> 
     assert watch_advice(url, "n") == f"watch it in another terminal{text}"
 
 
+def test_the_command_that_watches_a_run_has_the_path_of_a_program_that_is_not_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `make demo`, which runs that of a virtual environment that is not active."""
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "redrb").touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["here/redrb", "demo"])
+    for path, program in (("there", tmp_path / "here" / "redrb"), ("here", "redrb"), ("", None)):
+        monkeypatch.setenv("PATH", str(tmp_path / path))
+        said = watch_advice("redis://localhost:1/0", "n")
+        expected = program or tmp_path / "here" / "redrb"
+        assert said.endswith(f" REDRB_URL=redis://localhost:1/0 {expected} top --namespace n")
+
+
 def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:
     with redrb.connect(f"fake://{namespace}") as client:
         for task in ("sort", "other"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,10 @@ def test_the_target_is_not_reached_by_rewards_that_survive(
 ) -> None:
     events: Events = []
     recipe = kind(namespace=namespace)
+    with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
+        trainer.begin()
+        trainer.sync_models_to_remote_makers()  # as after a step
+    caplog.clear()
     with RecipeTrainer(client, recipe, lambda event, **all: events.append((event, all))) as trainer:
         trainer.begin()
         assert bool(trainer.stopped) == (failed == 0)
@@ -162,3 +167,27 @@ def test_a_target_that_training_rewards_reached_is_remembered(
         why, events = trained(client, Counted(**options, target_reward=2.0))
         assert "reward 2.000 has reached the target 2" in why
         assert [event for event, _ in events if event == "step"]
+
+
+@pytest.mark.parametrize("target", [0.0, 0.9, math.inf])
+def test_weights_that_nobody_has_trained_reach_no_target(
+    client: Client, namespace: str, target: float
+) -> None:
+    """Also if the trainer that has made them was started again."""
+    for _ in range(2):
+        recipe = Judged(namespace=namespace, target_reward=target)  # its rewards are 1.0
+        with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
+            trainer.begin()
+            assert not trainer.stopped
+
+
+@pytest.mark.parametrize(("target", "steps"), [(0.0, 1), (math.inf, 4)])
+def test_a_target_of_0_is_reached_by_a_step_and_inf_never(
+    client: Client, namespace: str, target: float, steps: int
+) -> None:
+    recipe = Counted(namespace=namespace, target_reward=target, steps=4)
+    with ExperienceStream(client, recipe.task_name, namespace=namespace) as stream:
+        stream.join_group()
+        stream.put_many([[numbered(reward)] for reward in range(8)])
+        _, events = trained(client, recipe)
+    assert len([event for event, _ in events if event == "step"]) == steps

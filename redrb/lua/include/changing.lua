@@ -3,7 +3,9 @@
 -- The list changes holds the newest changes, packed by msgpack: {setting, old value, new value, ms, who}; a
 -- value of '' is none, and `who` is as the client gave it.
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
--- batch size of a trainer; the field generation counts the changes, and reordered
+-- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
+-- whatever a process gives that opens the task (order, tags and partitions are not among them, because a
+-- process works by them itself); the field generation counts the changes, and reordered
 -- says that dead letters may have the score of a former order.
 --@include task clock facts settings waking waiters queries indexes
 
@@ -123,23 +125,23 @@ local function change(values, revision, who)
   return changed
 end
 
--- The settings that no user gave: a table by name.
-local function implied_settings()
+-- The settings that the field implied or configured names: a table by name.
+local function noted_settings(field)
   local found = {}
-  for name in string.gmatch(redis.call('HGET', task, 'implied') or '', '%S+') do
+  for name in string.gmatch(redis.call('HGET', task, field) or '', '%S+') do
     found[name] = true
   end
   return found
 end
 
-local function note_implied(implied)
+local function note_settings(field, noted)
   local names = {}
-  for name in pairs(implied) do
+  for name in pairs(noted) do
     names[#names + 1] = name
   end
   if #names > 0 then
-    redis.call('HSET', task, 'implied', table.concat(names, ' '))
+    redis.call('HSET', task, field, table.concat(names, ' '))
   else
-    redis.call('HDEL', task, 'implied')
+    redis.call('HDEL', task, field)
   end
 end

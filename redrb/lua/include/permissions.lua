@@ -21,6 +21,9 @@ end
 local function check_permissions(name)
   local command = forbidden_command(name)
   if command then
-    error({err = 'NOPERM this user may not run ' .. command .. ', which is needed; nothing was changed'})
+    local may = redis.acl_check_cmd
+    local reads = may('hget', name, name) and not may('hset', name, name, name)
+    error({err = 'NOPERM this user may ' .. (reads and 'only read: it may ' or '') .. 'not run ' .. command
+      .. ', which is needed; nothing was changed'})
   end
 end

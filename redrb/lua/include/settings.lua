@@ -46,8 +46,9 @@ local function pack_rules()
   }))
 end
 
--- The reply of scripts that open a task or change it: {'ok', name, value, ...}.
-local function all_settings()
+-- The reply of scripts that open a task or change it: {'ok', name, value, ...}; `held` names the settings
+-- that the caller has given and that keep another value.
+local function all_settings(held)
   local reply, stored = {'ok'}, redis.call('HMGET', task, unpack(SETTINGS))
   for i, name in ipairs(SETTINGS) do
     reply[#reply + 1], reply[#reply + 2] = name, stored[i]
@@ -58,6 +59,9 @@ local function all_settings()
   for name, value in pairs({
     epoch = redis.call('HGET', puts, 'epoch') or '0',
     generation = redis.call('HGET', task, 'generation') or '0',
+    configured = redis.call('HGET', task, 'configured') or '',
+    held = table.concat(held or {}, ' '),
+    removed = redis.call('GET', key('removed')) or '',
     unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and '1' or '',
   }) do
     reply[#reply + 1], reply[#reply + 2] = name, value

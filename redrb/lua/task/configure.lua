@@ -20,10 +20,11 @@ elseif stored ~= ARGV[2] then
   return {'changed'}
 end
 last_counted() -- refuses a task that has lost it
-local values, implied = {}, implied_settings()
+local values, implied, configured = {}, noted_settings('implied'), noted_settings('configured')
 for i = 4, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   values[name], implied[name] = value ~= '' and value, nil
+  configured[name] = name ~= 'order' and name ~= 'sampled' and name ~= 'tags' or nil
 end
 local refused = misfit(values)
 if refused then
@@ -32,7 +33,8 @@ end
 if values.order and not can_sort_by(values.order) then
   return {'unsortable'}
 end
-note_implied(implied)
+note_settings('implied', implied)
+note_settings('configured', configured)
 if change(values, ARGV[1], ARGV[3]) then
   redis.call('HINCRBY', task, 'generation', 1)
 end

@@ -13,10 +13,13 @@
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call; implied:<name>: value of a setting that no user gave,
 --         '' for none, which replaces only such a value; an order by which the stored groups cannot be sorted
---         differs
--- Returns {'ok', name, value, ..., 'epoch', epoch, 'generation', changes, 'unfinished', '1' or ''} with all
---         settings and the epoch of the producers' records; if work is unfinished, run task/fill until it is
---         done
+--         differs; configured:<name>: the same of a setting that task/configure has changed, as the caller
+--         has learned it
+-- Returns {'ok', name, value, ..., 'epoch', epoch, 'generation', changes, 'configured', names, 'held',
+--         names, 'removed', incarnation and who, 'unfinished', '1' or ''} with all settings and the epoch of
+--         the producers' records; configured: the settings that task/configure has changed; held: those of
+--         them that the caller gave another value; removed: the incarnation that was removed last, and by
+--         whom; if work is unfinished, run task/fill until it is done
 --       | {'unknown'}: there is no such task, and it is not to be created
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
@@ -39,7 +42,8 @@ if stored_incarnation and stored_incarnation == ARGV[4] then
   return all_settings()
 end
 local used, created = number(puts, 'put') > 0, not exists()
-local differing, values, defaults, implied = {'differs'}, {}, {}, implied_settings()
+local differing, values, defaults, implied = {'differs'}, {}, {}, noted_settings('implied')
+local configured, held = noted_settings('configured'), {}
 local parted = false
 local known = tonumber(redis.call('HGET', task, 'generation') or '')
 
@@ -61,7 +65,9 @@ local function ask(name, value)
   end
   local stored = redis.call('HGET', task, name) or unwritten(name, value)
   local newer = (generation or 0) > (known or math.huge) and (name ~= 'order' or can_sort_by(value))
-  if not stored or stored == value or implied[name] or newer then
+  if configured[name] and stored ~= value and not newer then
+    held[#held + 1] = name
+  elseif not stored or stored == value or implied[name] or newer then
     values[name], implied[name] = value, nil
   elseif (generation or math.huge) >= (known or 0) then
     differing[#differing + 1], differing[#differing + 2] = name, stored
@@ -70,15 +76,22 @@ end
 
 for i = 6, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
+  local learned = string.match(name, '^configured:(.*)$')
   if string.sub(name, 1, 8) == 'default_' then
     defaults[name] = value
+  elseif learned then
+    ask(learned, value)
+    if (generation or 0) >= (known or 0) then
+      configured[learned] = true
+    end
   elseif string.sub(name, 1, 8) ~= 'implied:' then
     ask(name, value)
   end
 end
 for i = 6, #ARGV, 2 do
   local name, value = string.match(ARGV[i], '^implied:(.*)$'), ARGV[i + 1]
-  if name and not values[name] and (implied[name] or redis.call('HEXISTS', task, name) == 0) then
+  local free = implied[name] or name and not configured[name] and redis.call('HEXISTS', task, name) == 0
+  if name and free and not values[name] then
     values[name], implied[name] = value ~= '' and value, value ~= '' or nil
     if name == 'order' and value ~= '' and not can_sort_by(value) then
       differing[#differing + 1], differing[#differing + 2] = name, redis.call('HGET', task, name) or 'fifo'
@@ -111,10 +124,11 @@ end
 if generation and (created or known) then
   redis.call('HSET', task, 'generation', math.max(generation, known or 0))
 end
-note_implied(implied)
+note_settings('implied', implied)
+note_settings('configured', configured)
 if not change(values, revision, who) and added then
   redis.call('HSET', task, 'revision', revision)
   pack_rules()
 end
 remove_records(server_ms())
-return all_settings()
+return all_settings(held)

@@ -15,7 +15,7 @@ class MyRecipe(Recipe):
     steps = 300
 
     states: int = option(8, "number of states; as many arms", least=2)
-    learning_rate: float = option(0.05, "of Adam", above=0)
+    learning_rate: float = option(0.05, "of Adam", above=0, agree=False)
 
     def models(self):
         """Return the models; each weight version holds all of them."""

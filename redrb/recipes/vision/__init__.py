@@ -42,7 +42,7 @@ class Vision(GRPORecipe):
 
     width: int = option(32, "width of the model", least=8)
     noise: int = option(32, "brightest noise of the background", least=0, most=255)
-    held_out_images: int = option(256, "images for evaluation", least=1)
+    held_out_images: int = option(256, "images for evaluation", least=1, agree=False)
 
     def model(self) -> nn.Module:
         """Return a model with random weights."""

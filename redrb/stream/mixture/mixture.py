@@ -197,6 +197,7 @@ class Mixture:
             if not queue or (wait.over and starving):
                 raise operation.shortages.behind_another_take(
                     str(self._ratio),
+                    self.namespace,
                     {reply.waits_for: reply.need} if starving else reply.shares,
                     self._available,
                     wait.waited_s,

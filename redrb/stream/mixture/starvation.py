@@ -52,6 +52,7 @@ class Shortages:
     def behind_another_take(
         self,
         mixture: str,
+        namespace: str,
         missing: Mapping[str, int],
         available: Callable[[str], int],
         waited_s: float,
@@ -62,6 +63,7 @@ class Shortages:
 
         Args:
             mixture: Name of the mixture in messages.
+            namespace: Namespace of its tasks.
             missing: Task -> groups, of the task that starves the take whose turn it is, or of all
                 tasks of this one.
             available: Counts the groups that wait in a task.
@@ -73,7 +75,7 @@ class Shortages:
                 self.add(task)
         counts = {task: (available(task), needed) for task, needed in missing.items()}
         note = f"An earlier take from the mixture {mixture} has not ended: it needs these groups."
-        return _timeout(counts, note, waited_s)
+        return _timeout(counts, namespace, note, waited_s)
 
     def out_of_time(
         self,
@@ -102,11 +104,12 @@ class Shortages:
                     counts[task] = (waiting, share)
                     self.add(task)
         note = f"To take {sum(shares.values())} groups from the mixture {mixture}."
-        return _timeout(counts, note, waited_s, error)
+        return _timeout(counts, error.namespace, note, waited_s, error)
 
 
 def _timeout(
     counts: Mapping[str, tuple[int, int]],
+    namespace: str,
     note: str,
     waited_s: float,
     first: BatchTimeout | None = None,
@@ -115,12 +118,14 @@ def _timeout(
 
     Args:
         counts: Task -> groups that wait, and groups needed.
+        namespace: Namespace of the tasks.
         note: A sentence about the take.
         waited_s: Seconds waited.
         first: Error of the task for which the take waited.
     """
     error = BatchTimeout(
         task=", ".join(counts),
+        namespace=namespace,
         wanted=sum(needed for _, needed in counts.values()),
         available=sum(available for available, _ in counts.values()),
         waited_s=waited_s,

@@ -423,6 +423,7 @@ class Collector:
         replies = collection.short.values()
         return BatchTimeout(
             task=self._task,
+            namespace=self._partitions[0].namespace,
             wanted=collection.request.least,
             available=available,
             waited_s=wait.waited_s,

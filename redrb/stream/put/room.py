@@ -138,19 +138,25 @@ class Room:
 
     def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
         """Return the error of an attempt that found no room."""
-        task, reason = self._store.task, reply.setting
+        namespace, reason = self._store.keys.namespace, reply.setting
+        task = f"task {self._store.task!r} of namespace {namespace!r}"
         if reply.outcome == "memory":
             reason = "memory"
             message = (
-                f"Redis at {self._store.client.where} is at its memory limit and task {task!r} "
-                "cannot grow: raise maxmemory, or let trainers catch up."
+                f"Redis at {self._store.client.where} is at its memory limit and {task} cannot "
+                "grow: raise maxmemory, or let trainers catch up."
             )
         elif reason == "rate":
-            message = f"task {task!r}: its rate holds puts back until trainers have read more."
+            message = f"{task}: its rate holds puts back until trainers have read more."
         else:
             message = (
-                f"task {task!r} is full and nothing made room: trainers must take and "
-                "acknowledge groups (`redrb top --namespace NAMESPACE`), or raise limit / "
-                "max_bytes."
+                f"{task} is full and nothing made room: trainers must take and acknowledge groups "
+                f"(`redrb top --namespace {namespace}`), or raise limit / max_bytes."
             )
-        return StoreFull(message, task=task, stored=len(attempt.pending.ids), reason=reason)
+        return StoreFull(
+            message,
+            task=self._store.task,
+            namespace=namespace,
+            stored=len(attempt.pending.ids),
+            reason=reason,
+        )

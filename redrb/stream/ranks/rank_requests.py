@@ -11,6 +11,7 @@ from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongSt
 from redrb.stream.ranks.scripts import MOST_STEPS, RankReply, RankStep
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.store import TaskStore
 
 Balance: TypeAlias = Literal["tokens"]
 """Quantity that is about equal in all parts."""
@@ -74,7 +75,7 @@ def checked_balance(balance: object) -> Balance | None:
 
 
 def refuse(
-    task: str,
+    store: TaskStore,
     group: str,
     request: PartRequest,
     reply: RankReply,
@@ -82,8 +83,9 @@ def refuse(
     similar: Callable[[], tuple[str, ...]],
 ) -> NoReturn:
     """Raise the error that a reply without a part means; `similar` finds tasks of like names."""
+    task = store.task
     if reply.outcome == "ended":
-        raise _ended(task, request, reply, waited_s, similar)
+        raise _ended(store, request, reply, waited_s, similar)
     step = request.place.step
     if reply.outcome == "done":
         why = "all ranks have acknowledged it already"
@@ -95,14 +97,14 @@ def refuse(
 
 
 def _ended(
-    task: str,
+    store: TaskStore,
     request: PartRequest,
     reply: RankReply,
     waited_s: float,
     similar: Callable[[], tuple[str, ...]],
 ) -> RankLost | LeaseLost | BatchTimeout:
     """Return the error of an attempt that ended for all ranks."""
-    place = request.place
+    task, place = store.task, request.place
     if reply.text == "lost":
         return RankLost(task=task, step=place.step, ranks=reply.ranks)
     if reply.text == "anew":
@@ -121,6 +123,7 @@ def _ended(
     fates = fates_seen_by(counts, available, leased_here=None)
     return BatchTimeout(
         task=task,
+        namespace=store.keys.namespace,
         wanted=request.take.least,
         available=available,
         waited_s=waited_s,

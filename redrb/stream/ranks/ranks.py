@@ -131,8 +131,10 @@ class Ranks:
         return reply
 
     def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> NoReturn:
-        task, group = self._store.task, self._consumer.group
-        refuse(task, group, request, reply, wait.waited_s, self._task.similar)
+        refuse(
+            *(self._store, self._consumer.group, request, reply, wait.waited_s),
+            self._task.similar,
+        )
 
     def _end(self, request: PartRequest, attempt: int) -> None:
         """End an attempt for which ranks are missing; the errors count the groups that wait."""

@@ -214,6 +214,7 @@ class Taker:
         fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
         return BatchTimeout(
             task=self._store.task,
+            namespace=self._store.keys.namespace,
             wanted=request.least,
             available=reply.amount,
             waited_s=waited_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 from redrb.connection.transport import Argument, Pipeline
@@ -34,6 +34,9 @@ REQUEUE_LETTERS = 20
 SETTLE_GROUPS = 100
 """Most groups that one script call acknowledges for a checkpoint."""
 
+REMOVED_TTL_MS = 3_600_000
+"""Time for which processes that used a removed task learn who has removed it."""
+
 
 class TaskScripts:
     """Runs the scripts that concern a task as a whole."""
@@ -55,6 +58,7 @@ class TaskScripts:
         create: bool,
         incarnation: str = "",
         generation: int | None = None,
+        configured: Collection[str] = (),
     ) -> dict[str, str] | None: ...
 
     def open(
@@ -65,11 +69,14 @@ class TaskScripts:
         create: bool = True,
         incarnation: str = "",
         generation: int | None = None,
+        configured: Collection[str] = (),
     ) -> dict[str, str] | None:
         """Create the task, or compare its settings; returns all of them, "" for those not given.
 
         The fields "epoch" and "generation" beside them are that of the producers' records, and the
-        number of changes. Without `create`, None is returned for a task that does not exist.
+        number of changes; "configured" names the settings that `configure` has changed, and "held"
+        those of them that are given here with another value and stay as they are. Without `create`,
+        None is returned for a task that does not exist.
 
         Args:
             settings: Settings that the task must have; "" for one that was removed.
@@ -78,6 +85,7 @@ class TaskScripts:
             incarnation: Of the task as the caller has opened it: in this incarnation nothing is
                 compared.
             generation: Changes of settings that the caller knows of; None at its first open.
+            configured: Names of settings that `configure` has changed, as the caller knows.
 
         Raises:
             TaskMismatch: The task exists with other settings.
@@ -86,9 +94,10 @@ class TaskScripts:
                 setting that `groups_per_version` excludes.
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
-        flat = [word for item in asked.items() for word in item]
-        for name, value in (implied or {}).items():
-            flat += [f"implied:{name}", value]
+        flat: list[str] = []
+        for given, kind in ((asked, ""), (implied or {}, "implied:")):
+            for name, value in given.items():
+                flat += [f"configured:{name}" if name in configured else f"{kind}{name}", value]
         changes = "" if generation is None else generation
         who = caller(self._store)
         arguments: list[Argument] = [uuid.uuid4().hex, int(create), who, incarnation, changes]
@@ -364,7 +373,9 @@ class TaskScripts:
         look.add("HGET", self._store.keys.task, "incarnation")
         look.add("XLEN", self._store.keys.stream)
         incarnation, found = self._store.exchange(look)
-        outcome, *stored = self._store.run("task/clear", [incarnation or ""])
+        who = caller(self._store)
+        arguments: list[Argument] = [incarnation or "", who, REMOVED_TTL_MS]
+        outcome, *stored = self._store.run("task/clear", arguments)
         return int(stored[0] if outcome == b"cleared" else found)
 
     def stats(self, group: str) -> dict[str, int]:

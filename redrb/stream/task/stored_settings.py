@@ -15,6 +15,7 @@ from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
 from redrb.stream.arguments import period_text
 from redrb.stream.task.rate import RateLimit
+from redrb.stream.task.setting_texts import shown_value
 from redrb.stream.task.settings import NUMBERS, STORED_NAMES, TaskSettings
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
@@ -135,6 +136,11 @@ def settings_in(fields: Mapping[str, str]) -> TaskSettings:
     if fields.get("keep_ms"):
         given["keep"] = period_text(int(fields["keep_ms"]))
     return TaskSettings(**given)
+
+
+def setting_text(name: str, value: str) -> str:
+    """Return a setting, as Redis keeps it, as `redrb set` reads it, such as "limit=64"."""
+    return f"{_PUBLIC.get(name, name)}={shown_value(name, _text(name, value)) or 'none'}"
 
 
 def caller(store: TaskStore) -> str:

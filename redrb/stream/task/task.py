@@ -21,7 +21,7 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import StoredSettings, read_settings
+from redrb.stream.task.stored_settings import StoredSettings, read_settings, setting_text
 from redrb.stream.waiting import Wait
 
 SEARCH_AGAIN_S = 30.0
@@ -90,6 +90,8 @@ class Task:
         self._declared = settings.as_stored()
         self._implied = {} if implied is None else _implied_beside(settings, implied)
         self._generation: int | None = None
+        self._configured: frozenset[str] = frozenset()
+        self._removed = ""
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
@@ -126,7 +128,7 @@ class Task:
             self.store.run("task/join", [group, ""])  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
         if before and self._noted.setdefault(incarnation, mine) is mine:
-            self._log_loss()
+            self._log_loss(before)
 
     def stored_settings(self) -> StoredSettings:
         """Return the settings that the task has now, and the record of their changes.
@@ -195,21 +197,40 @@ class Task:
         """Note the kind of groups that the task remembers since a put from here."""
         self.description = replace(self.description, kind=kind)
 
-    def _log_loss(self) -> None:
+    def _log_loss(self, before: str) -> None:
         settings = self._declared | self._implied
         given = [f"{name}={value}" for name, value in settings.items() if value]
+        removed, _, who = self._removed.partition(" ")
+        why = "Redis lost its data, or another process cleared the task over an hour ago"
+        if removed == before:
+            host, pid, user = (who.split(" ") + [""] * 3)[:3]
+            by = f" as user {user}" if user else ""
+            why = f"process {pid} on {host}{by} removed it (`redrb rm`, or stream.clear())"
         _log.warning(
-            "task %r was created anew, because Redis lost its data or another process cleared the "
-            "task: its waiting and leased groups, ledger, history and dead letters are gone. "
-            "Restored from here: %s",
-            self.name,
+            "task %r was created anew, because %s: its waiting and leased groups, ledger, history "
+            "and dead letters are gone. Restored from here: %s",
+            *(self.name, why),
             ", ".join(given) or "nothing, this process gave it no settings",
         )
+
+    def _log_held(self, stored: Mapping[str, str]) -> None:
+        for name in stored["held"].split():
+            _log.warning(
+                "task %r has %s, which stays, because `redrb set` or stream.configure(...) has "
+                "changed it since the task was created; this process was given %s%s. Who changed "
+                "it: redrb set %s --namespace %s",
+                *(self.name, setting_text(name, stored[name])),
+                setting_text(name, self._declared[name]),
+                "" if "partitions" not in self._declared else " (the part of the first partition)",
+                *(self.name, self._namespace),
+            )
 
     @Reading("the settings of a task")
     def _learn(self, stored: Mapping[str, str]) -> None:
         """Note the values that the settings given from here have now."""
         self._generation = int(stored["generation"])
+        self._configured = frozenset(stored["configured"].split())
+        self._removed = stored["removed"]
         for given in (self._declared, self._implied):
             for name in tuple(given):
                 given[name] = stored[name]
@@ -222,6 +243,7 @@ class Task:
                 create=self._create,
                 incarnation=incarnation,
                 generation=self._generation,
+                configured=self._configured,
             )
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
@@ -233,6 +255,8 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if self._is_listed:
             Registry(self._client, self._namespace).add("task", self.name)
+        if self._is_listed:  # each partition has its part of the limits, and the first one says it
+            self._log_held(stored)
         self._learn(stored)
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)

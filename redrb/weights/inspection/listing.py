@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
@@ -180,16 +179,6 @@ def layout_of(steps: list[Step]) -> Layout:
     if not layouts:
         raise ConfigError("this version is not kept any more: take a newer one.")
     return layouts[-1]
-
-
-def scan(client: Client, pattern: str) -> Iterator[bytes]:
-    """Yield the keys of one server that match a pattern."""
-    cursor = b"0"
-    while True:
-        cursor, found = client.execute("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-        yield from found
-        if cursor == b"0":
-            return
 
 
 def _aged(version: WeightVersion, now_s: float) -> KeptVersion:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
+from redrb.connection.scanning import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
     catalogue_of,
     nothing_published,
-    scan,
     stored_bytes,
 )
 from redrb.weights.wire import stored_keys

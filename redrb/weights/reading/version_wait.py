@@ -8,6 +8,7 @@ import time
 from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.errors import WeightTimeout
 from redrb.weights.reading.catalogue import Catalogue
+from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.manifest import WeightVersion
 
 
@@ -21,6 +22,7 @@ def wait_for_version(
         StoreUnavailable: Redis stayed away.
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
+    missing = MissingWeights(catalogue.everywhere, catalogue.keys, catalogue.name)
     look = catalogue.newer_than if larger else catalogue.other_than
     while True:
         left = max(0.0, deadline - time.monotonic())
@@ -30,6 +32,8 @@ def wait_for_version(
             found = _block(catalogue, version, min(left, BLOCK_S), retry_s=retry_s)
         if found is not None:
             return found
+        if not version:
+            missing.log()
         if not left:
             newest = catalogue.newer_than(0, retry_s=0)
             raise WeightTimeout(

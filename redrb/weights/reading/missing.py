@@ -1,0 +1,88 @@
+"""`MissingWeights`: logs where weights are that a process waits for in vain."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from redrb.connection import Client
+from redrb.connection.deadline import within
+from redrb.connection.scanning import scan
+from redrb.errors import StoreDenied, StoreError
+from redrb.keys import WeightKeys
+
+LOG_AFTER_S: Final = 10.0
+SEARCH_S: Final = 1.0
+MOST_NAMESPACES: Final = 10
+
+_NAMESPACE = re.compile(rb"redrb:\{([^:{}]+):weights:.*")
+
+_log = logging.getLogger("redrb")
+
+
+class MissingWeights:
+    """One wait for the first version of some weights, which is often one in the wrong namespace."""
+
+    def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
+        """Begin to wait for the weights `name`, whose keys are `keys`."""
+        self._client = client
+        self._keys = keys
+        self._name = name
+        self._began = time.monotonic()
+        self._logged = False
+
+    def log(self) -> None:
+        """Log the missing weights, once, if the wait lasts longer than `LOG_AFTER_S`."""
+        waited_s = time.monotonic() - self._began
+        if self._logged or waited_s < LOG_AFTER_S:
+            return
+        self._logged = True
+        where = self._client.where
+        _log.warning(
+            "waiting for weights %r in namespace %r at %s, for %.0f s now: %s",
+            *(self._name, _namespace(self._keys.versions.encode()), where, waited_s),
+            self._advice(),
+        )
+
+    def _advice(self) -> str:
+        own = self._keys.versions.encode()
+        try:
+            with within(SEARCH_S):
+                found = self._published()
+        except StoreDenied:
+            return (
+                "no trainer has announced them. Check that a trainer runs, and that it has this "
+                "namespace and URL; this user may not search for weights in other namespaces"
+            )
+        except (RedisError, StoreError) as error:
+            return f"no trainer has announced them; other namespaces were not searched: {error}"
+        if own in found:
+            return "they are published, and no trainer has announced them. Check that one runs"
+        if not found:
+            return (
+                "nobody has published weights of this name in any namespace here. Check that the "
+                "trainer runs, and that it has this URL and this name for its weights"
+            )
+        names = sorted(map(_namespace, found))
+        more = f" and {len(names) - MOST_NAMESPACES} others" * (len(names) > MOST_NAMESPACES)
+        listed = ", ".join(map(repr, names[:MOST_NAMESPACES])) + more
+        return f"nobody has published them there. Namespaces with weights of this name: {listed}"
+
+    def _published(self) -> set[bytes]:
+        """Return the keys of all weights of this name, in all namespaces."""
+        pattern = WeightKeys.in_any_namespace(self._name)
+        return {
+            key
+            for server in self._client.primaries()
+            for key in scan(server, pattern)
+            if _NAMESPACE.fullmatch(key)
+        }
+
+
+def _namespace(key: bytes) -> str:
+    found = _NAMESPACE.fullmatch(key)
+    return "" if found is None else found[1].decode(errors="backslashreplace")

@@ -1,0 +1,129 @@
+"""A process that waits for weights in the wrong namespace says so, and names the right ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from torch import nn
+
+from redrb import Client, WeightPublisher, WeightSubscriber
+from redrb.engines import weights as engine_weights
+from redrb.engines.weights import EngineWeights
+from redrb.errors import WeightTimeout
+from redrb.runtime.agreement import Agreement
+from redrb.runtime.broadcast import Broadcast
+from redrb.runtime.following import WeightFollower
+from redrb.runtime.model_updates import ModelUpdates
+from redrb.weights.reading import missing
+
+Waiting = Callable[[Client, str, str], None]
+
+
+def subscriber(client: Client, namespace: str, name: str) -> None:
+    WeightSubscriber(client, name, namespace=namespace).wait(newer_than=0, timeout=0.3)
+
+
+def follower(client: Client, namespace: str, name: str) -> None:
+    models = ModelUpdates({"actor": nn.Linear(1, 1)}, timeout_s=5)
+    maker = WeightFollower(client, namespace, "m", models, chosen=name)
+    maker.wait_until_complete(0.3, lambda: False)
+
+
+def reference(client: Client, namespace: str, name: str) -> None:
+    Agreement("m", {"base": "10"}).wait(client, namespace, name, 0.3)
+
+
+def engine(client: Client, namespace: str, name: str) -> None:
+    server: Any = None  # it gets nothing
+    with TemporaryDirectory() as folder:
+        weights = EngineWeights(client, name, server, folder, namespace=namespace)
+        asyncio.run(weights.update(timeout=0.9))
+
+
+WAITS: list[Waiting] = [subscriber, follower, reference]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.0)
+
+
+def logged(
+    caplog: pytest.LogCaptureFixture, wait: Waiting, client: Client, namespace: str, name: str
+) -> str:
+    with pytest.raises(WeightTimeout):
+        wait(client, namespace, name)
+    found: list[str] = [each for each in caplog.messages if each.startswith("waiting for weights")]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_in_the_wrong_namespace_names_the_right_ones(
+    client: Client, namespace: str, wait: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = nn.Linear(1, 1).state_dict()
+    for place, name in (("-a", "sort"), ("-b", "sort"), ("-c", "sort.partial"), ("-d", "other")):
+        name = f"{name}-{namespace}" if name == "sort" else name
+        WeightPublisher(client, name, namespace=namespace + place).publish(state)
+    text = logged(caplog, wait, client, namespace, f"sort-{namespace}")
+    assert f"in namespace '{namespace}' at {client.where}, for 0 s now" in text
+    assert text.endswith(f"weights of this name: '{namespace}-a', '{namespace}-b'")
+
+
+def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.3)
+    monkeypatch.setattr(engine_weights, "_WAIT_S", 0.1)  # each wait is too short for a log line
+    state = nn.Linear(1, 1).state_dict()
+    WeightPublisher(client, namespace, namespace="right").publish(state)
+    assert "weights of this name: 'right'" in logged(caplog, engine, client, namespace, namespace)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_wait_for_weights_that_nobody_has_published(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = logged(caplog, follower, client, namespace, namespace)
+    assert "nobody has published weights of this name in any namespace here" in text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_wait_for_the_announcement_of_weights_that_are_there(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = nn.Linear(1, 1).state_dict()
+    WeightPublisher(client, "sort", namespace=namespace).publish(state)
+    text = logged(caplog, follower, client, namespace, "sort")
+    assert "they are published, and no trainer has announced them" in text
+
+
+@pytest.mark.parametrize("wait", [subscriber, follower])
+def test_a_short_wait_says_nothing(
+    client: Client, namespace: str, wait: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(WeightTimeout):
+        wait(client, namespace, "sort")
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_maker_with_weights_says_nothing(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Broadcast(client, namespace, "sort", []).push({"actor": nn.Linear(1, 1)}, fully=True)
+    models = ModelUpdates({"actor": nn.Linear(1, 1)}, timeout_s=5)
+    maker = WeightFollower(client, namespace, "m", models, chosen="sort")
+    maker.wait_until_complete(30, lambda: False)
+    with pytest.raises(WeightTimeout):
+        WeightSubscriber(client, "sort", namespace=namespace).wait(newer_than=1, timeout=0.2)
+    assert not caplog.records
