@@ -59,6 +59,9 @@ class SGLangEngine(Engine):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
+    async def _weights_label(self) -> str:
+        return str((await self._client.get("/get_model_info")).get("weight_version"))
+
     async def _pause(self) -> None:
         await self._client.post("/pause_generation", {"mode": "abort"})
 
