@@ -10,16 +10,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from redrb.checks import checked_number
+from redrb.engines.completions import Finish, Generation, Part, missing_in
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
-
-Finish: TypeAlias = Literal["stop", "length", "abort"]
-"""Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
 
 QUIET_S = 1.0
 """Seconds without a reply after which a paused server is taken to have no aborted request left."""
@@ -33,49 +30,9 @@ _RESUME_S = 2.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 """Pauses between two requests to a server that is away."""
 
-_LEAST, _ROUNDING = -3e38, 1e-4
-"""The least log-probability that float32 holds, and what rounding may add to one of 0."""
-
-_TOKENS = 2**31
-"""No vocabulary has a token id as large as this."""
-
 _log = logging.getLogger("redrb")
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Generation:
-    """A sampled completion.
-
-    Attributes:
-        tokens: Token ids, the stop token included.
-        log_probs: Log-probability of each, as the server computed it.
-        versions: Weight version that computed each; -1: not known.
-        finish: Why it ended.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish: Finish = "abort"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The reply to one request of an engine, as the server sent it.
-
-    Attributes:
-        tokens: Token ids.
-        log_probs: Log-probability of each.
-        finish: Why the server ended it.
-        label: The label of the server's weights after it was sampled; None: not asked for.
-    """
-
-    tokens: list[Any]
-    log_probs: list[Any]
-    finish: Any
-    label: str | None = None
 
 
 class WeightsReplacedError(EngineError):
@@ -285,7 +242,9 @@ class Engine(ABC):
                 f"{part.finish!r:.80}.",
                 where=self._client.where,
             )
-        self._check(part, max_new_tokens)
+        missing = missing_in(part, max_new_tokens)
+        if missing is not None:
+            raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
         if part.finish == "abort" and not part.tokens and not is_ours:
             raise EngineError(
@@ -293,20 +252,6 @@ class Engine(ABC):
                 where=self._client.where,
             )
         return part
-
-    def _check(self, part: Part, most: int) -> None:
-        """Raise if a reply is no completion of at most `most` tokens."""
-        count = len(part.tokens)
-        if count != len(part.log_probs):
-            raise self._malformed("a log-probability for each token")
-        if count > most or (not count and most and part.finish != "abort"):
-            raise self._malformed(f"at most {most} tokens, and at least one: they were {count}")
-        if not all(type(token) is int and 0 <= token < _TOKENS for token in part.tokens):
-            raise self._malformed("token ids, which are whole numbers from 0 on")
-        if not all(
-            type(each) in (int, float) and _LEAST <= each <= _ROUNDING for each in part.log_probs
-        ):
-            raise self._malformed("log-probabilities, which are numbers up to 0")
 
     async def _repeated(
         self,

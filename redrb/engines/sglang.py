@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.engine import RETRY_S, Engine, Part
+from redrb.engines.completions import Part
+from redrb.engines.engine import RETRY_S, Engine
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 

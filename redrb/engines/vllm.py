@@ -11,7 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.engine import RETRY_S, Engine, Part
+from redrb.engines.completions import Part
+from redrb.engines.engine import RETRY_S, Engine
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 

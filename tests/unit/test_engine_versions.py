@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from redrb.engines import engine as engines
-from redrb.engines.engine import Engine, Generation, Part
+from redrb.engines.completions import Generation, Part
+from redrb.engines.engine import Engine
 
 MOST = 6
 
