@@ -50,7 +50,7 @@ class EngineServer:
         self.requests: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
         self.failing: list[int] = []  # statuses that answer the next requests
-        self.broken_load = False
+        self.broken_load: str | None = None  # a part of the paths that cannot be loaded
         self.aborts = False  # completions, as if somebody else had paused the server
         self.torn: dict[str, Any] = {}  # replaces parts of the next completion
         self.label = "default"
@@ -94,6 +94,7 @@ class EngineServer:
         for path, handler in routes.items():
             app.router.add_post(path, handler)
         app.router.add_get("/weight_info", self._weight_info)
+        app.router.add_get("/get_model_info", self._weight_info)
         self._open = asyncio.Event()
         self._open.set()
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -205,9 +206,10 @@ class EngineServer:
     async def _reload(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["method"] == "reload_weights"
-        if self.broken_load:
+        path = body["kwargs"]["weights_path"]
+        if self.broken_load is not None and self.broken_load in path:
             return web.json_response({"error": "no such file"}, status=500)
-        self._load(body["kwargs"]["weights_path"])
+        self._load(path)
         return web.json_response({"results": [None]})
 
     async def _name(self, request: web.Request) -> web.Response:
@@ -219,7 +221,7 @@ class EngineServer:
 
     async def _from_disk(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if self.broken_load:
+        if self.broken_load is not None and self.broken_load in body["model_path"]:
             refusal = {"success": False, "message": "no such file"}
             return web.json_response(refusal, status=400)
         self._load(body["model_path"])

@@ -3,7 +3,8 @@
 They need httpx: `pip install redrb[engines]`.
 """
 
-from redrb.engines.engine import Engine, Generation
+from redrb.engines.completions import Generation
+from redrb.engines.engine import Engine
 from redrb.engines.sglang import SGLangEngine
 from redrb.engines.trajectory import Trajectory
 from redrb.engines.vllm import VLLMEngine

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from redrb.checks import checked_number
+from redrb.engines.completions import Finish, Generation, Part, missing_in
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
-
-Finish: TypeAlias = Literal["stop", "length", "abort"]
-"""Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
 
 QUIET_S = 1.0
 """Seconds without a reply after which a paused server is taken to have no aborted request left."""
@@ -33,46 +30,13 @@ _RESUME_S = 2.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 """Pauses between two requests to a server that is away."""
 
-_ROUNDING = 1e-4
-"""What rounding may add to a log-probability of 0."""
-
 _log = logging.getLogger("redrb")
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Generation:
-    """A sampled completion.
-
-    Attributes:
-        tokens: Token ids, the stop token included.
-        log_probs: Log-probability of each, as the server computed it.
-        versions: Weight version that computed each; -1: not known.
-        finish: Why it ended.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish: Finish = "abort"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The reply to one request of an engine, as the server sent it.
-
-    Attributes:
-        tokens: Token ids.
-        log_probs: Log-probability of each.
-        finish: Why the server ended it.
-        label: The label of the server's weights after it was sampled; None: not asked for.
-    """
-
-    tokens: list[Any]
-    log_probs: list[Any]
-    finish: Any
-    label: str | None = None
+class WeightsReplacedError(EngineError):
+    """A server has other weights than those that it was loading: look which are the newest."""
 
 
 class Engine(ABC):
@@ -82,9 +46,10 @@ class Engine(ABC):
     there with the new weights. Weights change only while no request is in flight, so
     `Generation.versions` tell exactly which weights computed a token.
 
-    An update gives the server's weights a label. A server that was started again, or got weights
-    from somebody else, has another one: what it samples is thrown away until it has loaded weights
-    again. While a server is away, requests are repeated: sampling changes nothing on it.
+    Each loading gives the server's weights a label that no other loading has. A completion counts
+    if the server has afterwards the label that was known before. A server that was started again,
+    or got weights from another program, has another one: what it samples is thrown away until it
+    has the weights again. While a server is away, requests are repeated: sampling changes nothing.
 
     Attributes:
         version: Weight version that the server has; None: not known, as before the first update.
@@ -106,7 +71,7 @@ class Engine(ABC):
         self._ended = asyncio.Event()
         self._label: str | None = None
         self._lost = False
-        self._away_since: float | None = None
+        self._is_away = False
         self._in_flight: set[asyncio.Task[Part]] = set()
 
     async def __aenter__(self) -> Self:
@@ -169,7 +134,7 @@ class Engine(ABC):
             if part is None:
                 continue
             if label is not None and part.label != label:
-                self._lose_weights(label, part.label)
+                self._note_label(part.label)
                 continue
             done.tokens += part.tokens
             done.log_probs += part.log_probs
@@ -182,7 +147,7 @@ class Engine(ABC):
         return done
 
     async def update(self, path: Path, version: int, label: str | None = None) -> None:
-        """Load weights from a folder that the server can read.
+        """Load weights from a folder that the server can read, unless it has them already.
 
         Args:
             path: The folder.
@@ -190,6 +155,7 @@ class Engine(ABC):
             label: Identifies them; by default the version does.
 
         Raises:
+            WeightsReplacedError: The server was started again, or got other weights, meanwhile.
             EngineError: The server could not load them. Requests then wait for an update that
                 succeeds.
         """
@@ -197,10 +163,14 @@ class Engine(ABC):
         async with self._updating:
             self._open.clear()
             try:
-                async with self._paused():
-                    self.version, self._lost = None, True
-                    await self._repeated(lambda: self._give(path, label), self._retry_s)
-                self.version, self._label, self._lost = version, label, False
+                found = await self._repeated(self._weights_label, self._retry_s)
+                if _weights_of(found) == label:  # another maker has loaded them
+                    await self._take_back_pause()  # which may have been killed before it did so
+                else:
+                    async with self._paused():
+                        self.version, self._lost = None, True
+                        found = await self._repeated(lambda: self._give(path, label), self._retry_s)
+                self.version, self._label, self._lost = version, found, False
             finally:
                 if not self._lost:
                     self._open.set()
@@ -235,16 +205,23 @@ class Engine(ABC):
                 )
         return not self._ended.is_set()
 
-    def _lose_weights(self, expected: str, found: str | None) -> None:
-        """Note that the server has other weights: requests wait for the next update."""
-        if not self._lost:
-            _log.warning(
-                "%s has the weights %r and not %r: it was started again, or updated by somebody "
-                "else. What it has sampled is thrown away until it has the right ones",
-                *(self._client.where, found, expected),
-            )
-            self._open.clear()
-            self.version, self._lost = None, True
+    def _note_label(self, found: str | None) -> None:
+        """Note the label of a completion that was expected to have another one.
+
+        If the server has other weights, requests wait for the next update.
+        """
+        if self._lost or found == self._label:  # the completion was begun before the last update
+            return
+        if _weights_of(found) == _weights_of(self._label):
+            self._label = found  # another maker has loaded the same weights again
+            return
+        _log.warning(
+            "%s has the weights %r and not %r: it was started again, or updated by another "
+            "program. What it has sampled is thrown away until it has the right ones",
+            *(self._client.where, found, self._label),
+        )
+        self._open.clear()
+        self.version, self._lost = None, True
 
     async def _sampled(
         self, tokens: list[int], *, max_new_tokens: int, **sampling: Any
@@ -265,7 +242,9 @@ class Engine(ABC):
                 f"{part.finish!r:.80}.",
                 where=self._client.where,
             )
-        self._check(part, max_new_tokens)
+        missing = missing_in(part, max_new_tokens)
+        if missing is not None:
+            raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
         if part.finish == "abort" and not part.tokens and not is_ours:
             raise EngineError(
@@ -273,21 +252,6 @@ class Engine(ABC):
                 where=self._client.where,
             )
         return part
-
-    def _check(self, part: Part, most: int) -> None:
-        """Raise if a reply is no completion of at most `most` tokens."""
-        count = len(part.tokens)
-        if count != len(part.log_probs):
-            raise self._malformed("a log-probability for each token")
-        if count > most or (not count and most and part.finish == "length"):
-            raise self._malformed(f"at most {most} tokens, and at least one: they were {count}")
-        if not all(type(token) is int and token >= 0 for token in part.tokens):
-            raise self._malformed("token ids, which are whole numbers from 0 on")
-        if not all(
-            isinstance(each, int | float) and -math.inf < each <= _ROUNDING
-            for each in part.log_probs
-        ):
-            raise self._malformed("log-probabilities, which are numbers up to 0")
 
     async def _repeated(
         self,
@@ -300,27 +264,28 @@ class Engine(ABC):
 
         Args:
             request: Sends it.
-            seconds: Time for which the server may be away, since it has answered last.
+            seconds: Time for which this request may fail.
             ended: Nothing is repeated after this event.
         """
+        failing_since: float | None = None
         for number in itertools.count():
             try:
                 result = await request()
             except EngineError as error:
                 if not error.is_outage:
-                    self._away_since = None
                     raise
                 now = time.monotonic()
-                if self._away_since is None:
-                    self._away_since = now
+                failing_since = now if failing_since is None else failing_since
+                if not self._is_away:  # said once, and not by each request
+                    self._is_away = True
                     _log.warning("an inference server is away: %s", error)
-                if now - self._away_since >= seconds or (ended is not None and ended.is_set()):
+                if now - failing_since >= seconds or (ended is not None and ended.is_set()):
                     raise
                 pause = min(_SHORTEST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
             else:
-                self._away_since = None
+                self._is_away = False
                 return result
         raise AssertionError("unreachable")
 
@@ -391,15 +356,32 @@ class Engine(ABC):
     async def _pause(self) -> None:
         """Abort the requests in flight, which return what they have, and take no new ones."""
 
-    async def _give(self, path: Path, label: str) -> None:
-        """Load weights, and give them their label.
+    async def _give(self, path: Path, label: str) -> str:
+        """Load weights, and give them a label, which is returned.
 
         Until all are loaded the server has a label that no maker expects: if this is broken off, no
-        other maker takes what is there for the weights before.
+        other maker takes what is there for the weights before. If the server has not that label any
+        more when they are loaded, it may have been started again, and gets no new one.
         """
-        await self._name(f"loading {label}")
+        loading = f"loading {label}"
+        await self._name(loading)
         await self._load(path)
-        await self._name(label)
+        found = await self._weights_label()
+        if found == loading:
+            found = f"{label}/{uuid.uuid4().hex[:8]}"
+            await self._name(found)
+        elif _weights_of(found) != label:  # else another maker has loaded the same
+            raise WeightsReplacedError(
+                f"{self._client.where} has the weights {found!r} after it has loaded {label!r}: it "
+                "was started again, or updated by another program. Load the newest weights again.",
+                where=self._client.where,
+                status=200,
+            )
+        return found
+
+    @abstractmethod
+    async def _weights_label(self) -> str:
+        """Return the label of the server's weights."""
 
     async def _name(self, label: str) -> None:
         """Give the server's weights a label; vLLM and SGLang have the same request for it."""
@@ -420,3 +402,8 @@ class Engine(ABC):
             where=self._client.where,
             status=200,
         )
+
+
+def _weights_of(label: str | None) -> str | None:
+    """Return which weights a label of `_give` names; each loading of them has another label."""
+    return None if label is None else label.rpartition("/")[0]

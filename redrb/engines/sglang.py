@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.engine import RETRY_S, Engine, Part
+from redrb.engines.completions import Part
+from redrb.engines.engine import RETRY_S, Engine
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 
@@ -58,6 +59,9 @@ class SGLangEngine(Engine):
             return Part([each[1] for each in found], [each[0] for each in found], finish, label)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
+
+    async def _weights_label(self) -> str:
+        return str((await self._client.get("/get_model_info")).get("weight_version"))
 
     async def _pause(self) -> None:
         await self._client.post("/pause_generation", {"mode": "abort"})

@@ -7,11 +7,14 @@ log-probabilities are those before the temperature, unless it is started with
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.engine import RETRY_S, Engine, Part
+from redrb.engines.completions import Part
+from redrb.engines.engine import RETRY_S, Engine
 from redrb.engines.http import JsonClient
+from redrb.errors import EngineError
 
 _TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
 
@@ -82,16 +85,24 @@ class VLLMEngine(Engine):
         label = None if self._label is None else await self._weights_label()
         return Part(*part, label)
 
-    async def _weights_label(self) -> str | None:
-        found = (await self._client.get("/weight_info")).get("weight_version")
-        return None if found is None else str(found)
+    async def _weights_label(self) -> str:
+        return str((await self._client.get("/weight_info")).get("weight_version"))
 
     async def _pause(self) -> None:
         await self._client.post("/pause", {})
 
     async def _load(self, path: Path) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        await self._client.post("/collective_rpc", body)
+        try:
+            await self._client.post("/collective_rpc", body)
+        except EngineError as error:
+            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise EngineError(  # no outage: these weights cannot be loaded, later ones perhaps
+                f"{self._client.where} could not load {path}: {error}",
+                where=self._client.where,
+                status=200,
+            ) from error
 
     async def _resume(self) -> None:
         await self._client.post("/resume", {})

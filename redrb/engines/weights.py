@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client
-from redrb.engines.engine import Engine
+from redrb.engines.engine import Engine, WeightsReplacedError
 from redrb.engines.folders import VersionFolders
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
@@ -26,6 +26,9 @@ _WAIT_S = 1.0
 
 _PAUSE_S = 1.0
 """Pause after an error."""
+
+_LOADINGS = 10
+"""Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
 
 
 class EngineWeights:
@@ -87,28 +90,53 @@ class EngineWeights:
 
         Raises:
             WeightTimeout: None was published in time.
+            ConfigError: The newest version is an adapter, or has no tensors of `model`.
             EngineError: The server could not load it.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
-        found = await self._newest(timeout)
-        label = self._label(found)
-        path = await asyncio.to_thread(
-            self._folders.use, label, lambda folder: self._write(found, folder)
-        )
-        await self._engine.update(path, found.version, label)
-        self._given = found
+        for left in reversed(range(_LOADINGS)):
+            found = await self._newest(timeout)
+            try:
+                await self._give(found)
+            except WeightsReplacedError as error:
+                if not left:
+                    raise
+                _log.warning("%s", error)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._given = found
+                break
         return found.version
 
     async def follow(self) -> None:
         """Give each version to the server, until the task is cancelled; errors are logged."""
+        said = ""
         while True:
             try:
                 await self.update(timeout=_WAIT_S)
             except WeightTimeout:
                 continue
             except (RedrbError, OSError) as error:
-                _log.warning("the server keeps its weights: %s", error)
+                if str(error) != said:
+                    _log.warning("the server does not get the newest weights: %s", error)
+                said = str(error)
                 await asyncio.sleep(_PAUSE_S)
+            else:
+                said = ""
+
+    async def _give(self, found: WeightVersion) -> None:
+        """Write a version, and let the server load it."""
+        if found.kind == "lora":
+            raise ConfigError(
+                f"version {found.version} of weights {self.name!r} is a LoRA adapter, and servers "
+                "load whole models: publish full versions, with update_lora_weights=False and no "
+                "publish_lora."
+            )
+        label = self._label(found)
+        path = await asyncio.to_thread(
+            self._folders.use, label, lambda folder: self._write(found, folder)
+        )
+        await self._engine.update(path, found.version, label)
 
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""

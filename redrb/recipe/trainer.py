@@ -20,12 +20,12 @@ from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.agreed_settings import agreed_settings
-from redrb.recipe.declared_settings import DeclaredSettings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
+from redrb.runtime.declared_settings import DeclaredSettings
 from redrb.runtime.model_placement import place_models
 from redrb.runtime.sharded_models import give_all_ranks
 from redrb.runtime.world import any_rank, rank_here, world_size_here

@@ -123,6 +123,7 @@ class Cartpole(Recipe):
         import torch
 
         from redrb.algorithms import policy_loss
+        from redrb.algorithms.aggregation import normalised
 
         data, advantages = experience.tensors, experience.advantages
         if advantages is None:
@@ -134,9 +135,8 @@ class Cartpole(Recipe):
                 logits = models["actor"](data["state"][rows]).log_softmax(-1)
                 log_prob = logits.gather(1, data["action"][rows, None])[:, 0]
                 ratio = (log_prob - data["log_prob"][rows]).exp()[:, None]
-                chosen = advantages[rows]
-                scaled = ((chosen - chosen.mean()) / (chosen.std() + 1e-8))[:, None]
                 every = torch.ones_like(ratio, dtype=torch.bool)
+                scaled = normalised(advantages[rows, None], every)
                 actor_loss = policy_loss(ratio, scaled, every, clip=self.clip)
                 values = models["critic"](data["state"][rows]).squeeze(-1)
                 critic_loss = (values - targets[rows]).square().mean()

@@ -12,6 +12,8 @@ from torch import nn
 from redrb.experience import Experience
 from redrb.experience.records import per_sample
 from redrb.runtime.callbacks import TrainerCallback
+from redrb.runtime.checkpoint import stateful_parts
+from redrb.runtime.declared_settings import DeclaredSettings
 from redrb.runtime.model_placement import PlacedModels
 from redrb.runtime.performance import TrainerPerformanceEvaluator
 from redrb.runtime.trainer import DetachedTrainer
@@ -41,6 +43,10 @@ class AlgorithmTrainer(DetachedTrainer):
         device: str | torch.device | None,
         **trainer_options: Any,
     ) -> None:
+        parts = stateful_parts(self)
+        self._declared = DeclaredSettings(  # a part of checkpoints, loaded after the optimizers
+            {name: part for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
+        )
         self._step = step
         self._update_lora_weights = update_lora_weights
         evaluators = []

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgpack
 import torch
-from torch.optim import Optimizer
+from torch import nn
 
 from redrb.disks import may_pass
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
@@ -30,7 +30,7 @@ from redrb.runtime.random_state import random_state, restore_random_state
 from redrb.staging import staging, sync_folder
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
-FORMAT = 3
+FORMAT = 4
 
 Unacked: TypeAlias = dict[str, dict[int, int]]
 """Groups that were trained and not acknowledged yet: incarnation of the task -> id -> samples."""
@@ -103,9 +103,10 @@ def stateful_parts(owner: object) -> dict[str, Stateful]:
     return found
 
 
-def _optimizer_classes(parts: Mapping[str, Stateful]) -> dict[str, str]:
+def _classes(parts: Mapping[str, Stateful]) -> dict[str, str]:
+    """Return the classes of all parts but modules, which check the names in their states."""
     return {
-        name: type(part).__name__ for name, part in parts.items() if isinstance(part, Optimizer)
+        name: type(part).__name__ for name, part in parts.items() if not isinstance(part, nn.Module)
     }
 
 
@@ -147,7 +148,7 @@ class Checkpoints:
             "format": FORMAT,
             "owner": self._owner,
             "parts": {name: part.state_dict() for name, part in parts.items()},
-            "optimizers": _optimizer_classes(parts),
+            "classes": _classes(parts),
             "random": random_state(),
             "position": stored,
             "unacked": unacked,
@@ -179,12 +180,12 @@ class Checkpoints:
                 f"{path} holds {sorted(states)}, this trainer has {sorted(parts)}: resume with the "
                 "same trainer, or use another checkpoint directory."
             )
-        for name, kind in _optimizer_classes(parts).items():
-            if content["optimizers"].get(name) != kind:
+        for name, kind in _classes(parts).items():
+            if content["classes"].get(name) != kind:
                 raise ConfigError(
-                    f"{path} holds {name} of {content['optimizers'].get(name)}, and this trainer "
-                    f"has {kind}, which cannot go on from that state: resume with the same "
-                    "optimizer, or use another checkpoint directory."
+                    f"{path} holds {name} of {content['classes'].get(name)}, and this trainer has "
+                    f"{kind}, which cannot go on from that state: resume with the same class, or "
+                    "use another checkpoint directory."
                 )
         for name, part in parts.items():
             try:
@@ -263,7 +264,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
         stored["kept"] = [_unpacked(batch, path) for batch in stored["kept"]]
         position = Position(**stored)
         unacked = {str(name): dict(groups) for name, groups in content["unacked"].items()}
-        if not {"owner", "parts", "optimizers", "random"} <= content.keys():
+        if not {"owner", "parts", "classes", "random"} <= content.keys():
             raise DecodeError(f"{path} is not a checkpoint of redrb: it lacks a part.")
     except DecodeError:
         raise

@@ -207,6 +207,35 @@ def test_later_epochs_take_ratios_to_the_policy_before_the_first(
     )  # its optimizer is a little another one
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_a_learning_rate_that_was_changed_holds_after_a_resume(
+    client: Client, namespace: str, tmp_path: Path, algorithm: str
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1, "timeout": 20}
+    options |= {"client": client, "namespace": namespace, "train_batch_size": 1}
+
+    def trainer(**rates: float) -> Any:
+        if algorithm == "grpo":
+            return DetachedGRPOTrainer([], cpu, lambda: Network(VOCABULARY), **rates, **options)
+        models = Network(VOCABULARY), Network(1)
+        return DetachedPPOTrainer([], cpu, lambda: models, critic_lr=0.5, **rates, **options)
+
+    with trainer(actor_lr=0.25) as before:
+        maker = GRPOExperienceMaker(Network(VOCABULARY), numbered, group_size=1)
+        made = maker.make_experience(prompts()[0][:1], max_new_tokens=6)
+        made.values, made.kl = torch.zeros(1, 6), torch.zeros(1, 6)
+        before.buffer.stream.put(split_experience_batch(made))
+        before.actor_optim.param_groups[0]["weight_decay"] = 0.125  # as a schedule does
+        before.fit(1, 1)
+    with trainer(actor_lr=0.75) as after:
+        assert after.resume()
+        [group] = after.actor_optim.param_groups
+        assert (group["lr"], group["weight_decay"]) == (0.75, 0.125)
+        if algorithm == "ppo":
+            assert after.critic_optim.param_groups[0]["lr"] == 0.5
+        assert after.actor_optim.state, "the optimizer's averages are those of the checkpoint"
+
+
 class LoraLinear(nn.Linear):
     """A LoRA layer as ColossalAI's."""
 

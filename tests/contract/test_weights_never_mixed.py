@@ -13,6 +13,7 @@ from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
 from redrb.weights.reading import targets
 from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.wire import stored_keys
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
 
@@ -222,3 +223,31 @@ def test_keys_of_an_attempt_whose_token_is_given_again_are_left_alone(
     published = later.publish({"a": torch.ones(3)})
     assert reader.fetch(published.version)["a"].tolist() == [1.0] * 3
     assert {key: client.execute("GET", key) for key in kept} == kept
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["a state", "a delta"])
+def test_keys_that_appear_while_a_version_is_staged_are_not_taken_for_its_own(
+    client, namespace, reader, monkeypatch, small
+):
+    """Another publisher, which a failover has given the same token, stores its chunks meanwhile."""
+    publisher = WeightPublisher(client, "actor", namespace=namespace, deltas=small)
+    state = {"a": torch.zeros(3000)}
+    publisher.publish(state)
+    before = "redrb:{" + f"{namespace}:weights:actor" + "}:"
+    count, foreign = stored_keys.count_existing, {}
+
+    def look(where, names):
+        names = list(names)
+        found = count(where, names)
+        if not foreign:
+            foreign[names[0]] = b"of another publisher"
+            client.execute("SET", names[0], foreign[names[0]])
+        return found
+
+    monkeypatch.setattr(stored_keys, "count_existing", look)
+    state["a"][:2] = 1.0
+    published = publisher.publish(state)
+    assert torch.equal(reader.fetch(published.version)["a"], state["a"])
+    [(key, value)] = foreign.items()
+    assert key.startswith(f"{before}{'delta' if small else 'chunk'}:")
+    assert client.execute("GET", key) == value

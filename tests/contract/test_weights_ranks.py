@@ -421,6 +421,33 @@ def test_a_rank_whose_state_cannot_be_published_fails_alone_and_at_once(ranks, r
     assert reader.latest() is None
 
 
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_tokens_of_any_rank_that_were_used_before_are_left_out(
+    ranks, reader, client, namespace, rank
+):
+    """A failover has lost the last tokens; their keys lie on other nodes, or came before it."""
+    state = whole()
+    parts = [shards(state, each) for each in range(WORLD)]
+    ranks(parts)
+    keys = WeightKeys.of(namespace, "actor")
+    last = int(client.execute("HGET", f"{keys.prefix}fence", "token"))
+    foreign = [
+        name(last + WORLD * attempt - rank, number, 0)
+        for attempt in range(1, 6)
+        for name in (keys.chunk, keys.delta)
+        for number in range(60)
+    ]
+    for key in foreign:
+        client.execute("SET", key, b"of another publisher")
+    state["columns"] += 1
+    state["own of 0"][7] += 1
+    published = ranks(parts)
+    assert [each.version for each in published] == [2] * WORLD
+    found = reader.fetch()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert {client.execute("GET", key) for key in foreign} == {b"of another publisher"}
+
+
 def test_ranks_agree_on_the_version(ranks, reader):
     state = whole()
     assert ranks([shards(state, rank) for rank in range(WORLD)], version=7)[2].version == 7

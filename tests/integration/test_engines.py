@@ -115,7 +115,7 @@ def test_weights_change_between_two_tokens_and_versions_tell_where(
 def test_requests_wait_after_weights_that_cannot_be_loaded(
     server: EngineServer, kind: Kind, tmp_path: Path
 ) -> None:
-    server.broken_load = True
+    server.broken_load = ""
 
     async def update() -> None:
         async with kind(server.url, retry_s=0.3) as engine:
@@ -126,7 +126,7 @@ def test_requests_wait_after_weights_that_cannot_be_loaded(
             with pytest.raises(EngineError, match="has lost its weights, and nobody"):
                 await engine.generate(PROMPT, max_new_tokens=2)
             waiting = asyncio.create_task(engine.generate(PROMPT, max_new_tokens=2))
-            server.broken_load = False
+            server.broken_load = None
             await engine.update(saved(tiny_model(1), tmp_path / "3"), 3)
             assert (await waiting).versions == [3, 3]
 
@@ -159,6 +159,36 @@ def test_a_server_that_is_away_is_asked_again(server: EngineServer) -> None:
         asyncio.run(sample("localhost:8000"))
 
 
+def test_a_request_is_given_up_by_its_failures_and_not_by_those_of_others(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = server._sampled
+
+    async def poisoned(prompt: list[int], *rest: Any) -> Any:
+        if prompt[0] == 9:
+            raise RuntimeError("this prompt cannot be computed")
+        return await sampled(prompt, *rest)
+
+    monkeypatch.setattr(server, "_sampled", poisoned)
+
+    async def sample() -> None:
+        async with vllm(server.url, retry_s=0.3) as engine:
+            server.failing = [503] * 10_000
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.generate(PROMPT, max_new_tokens=2), 0.1)
+            await asyncio.sleep(0.4)  # longer than a request may fail
+            server.failing = [503]
+            assert len((await engine.generate(PROMPT, max_new_tokens=2)).tokens) == 2
+            failing = asyncio.create_task(engine.generate([9, 2], max_new_tokens=2))
+            ends = time.monotonic() + 20
+            while not failing.done() and time.monotonic() < ends:
+                await engine.generate(PROMPT, max_new_tokens=2)
+            with pytest.raises(EngineError, match="answered 500"):
+                await asyncio.wait_for(failing, 0)
+
+    asyncio.run(sample())
+
+
 @pytest.mark.parametrize(
     ("torn", "match"),
     [
@@ -166,12 +196,17 @@ def test_a_server_that_is_away_is_asked_again(server: EngineServer) -> None:
         ({"finish_reason": None}, "finish reason is None"),
         ({"finish_reason": "length", "token_ids": [], "logprobs": {"token_logprobs": []}}, "0"),
         ({"token_ids": [1, 2, 3], "logprobs": {"token_logprobs": [-1.0] * 3}}, "at most 2 tokens"),
+        ({"finish_reason": "stop", "token_ids": [], "logprobs": {"token_logprobs": []}}, "0"),
         ({"token_ids": [1, -2]}, "whole numbers"),
+        ({"token_ids": [1, 2**31]}, "whole numbers"),
+        ({"token_ids": [1, True]}, "whole numbers"),
         ({"token_ids": [1, 2.5]}, "whole numbers"),
         ({"token_ids": [1]}, "for each token"),
         ({"logprobs": {"token_logprobs": [-1.0, 0.5]}}, "numbers up to 0"),
         ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, "numbers up to 0"),
         ({"logprobs": {"token_logprobs": [-1.0, None]}}, "numbers up to 0"),
+        ({"logprobs": {"token_logprobs": [-1.0, False]}}, "numbers up to 0"),
+        ({"logprobs": {"token_logprobs": [-1.0, -1e300]}}, "numbers up to 0"),
         ({"logprobs": None}, "token ids and log-probabilities"),
     ],
 )
@@ -598,6 +633,135 @@ def test_weights_that_another_maker_has_loaded_in_part_are_not_those_before(
             assert (await engine.generate(PROMPT, max_new_tokens=2)).versions == [2, 2]
 
     asyncio.run(sample())
+
+
+def test_a_completion_before_another_maker_has_loaded_the_weights_again_does_not_count(
+    server: EngineServer, tmp_path: Path
+) -> None:
+    """Two makers use one server that was started again; one looks late at the label."""
+    path, server.step_s = saved(tiny_model(1), tmp_path / "1"), 0.02
+
+    async def sample() -> Generation:
+        async with vllm(server.url) as first, vllm(server.url) as second:
+            await first.update(path, 1)
+            await second.update(path, 1)
+            server.restart()
+            looking, loaded = asyncio.Event(), asyncio.Event()
+            look = second._weights_label
+
+            async def late() -> str:
+                looking.set()
+                await loaded.wait()
+                return await look()
+
+            second._weights_label = late  # type: ignore[method-assign]
+            asking = asyncio.create_task(second.generate(PROMPT, max_new_tokens=12))
+            assert await asyncio.to_thread(server.midway.wait, 20)
+            await first.update(path, 1)  # this aborts the other's completion
+            await asyncio.wait_for(looking.wait(), 20)
+            loaded.set()
+            done = await asking
+            assert (second.version, second.has_lost_weights) == (1, False)
+            return done
+
+    done = asyncio.run(sample())
+    assert done.versions == [1] * 12
+    expected = log_probs_of(tiny_model(1), PROMPT + done.tokens, 3, 1.0)
+    torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+    assert server.requests["/collective_rpc"] == 2
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_a_server_that_was_started_again_after_it_has_loaded_weights_does_not_get_their_label(
+    server: EngineServer, client: Client, namespace: str, tmp_path: Path, kind: Kind
+) -> None:
+    publisher(client, namespace)(3, 1)
+    restarts = [2]
+
+    async def sample() -> Generation:
+        async with kind(server.url) as engine:
+            load = engine._load
+
+            async def slow(path: Path) -> None:
+                await load(path)
+                if restarts[0]:
+                    restarts[0] -= 1
+                    server.restart()
+
+            engine._load = slow  # type: ignore[method-assign]
+            with pytest.raises(EngineError, match="has the weights 'default' after it has loaded"):
+                await engine.update(saved(tiny_model(2), tmp_path / "2"), 2)
+            assert (engine.version, engine.has_lost_weights) == (None, True)
+            weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+            assert await weights.update(timeout=5) == 3
+            return await engine.generate(PROMPT, max_new_tokens=6)
+
+    done = asyncio.run(sample())
+    assert restarts == [0]
+    assert done.versions == [3] * 6
+    expected = log_probs_of(tiny_model(1), PROMPT + done.tokens, 3, 1.0)
+    torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_weights_that_another_maker_has_loaded_are_not_loaded_again(
+    server: EngineServer, tmp_path: Path, kind: Kind
+) -> None:
+    """The other maker was killed before it took its pause back."""
+    path = saved(tiny_model(1), tmp_path / "1")
+
+    async def sample() -> Generation:
+        async with kind(server.url) as killed, kind(server.url) as engine:
+            await killed.update(path, 1)
+            loaded = dict(server.requests)
+            await killed._pause()
+            await engine.update(path, 1)
+            for request in ("/collective_rpc", "/update_weights_from_disk"):
+                assert server.requests.get(request) == loaded.get(request)
+            return await asyncio.wait_for(engine.generate(PROMPT, max_new_tokens=4), 20)
+
+    done = asyncio.run(sample())
+    assert done.versions == [1] * 4
+    expected = log_probs_of(tiny_model(1), PROMPT + done.tokens, 3, 1.0)
+    torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_a_version_that_cannot_be_loaded_does_not_keep_the_server_from_the_next(
+    server: EngineServer, client: Client, namespace: str, tmp_path: Path, kind: Kind
+) -> None:
+    publish = publisher(client, namespace)
+    server.broken_load = "version-2"
+
+    async def follow() -> None:
+        async with kind(server.url) as engine:
+            weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+            publish(1, 1)
+            await weights.update(timeout=5)
+            publish(2, 2)
+            with pytest.raises(EngineError, match="no such file"):
+                await asyncio.wait_for(weights.update(timeout=5), 20)
+            publish(3, 3)
+            assert await weights.update(timeout=5) == 3
+
+    asyncio.run(follow())
+
+
+def test_an_adapter_is_refused_by_name(
+    server: EngineServer, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    settings = {"layer": redrb.weights.LoraConfig(r=2, lora_alpha=2.0)}
+    pair = {"layer.lora_A": torch.ones(2, 8), "layer.lora_B": torch.ones(8, 2)}
+    redrb.WeightPublisher(client, "t", namespace=namespace).publish_lora((pair, settings))
+
+    async def update() -> None:
+        async with vllm(server.url) as engine:
+            weights = EngineWeights(client, "t", engine, tmp_path, namespace=namespace, model="")
+            with pytest.raises(ConfigError, match="version 1 of weights 't' is a LoRA adapter"):
+                await weights.update(timeout=5)
+
+    asyncio.run(update())
+    assert server.requests == {}
 
 
 def test_weights_of_a_redis_that_has_lost_its_data_replace_larger_numbers(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from redrb.engines import engine as engines
-from redrb.engines.engine import Engine, Generation, Part
+from redrb.engines.completions import Generation, Part
+from redrb.engines.engine import Engine
 
 MOST = 6
 
@@ -35,6 +36,7 @@ class Server(Engine):
         self.running = asyncio.Event()
         self.running.set()
         self.have = self.version = 1
+        self.label = "default"
         self.sent = 0
 
     async def _request(self, tokens: list[int], *, max_new_tokens: int, **_: Any) -> Part:
@@ -44,20 +46,24 @@ class Server(Engine):
         found: list[int] = []
         for _token in range(max_new_tokens):
             if not self.running.is_set():
-                return Part(found, [0.0] * len(found), "abort", str(self.have))
+                return Part(found, [0.0] * len(found), "abort", self.label)
             found.append(self.have)
             if len(found) == 2:
                 self.begun.set()
             await asyncio.sleep(0)
-        return Part(found, [0.0] * len(found), "length", str(self.have))
+        return Part(found, [0.0] * len(found), "length", self.label)
 
     async def _pause(self) -> None:
         self.running.clear()
         self.paused.set()
 
     async def _name(self, label: str) -> None:
-        if label.isdecimal():
-            self.have = int(label)
+        self.label = label
+        if not label.startswith("loading"):
+            self.have = int(label.partition("/")[0])
+
+    async def _weights_label(self) -> str:
+        return self.label
 
     async def _load(self, path: Path) -> None:
         assert not self.running.is_set()

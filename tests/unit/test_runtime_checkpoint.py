@@ -15,8 +15,8 @@ from torch import nn
 
 from redrb import BufferItem, make_experience_batch
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
-from redrb.recipe.declared_settings import DeclaredSettings
 from redrb.runtime.checkpoint import Checkpoints, Position, stateful_parts
+from redrb.runtime.declared_settings import DeclaredSettings
 from redrb.workers.ending import exit_status
 from tests.disks import fill, read_only, small_disk
 
@@ -190,6 +190,16 @@ def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     checkpoints.save({"optimizer": torch.optim.AdamW(model.parameters())}, Position(step=1), {})
     with pytest.raises(ConfigError, match=r"holds optimizer of AdamW, and this trainer has SGD"):
         checkpoints.load(1, {"optimizer": torch.optim.SGD(model.parameters(), momentum=0.9)})
+
+
+def test_another_scheduler_is_refused_by_name(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    before = {"rate": torch.optim.lr_scheduler.StepLR(optimizer, 10)}
+    checkpoints.save(before, Position(step=1), {})
+    now = {"rate": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)}
+    with pytest.raises(ConfigError, match=r"holds rate of StepLR, .* has CosineAnnealingLR"):
+        checkpoints.load(1, now)
 
 
 def test_settings_that_a_recipe_has_changed_hold_after_a_resume(tmp_path: Path) -> None:

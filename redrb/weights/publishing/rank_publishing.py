@@ -221,8 +221,13 @@ class FollowingRank:
                 *(self._client, self._keys, decision.place, source), waits_s=self._timeout
             )
             try:
-                part = attempt.stage(staged, whole=decision.whole, anchor=baseline.anchor)
-                outcome = member.outcome(part)
+                outcome: Decision | tuple[bytes, float]
+                try:
+                    part = attempt.stage(staged, whole=decision.whole, anchor=baseline.anchor)
+                except TokenUsedError:
+                    outcome = member.token_used(decision.place.token)
+                else:
+                    outcome = member.outcome(part)
                 if not isinstance(outcome, Decision):
                     stored, created_s = outcome
                     manifest = decode_manifest(stored)

@@ -37,7 +37,7 @@ from redrb.weights.publishing.rank_messages import (
     unpack_offer,
     unpack_part,
 )
-from redrb.weights.publishing.staging import StagedPart
+from redrb.weights.publishing.staging import StagedPart, TokenUsedError
 from redrb.weights.wire.manifest import MAX_LISTS
 
 
@@ -86,14 +86,25 @@ class RendezvousMember:
             WeightError, BeginAgainError: As `decision` does.
         """
         self._post({"part": pack_part(part)})
-        while "token" in (reply := self._reply()):
-            decision = unpack_decision(reply)
-            if decision.place.token > part.place.token:  # else the same one came twice
-                return decision
+        reply = self._reply_to(part.place.token)
+        if isinstance(reply, Decision):
+            return reply
         manifest, created_s = reply.get("manifest"), reply.get("created_s")
         if not isinstance(manifest, bytes) or not isinstance(created_s, float):
             raise DecodeError("rank 0's reply has no manifest")
         return manifest, created_s
+
+    def token_used(self, token: int) -> Decision:
+        """Report that another attempt has had the token of a decision; return a newer decision.
+
+        Raises:
+            WeightError, BeginAgainError: As `decision` does.
+        """
+        self._post({"used": token})
+        reply = self._reply_to(token)
+        if not isinstance(reply, Decision):
+            raise DecodeError("rank 0 has published without the part of this rank")
+        return reply
 
     def fail(self, error: BaseException) -> None:
         """Report to rank 0 that this call has failed."""
@@ -106,6 +117,14 @@ class RendezvousMember:
     def _post(self, message: dict[str, Any]) -> None:
         message = {**self._sender, "call": self._call, **message}
         post(self._client, [self._to_rank_0], message, expire_ms=EXPIRE_MS)
+
+    def _reply_to(self, token: int) -> Decision | dict[str, Any]:
+        """Return the outcome, or the decision of a rank 0 that was restarted after this token."""
+        while "token" in (reply := self._reply()):
+            decision = unpack_decision(reply)
+            if decision.place.token > token:  # else the same one came twice
+                return decision
+        return reply
 
     def _reply(self) -> dict[str, Any]:
         reply = self._replies.next(time.monotonic() + self._timeout)
@@ -178,12 +197,14 @@ class RendezvousLeader:
         Raises:
             WeightError: A rank did not come in time, or failed.
             BeginAgainError: A rank has restarted.
+            TokenUsedError: Another attempt has had the token of a rank.
         """
         deadline = time.monotonic() + self._timeout
         parts: dict[int, StagedPart] = {}
         while len(parts) < len(self._others):
             message = self._next(deadline, [r for r in self._others if r not in parts])
             rank, offer = message["rank"], self._offers[message["rank"]]
+            place = decisions[rank].place
             calls_ahead = self._calls_ahead(message)
             if calls_ahead > 0:
                 self._early.append(message)
@@ -198,9 +219,10 @@ class RendezvousLeader:
                 if message["call"] != offer.call:  # a new process, or an offer that came twice
                     self._accept(message)
                     raise BeginAgainError
-            elif message["call"] == offer.call and "part" in message:
-                place = decisions[rank].place
-                if token_of(message["part"]) == place.token:
+            elif message["call"] == offer.call:
+                if message.get("used") == place.token:
+                    raise TokenUsedError(f"rank {rank}: another attempt has had its token.")
+                if token_of(message.get("part")) == place.token:
                     parts[rank] = unpack_part(message["part"], place)
         return [parts[rank] for rank in self._others]
 

@@ -15,7 +15,7 @@ from redrb.keys import WeightKeys
 from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
 from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.chunks import BATCH, Outgoing, checksum_of, stage
+from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Manifest, Source
@@ -175,8 +175,7 @@ class StagingAttempt:
                     key = self._keys.chunk(place.token, index, place.spread)
                     yield Outgoing(key, segments, hashes[-1].update)
 
-        self._check_unused(self._chunk_keys())
-        stage(self._client, outgoing(), expire_s=self._expire_s)
+        self._store(self._chunk_keys(), outgoing())
         checksums = tuple(chunk.digest() for chunk in hashes)
         return checksums, _sources(tokens, place.first), tuple(chunk.head for chunk in hashes)
 
@@ -200,17 +199,26 @@ class StagingAttempt:
                 checksums.append(checksum_of(segments))
                 yield Outgoing(self._keys.delta(place.token, number, place.spread), segments)
 
-        self._check_unused(self._piece_keys())
-        stage(self._client, outgoing(), expire_s=self._expire_s)
+        self._store(self._piece_keys(), outgoing())
         return tuple(checksums)
 
-    def _check_unused(self, names: Iterator[str]) -> None:
-        if stored_keys.count_existing(self._client, names):
-            self._chunks, self._pieces = range(0), 0  # the keys are of another version
+    def _store(self, names: Iterator[str], values: Iterator[Outgoing]) -> None:
+        """Store values, none of whose keys may exist.
+
+        All keys are looked at first, so that nothing is stored if a version has them. A key that
+        appears after that is noticed when its value is stored.
+        """
+        try:
+            if stored_keys.count_existing(self._client, names):
+                raise KeyUsedError("keys of this token exist already.")
+            stage(self._client, values, expire_s=self._expire_s)
+        except KeyUsedError as error:
+            # some keys are of another version: none is deleted, and those of this attempt expire
+            self._chunks, self._pieces = range(0), 0
             raise TokenUsedError(
                 f"Redis has forgotten that token {self.place.token} was used, as after a failover "
                 "that lost its last writes. Nothing was published: publish again."
-            )
+            ) from error
 
 
 class _Hash:

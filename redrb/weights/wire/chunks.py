@@ -34,6 +34,10 @@ class ChunkGoneError(WeightError):
     """A chunk was deleted or evicted while it was fetched."""
 
 
+class KeyUsedError(WeightError):
+    """A key that is to be stored has a value already, which was left as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A value about to be stored.
@@ -102,6 +106,7 @@ def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
         expire_s: Seconds after which the values expire.
 
     Raises:
+        KeyUsedError: A key existed when its value was sent for the first time.
         StoreError: Redis refused a value, or stayed away.
     """
     remaining = iter(values)
@@ -150,12 +155,13 @@ def _by_node(
 
 def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Callable[[], None]:
     # NX: a command that a broken connection delivers late, after the version was committed, must
-    # not make the key expire again
+    # not make the key expire again; so a value that is sent again may find itself there
     tail = _CRLF + packed("EX", expire_s, "NX")
     coming = iter(values)
     sent: list[Outgoing] = []  # to be sent again after an error
 
     def attempt() -> None:
+        again = len(sent)
         with client.connection() as connection, small_send_buffer(connection):
             for value in sent:
                 _send(connection, _command(value, tail, len))
@@ -171,6 +177,9 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
         error = first_error(replies)
         if error is not None:
             raise error
+        for value, reply in zip(sent[again:], replies[again:], strict=True):
+            if reply is None:
+                raise KeyUsedError(f"{value.key} exists already.")
 
     return attempt
 

@@ -1,4 +1,4 @@
-"""`DeclaredSettings`: settings of optimizers that a recipe has changed hold after a resume."""
+"""`DeclaredSettings`: settings of optimizers that a program has changed hold after a resume."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PARAMETERS = ("params", "param_names")
 
 
 class DeclaredSettings:
-    """The settings with which a recipe has made its optimizers, as a part of a checkpoint.
+    """The settings with which a program has made its optimizers, as a part of a checkpoint.
 
     The state of an optimizer in a checkpoint has its settings, and loading it brings them back.
-    Settings that the recipe declares otherwise than before, as with another `--learning-rate`, are
-    set after that. The others keep the values of the checkpoint, which a schedule may have changed.
+    Settings that are declared otherwise than before, as with another `--learning-rate`, are set
+    after that. The others keep the values of the checkpoint, which a schedule may have changed.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -34,7 +34,7 @@ class DeclaredSettings:
         }
 
     def state_dict(self) -> dict[str, Groups]:
-        """Return the settings as the recipe has declared them."""
+        """Return the settings as they were declared."""
         return self._now
 
     def load_state_dict(self, state: Mapping[str, Groups]) -> None:
