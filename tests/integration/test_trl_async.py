@@ -264,7 +264,7 @@ def test_samples_that_cannot_be_trained_are_failed_deliveries(
     parts: Any, open_stream: Callable[..., redrb.ExperienceStream]
 ) -> None:
     stream = open_stream(max_deliveries=1)
-    bad = redrb.BufferItem(torch.tensor([5, EOS]), None, None, torch.tensor(1.0), None, None)
+    bad = redrb.BufferItem(torch.tensor([5, EOS]), None, reward=torch.tensor(1.0))
     stream.put([bad])
     worker = parts.worker(stream)
     with pytest.raises(redrb.errors.RecordError, match="log-probability"):
