@@ -79,6 +79,7 @@ class RecipeTrainer(AlgorithmTrainer):
             world_size=ranks if ranks > 1 else None,
             weights_dtype=recipe.weights_dtype,
             stop_timeout=recipe.stop_timeout,
+            step_limit=recipe.step_limit,
             # the limit is in groups here, and need not be whole batches
             implied=settings_of_trainer(client, recipe),
         )

@@ -80,6 +80,8 @@ class DetachedTrainer(TrainerHooks, ABC):
         stop_timeout: Seconds that `fit`, the last update of the makers and `close` may spend on
             Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
             is finished and does not count.
+        step_limit: Seconds after which `redrb doctor`, top and the page say that a step hangs; 0:
+            ten times the longest step of late, and at least a minute.
         stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
             version that this trainer has sent last; makers then wait for the right to begin groups,
             and `fit` sets `groups_per_version` to the groups of `update_steps` batches.
@@ -127,6 +129,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         world_size: int | None = None,
         weights_dtype: str | torch.dtype | None = None,
         stop_timeout: float = STOP_TIMEOUT_S,
+        step_limit: float = 0.0,
         **stream_options: Any,
     ) -> None:
         self.name = check_name("trainer", name)
@@ -140,6 +143,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         self._callbacks = Callbacks(callbacks, TrainerCallback)
         self._debug = debug
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        step_limit = checked_stop_seconds("step_limit", step_limit)
         self._waited_s = 0.0
         self._fresh: FreshBatches | None = None
         if isinstance(experience_maker_holder_name_list, str):
@@ -154,7 +158,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
             worker = self.buffer.stream.worker
             worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
-            worker.weights_name = name
+            worker.weights_name, worker.steps.limit_s = name, step_limit
             worker.begins()
             if rank is None:
                 replace_predecessor(self._client, namespace, name, self.buffer.stream)

@@ -254,6 +254,9 @@ class TrainingLoop:
         self.position.batch += 1
         self.position.step += 1
         self.in_step = False
+        steps = self.config.buffer.stream.worker.steps
+        steps.end()
+        steps.begin()  # updates and checkpoints may hang as well
 
     def _checkpoint(self) -> None:
         """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""

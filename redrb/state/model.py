@@ -44,6 +44,10 @@ class WorkerState:
         rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
+        step_s: Seconds for which its step has lasted by now: since it got a batch, or since the
+            step before has ended; 0 between two steps.
+        usual_step_s: Its longest step of late; 0 before its first one has ended.
+        step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
         samples_per_s: The same in samples.
@@ -69,6 +73,9 @@ class WorkerState:
     rights: int = 0
     waits_for: WaitsFor = ""
     waits_s: float = 0.0
+    step_s: float = 0.0
+    usual_step_s: float = 0.0
+    step_limit_s: float = 0.0
     groups_per_s: float | None = None
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

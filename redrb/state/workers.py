@@ -69,6 +69,9 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         rights=_count(said.get("rights")),
         waits_for="" if ended else waits_for,  # type: ignore[arg-type]
         waits_s=_number(said.get("waits_s")) + seen_s if waits_for and not ended else 0.0,
+        step_s=step_s + seen_s if (step_s := _number(said.get("step_s"))) and not ended else 0.0,
+        usual_step_s=_number(said.get("usual_step_s")),
+        step_limit_s=_number(said.get("step_limit_s")),
         metrics=_metrics(said.get("metrics")),
     )
 

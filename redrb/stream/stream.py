@@ -542,13 +542,16 @@ class ExperienceStream:
         request = self._take_request(count, at_least, status, where)
         if not (ack is None or isinstance(ack, Lease)):
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
+        seconds = checked_timeout(timeout)
         if rank is None and world_size is None and step is None and balance is None:
-            return self._taker.take(request, checked_timeout(timeout), ack)
+            with self.worker.steps.fetching():
+                return self._taker.take(request, seconds, ack)
         place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        return self._ranks.take(place, request, by, checked_timeout(timeout))
+        with self.worker.steps.fetching():
+            return self._ranks.take(place, request, by, seconds)
 
     def leases(
         self,
@@ -580,7 +583,10 @@ class ExperienceStream:
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        return LeaseLoop(self._taker, request, checked_timeout(timeout), self._check_open)
+        return LeaseLoop(
+            *(self._taker, request, checked_timeout(timeout)),
+            *(self._check_open, self.worker.steps),
+        )
 
     def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:
         """Look whether a batch that was taken some time ago is within the task's bounds yet.

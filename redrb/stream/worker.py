@@ -20,6 +20,7 @@ import msgpack
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
 from redrb.stream.heartbeat import Heartbeat, period_s
+from redrb.stream.steps import Steps
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
@@ -57,6 +58,8 @@ class Worker:
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
         metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
             one element are read then.
+        steps: Its steps: `steps.limit_s` is the time after which `redrb doctor`, top and the page
+            say that a step hangs.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Worker:
         self.weights_name = ""
         self.weight_version = 0
         self.metrics: Mapping[str, Any] = {}
+        self.steps = Steps()  # replaced in a forked process
         self._task = task
         self._lease_ms = lease_ms
         self._leases: weakref.ref[Holding] | None = None
@@ -87,6 +91,7 @@ class Worker:
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._groups = self._samples = 0
+        self.steps = Steps(self.steps.limit_s)
         self._takes = False
         self._waits: dict[int, tuple[WaitsFor, float]] = {}
         self._tokens = itertools.count()
@@ -105,7 +110,7 @@ class Worker:
         self._leases, self._rights = weakref.ref(leases), weakref.ref(rights)
 
     def is_part_of(self, whole: Worker) -> None:
-        """Announce label, role, weight version and metrics of another one: that of partition 0."""
+        """Announce label, role, weight version, steps and metrics of another one: partition 0's."""
         self._whole = whole
 
     def takes(self) -> None:
@@ -229,6 +234,9 @@ class Worker:
             "rights": 0 if ended else _held(self._rights),
             "waits_for": waits[0] if waits and not ended else "",
             "waits_s": now - waits[1] if waits and not ended else 0.0,
+            "step_s": 0.0 if ended else whole.steps.lasted_s,
+            "usual_step_s": whole.steps.usual_s,
+            "step_limit_s": whole.steps.limit_s,
             "metrics": dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
             "ended": ended,
         }

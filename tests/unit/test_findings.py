@@ -61,6 +61,33 @@ def test_places_in_queues_of_dead_workers_do_not_count() -> None:
     assert {one.code for one in findings_of(state)} == {"dead-worker", "idle-task"}
 
 
+def test_a_long_step_hangs_only_if_its_trainer_has_ended_another_one_or_has_a_limit() -> None:
+    def codes(**worker: float) -> list[str]:
+        found = findings_of(with_worker("trainer", **{"leased": 4, "step_s": 1e6, **worker}))
+        return [each.code for each in found]
+
+    assert codes() == []
+    assert codes(step_limit_s=60.0) == codes(usual_step_s=1.0) == ["hanging-trainer"]
+    assert codes(step_s=59.0, usual_step_s=0.1) == []
+    assert codes(step_s=599.0, usual_step_s=60.0) == []
+    assert codes(step_limit_s=2e6, usual_step_s=1.0) == []
+    assert codes(usual_step_s=1.0, leased=0) == []
+    state = with_worker("trainer", leased=4, step_s=90.0, usual_step_s=2.0)
+    (found,) = findings_of(state)
+    worker = next(one for one in state.tasks[0].workers if one.leased == 4 and one.step_s)
+    for said in ("90.0 s", "2.0 s", "4 leased groups", str(worker.pid), worker.host, "UTC"):
+        assert said in found.summary
+    assert worker.name in found.subject
+
+
+def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
+    state = with_worker(
+        *("trainer",), leased=4, step_s=300.0, usual_step_s=1.0, waits_for="batch", waits_s=290.0
+    )
+    found = findings_of(with_stats(state, producers_waiting=3))
+    assert [finding.code for finding in found] == ["hanging-trainer"]
+
+
 def test_many_dead_workers_share_one_finding() -> None:
     workers = tuple(WorkerState(f"m-{i}", "maker", life="dead") for i in range(200))
     state = with_task(workers=healthy().tasks[0].workers + workers)
