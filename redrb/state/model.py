@@ -30,6 +30,7 @@ class WorkerState:
         label: Name that its owner gave it, such as "maker-1"; "": none.
         host: Host name.
         pid: Process id on that host.
+        program: Module of `python -m`, or file name, of its program, such as "train.py".
         redrb: Version of redrb that it runs.
         life: Whether it is alive, by the server's clock.
         seen_s: Seconds since its last announcement.
@@ -59,6 +60,7 @@ class WorkerState:
     label: str = ""
     host: str = ""
     pid: int = 0
+    program: str = ""
     redrb: str = ""
     life: Life = "live"
     seen_s: float = 0.0

@@ -55,6 +55,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         label=_text(said.get("label")),
         host=_text(said.get("host")),
         pid=_count(said.get("pid")),
+        program=_text(said.get("program")),
         redrb=_text(said.get("redrb")),
         life=_life(seen_s, period_s, lease_s, ended=ended),
         seen_s=seen_s,

@@ -35,6 +35,7 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
+from redrb.stream.closing import close_at_end, was_closed
 from redrb.stream.options import StreamOptions
 from redrb.stream.parts.collector import PartCollector
 from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
@@ -238,6 +239,7 @@ class ExperienceStream:
         self.worker.holds(self._consumer, self._admitter)
         self._taker: Takes = Taker(task, self._consumer)
         self._ranks: RankTakes = Ranks(task, self._consumer)
+        close_at_end(self, ExperienceStream._close)
 
     def __enter__(self) -> Self:
         return self
@@ -952,14 +954,20 @@ class ExperienceStream:
 
         The client stays open. This object puts and takes no more; `stats` and the other methods
         that look at the task go on working. While Redis is away all of it lasts as long as one
-        request.
+        request. The end of the process closes streams that are open; after an exception that nobody
+        caught, leased groups then count a failed delivery when the lease is over.
         """
+        self._close(True)
+
+    def _close(self, requeue: bool) -> None:  # noqa: FBT001 (as `close_at_end` calls it)
         self._closed = True
+        was_closed(self)
         with within(self._task.store.client.retry_s + GRACE_S):
             try:
-                self._ranks.close()
+                if requeue:
+                    self._ranks.close()
             finally:
-                self._consumer.close()
+                self._consumer.close(requeue=requeue)
                 self._producer.close()
                 self._admitter.close()
                 self.worker.close()

@@ -80,6 +80,17 @@ def test_a_long_step_hangs_only_if_its_trainer_has_ended_another_one_or_has_a_li
     assert worker.name in found.subject
 
 
+def test_the_advice_about_a_dead_worker_fits_its_program() -> None:
+    def command(program: str) -> str:
+        (found,) = findings_of(with_worker("maker", life="dead", seen_s=31.0, program=program))
+        assert program in found.summary
+        return found.command
+
+    assert command("redrb-maker").startswith("redrb-maker RECIPE")
+    assert command("redrb.workers.supervised").startswith("redrb-maker RECIPE")
+    assert command("train.py").startswith("ps -o pid,stat,etime,args -p ")
+
+
 def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
     state = with_worker(
         *("trainer",), leased=4, step_s=300.0, usual_step_s=1.0, waits_for="batch", waits_s=290.0
@@ -114,7 +125,7 @@ def test_a_failed_look_is_a_critical_finding() -> None:
 
 
 def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:
-    one = with_worker("maker", life="dead", seen_s=31.0, rights=3)
+    one = with_worker("maker", life="dead", seen_s=31.0, rights=3, program="redrb-maker")
     [found] = [each for each in findings_of(one) if each.code == "dead-worker"]
     assert found.command == "redrb-maker RECIPE --task math"
     all_dead = tuple(replace(worker, life="dead") for worker in one.tasks[0].workers)

@@ -34,7 +34,7 @@ DEAD_WORKER = FindingKind(
     "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
     "machine has no network. Its leased groups and its rights to begin groups go to others, with "
     "the next heartbeat of any of these. `redrb run` restarts those of its workers "
-    "that have ended.",
+    "that have ended; start any other program again as it was started before.",
 )
 SILENT_WORKER = FindingKind(
     "silent-worker",
@@ -96,7 +96,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(DEAD_WORKER, task, dead, _death),
         lambda worker: (
-            worker_command(state, task, worker.role)
+            _start_command(state, task, worker)
             if taken_over or not (worker.leased or worker.rights)
             else redrb_command(state, "doctor", task.name, "--repair")
         ),
@@ -107,6 +107,14 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
         *(SILENT_WORKER, task, silent, _silence),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
     )
+
+
+def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
+    """Return the command of redrb that starts a worker; that of another program is not known."""
+    of_redrb = worker.program.startswith(("redrb-", "redrb.workers.", "workers."))
+    if of_redrb or not worker.pid:
+        return worker_command(state, task, worker.role)
+    return f"ps -o pid,stat,etime,args -p {worker.pid}"
 
 
 def hanging(task: TaskState) -> list[WorkerState]:
@@ -171,7 +179,8 @@ def _silence(worker: WorkerState) -> str:
 
 
 def _place(worker: WorkerState) -> str:
-    return f" from process {worker.pid} on {worker.host}" if worker.host else ""
+    program = f" ({worker.program})" if worker.program else ""
+    return f" from process {worker.pid}{program} on {worker.host}" if worker.host else ""
 
 
 def _weights(state: State, task: TaskState) -> Iterator[Finding]:
