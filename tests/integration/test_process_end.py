@@ -24,6 +24,9 @@ def opened():
 def work():
     announced()
     gc.collect()
+def hold():
+    global held
+    held = announced()
 def announced():
     stream = opened()
     stream.put(numbered(1))
@@ -34,7 +37,7 @@ def announced():
 PUTS = "stream = announced()"
 DROPS = "work()"
 TAKES = "stream = opened(); lease = stream.take(1, timeout=30); stream.worker.beat()"
-FORKS = "multiprocessing.set_start_method('fork')\nchild = multiprocessing.Process(target=work)\n"
+FORKS = "multiprocessing.set_start_method('fork')\nchild = multiprocessing.Process(target=hold)\n"
 SPAWNED = "child.start(); child.join(); sys.exit(child.exitcode)"
 COPIES = """
 stream = announced()
@@ -69,7 +72,11 @@ def lives(state: State) -> list[str]:
     return [worker.life for worker in state.tasks[0].workers]
 
 
-@pytest.mark.parametrize("program", [PUTS, DROPS, FORKS + SPAWNED])
+@pytest.mark.parametrize(
+    "program",
+    [PUTS, DROPS, FORKS + SPAWNED, f"redrb.ExperienceStream\n{FORKS}{SPAWNED}"],
+    ids=["open", "dropped", "child", "child of a process that has loaded it"],
+)
 def test_a_program_without_close_has_ended(
     run: Callable[..., subprocess.CompletedProcess[str]],
     owner: Client,
