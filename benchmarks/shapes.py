@@ -110,9 +110,9 @@ def ragged(least: int, most: int) -> MakeSample:
 
 def transition(generator: torch.Generator) -> BufferItem:
     """Return a step of an environment: about 220 bytes."""
-    nothing = dict.fromkeys(("sequences", "action_log_probs", "values", "kl", "advantages"))
     return BufferItem(
-        **nothing,  # type: ignore[arg-type]
+        sequences=None,
+        action_log_probs=None,
         reward=torch.randn((), generator=generator),
         tensors={
             "observation": torch.randn(24, generator=generator),

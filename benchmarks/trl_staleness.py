@@ -98,8 +98,11 @@ def group(model: LlamaForCausalLM) -> list[redrb.BufferItem]:
     rewards = (wanted & done.action_mask).sum(1) / LENGTH
     return [
         redrb.BufferItem(
-            *(done.sequences[row], done.action_log_probs[row], None, rewards[row], None, None),
-            *(done.attention_mask[row], done.action_mask[row]),
+            done.sequences[row],
+            done.action_log_probs[row],
+            reward=rewards[row],
+            attention_mask=done.attention_mask[row],
+            action_mask=done.action_mask[row],
         )
         for row in range(GROUP)
     ]

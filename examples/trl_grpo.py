@@ -74,10 +74,7 @@ def make(url: str) -> None:
             redrb.BufferItem(
                 sequences=done.sequences[row],
                 action_log_probs=done.action_log_probs[row],
-                values=None,
                 reward=rewards[row],
-                kl=None,
-                advantages=None,
                 attention_mask=done.attention_mask[row],
                 action_mask=done.action_mask[row],
             )

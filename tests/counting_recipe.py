@@ -41,8 +41,7 @@ class Counting(Recipe):
         if self.hangs and self.worker == "maker-1":
             Path(self.hangs).write_text("begun")
             threading.Event().wait()
-        zeros = torch.zeros(2)
-        return [BufferItem(torch.tensor([1, 2, 3]), zeros, zeros, torch.tensor(1.0), zeros, zeros)]
+        return [BufferItem(torch.tensor([1, 2, 3]), torch.zeros(2), reward=torch.tensor(1.0))]
 
     def optimizers(self, models):
         return {"actor": torch.optim.SGD(models["actor"].parameters(), lr=1.0)}

@@ -66,7 +66,13 @@ def _spent_s(client: Client, groups: int, looks: int, task: str) -> float:
     """Return the server's processor time for a look, announcements left out."""
     figure = torch.tensor(0.5)
     item = redrb.BufferItem(
-        torch.arange(4), torch.zeros(2), figure, figure, figure, figure, policy_version=1
+        torch.arange(4),
+        torch.zeros(2),
+        values=figure,
+        reward=figure,
+        kl=figure,
+        advantages=figure,
+        policy_version=1,
     )
     with ExitStack() as scope:
         for number in range(groups):

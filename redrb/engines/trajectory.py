@@ -79,10 +79,7 @@ class Trajectory:
         return BufferItem(
             sequences=torch.tensor(self.tokens, dtype=torch.int64),
             action_log_probs=torch.tensor(self._log_probs, dtype=torch.float32),
-            values=None,
             reward=None if reward is None else torch.tensor(float(reward)),
-            kl=None,
-            advantages=None,
             action_mask=torch.tensor(self._mask, dtype=torch.bool),
             policy_version=min(known, default=None),
             token_versions=torch.tensor(self._versions, dtype=torch.int64),

@@ -6,7 +6,7 @@ The eight standard fields and their order are those of ColossalAI's ColossalChat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import torch
@@ -24,7 +24,8 @@ from redrb.experience.status import Status
 class BufferItem:
     """One trainable sample: a prompt with its completion.
 
-    S is the length of the sequence, A the number of actions, which are the last A tokens.
+    S is the length of the sequence, A the number of actions, which are the last A tokens. All
+    fields after `action_log_probs` are given by name, and are None where the sample has none.
 
     Attributes:
         sequences: Token ids, int64 `[S]`.
@@ -47,10 +48,11 @@ class BufferItem:
 
     sequences: Tensor | None
     action_log_probs: Tensor | None
-    values: Tensor | None
-    reward: Tensor | None
-    kl: Tensor | None
-    advantages: Tensor | None
+    _: KW_ONLY
+    values: Tensor | None = None
+    reward: Tensor | None = None
+    kl: Tensor | None = None
+    advantages: Tensor | None = None
     attention_mask: Tensor | None = None
     action_mask: Tensor | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -113,7 +113,7 @@ EVENT_METRICS: tuple[EventMetric, ...] = (
     EventMetric(
         "redrb_trainer_misfits_total",
         "counter",
-        "Batches whose groups did not fit together; these groups are dead letters.",
+        "Batches with groups that did not fit together, or lacked a field; they are dead letters.",
         "misfits",
     ),
     EventMetric("redrb_maker_steps_total", "counter", "Steps made.", "put"),

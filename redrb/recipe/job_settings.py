@@ -149,6 +149,12 @@ class TrainerSettings(RecipeSettings):
     idle_timeout: float = option(
         300.0, "seconds without a full batch after which training fails", least=0
     )
+    step_limit: float = option(
+        0.0,
+        "seconds after which redrb doctor, top and the page say that a step hangs; 0: ten times "
+        "the longest step of late, and at least a minute",
+        least=0,
+    )
     mixed_precision: str = option(
         "no",
         "bf16: the trainer computes in bfloat16, and keeps weights and optimizers in their dtype",

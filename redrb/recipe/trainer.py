@@ -81,6 +81,7 @@ class RecipeTrainer(AlgorithmTrainer):
             weights_dtype=recipe.weights_dtype,
             agree=agreed_settings(recipe),
             stop_timeout=recipe.stop_timeout,
+            step_limit=recipe.step_limit,
             # the limit is in groups here, and need not be whole batches
             implied=settings_of_trainer(client, recipe),
         )

@@ -101,7 +101,7 @@ def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
 def _item(rollout: Any, *, agentic: bool) -> BufferItem:
     """Return a sample with the fields by which the stream orders and expires a rollout."""
     steps, mask = steps_of(rollout), mask_of(rollout)
-    item = BufferItem(None, None, None, None, None, None, status=status_of(rollout))
+    item = BufferItem(None, None, status=status_of(rollout))
     item.policy_version = min(steps, default=None)
     if steps:
         item.token_versions = torch.from_numpy(np.array(steps, dtype=np.int64))

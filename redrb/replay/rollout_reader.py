@@ -36,7 +36,7 @@ def rollout_sample(rollout: Mapping[str, Any]) -> BufferItem:
     if not actions:
         raise RecordError("a rollout has no response_ids.", field="response_ids")
     sequences = torch.cat([prompt, response])
-    item = BufferItem(sequences, None, None, None, None, None, torch.ones_like(sequences))
+    item = BufferItem(sequences, None, attention_mask=torch.ones_like(sequences))
     if rollout.get("logprobs") is not None:
         item.action_log_probs = _numbers(rollout, "logprobs", actions).float()
     mask = mask_of(rollout)

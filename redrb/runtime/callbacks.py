@@ -57,7 +57,10 @@ class TrainerCallback:
         """
 
     def on_misfits(self, error: RecordError) -> None:
-        """When groups do not fit into one batch: `error.ids` names them among the dead letters."""
+        """When groups do not fit into one batch, or lack a field that the step needs.
+
+        They are dead letters then, and `error.ids` names them.
+        """
 
     def on_update_start(self) -> None:
         """Before new weights are sent to the makers."""

@@ -82,6 +82,8 @@ class DetachedTrainer(TrainerHooks, ABC):
         stop_timeout: Seconds that `fit`, the last update of the makers and `close` may spend on
             Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
             is finished and does not count.
+        step_limit: Seconds after which `redrb doctor`, top and the page say that a step hangs; 0:
+            ten times the longest step of late, and at least a minute.
         stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
             version that this trainer has sent last; makers then wait for the right to begin groups,
             and `fit` sets `groups_per_version` to the groups of `update_steps` batches.
@@ -130,6 +132,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         weights_dtype: str | torch.dtype | None = None,
         agree: Mapping[str, str] | None = None,
         stop_timeout: float = STOP_TIMEOUT_S,
+        step_limit: float = 0.0,
         **stream_options: Any,
     ) -> None:
         self.name = check_name("trainer", name)
@@ -143,6 +146,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         self._callbacks = Callbacks(callbacks, TrainerCallback)
         self._debug = debug
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        step_limit = checked_stop_seconds("step_limit", step_limit)
         self._waited_s = 0.0
         self._fresh: FreshBatches | None = None
         if isinstance(experience_maker_holder_name_list, str):
@@ -161,7 +165,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             )
             worker = self.buffer.stream.worker
             worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
-            worker.weights_name = name
+            worker.weights_name, worker.steps.limit_s = name, step_limit
             worker.begins()
             if rank is None:
                 replace_predecessor(self._client, namespace, name, self.buffer.stream)
@@ -232,7 +236,9 @@ class DetachedTrainer(TrainerHooks, ABC):
             ConfigError: A number cannot be used, or too many batches lie between two checkpoints
                 of ranks.
             BatchTimeout: No full batch came within the trainer's `timeout`.
-            Any error of `training_step` or of a callback; the batch is requeued then.
+            Any error of `training_step` or of a callback; the batch is requeued then. A RecordError
+                that names a `field` which the batch does not have ends `fit` on ranks only: the
+                groups without it become dead letters, and the next batch is trained.
         """
         update_steps = checked_int("update_steps", update_steps, 1)
         train_epochs = checked_int("train_epochs", train_epochs, 1)

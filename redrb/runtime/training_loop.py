@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
+from redrb.errors import BatchTimeout, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FitEnded, FreshBatches
+from redrb.runtime.missing_fields import reject_incomplete
 from redrb.runtime.progress import ProgressBar
 from redrb.runtime.stopping import StopRequest
 from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
@@ -195,6 +196,8 @@ class TrainingLoop:
             try:
                 self._step(experience)
             except BaseException as error:
+                if self._sets_aside(error, experience, leases):
+                    continue
                 for lease in leases:
                     lease.__exit__(type(error), error, error.__traceback__)
                 raise
@@ -210,6 +213,19 @@ class TrainingLoop:
             if self.config.checkpointing.ack == "step":
                 self._acknowledge_leased()
             progress.advance(position)
+
+    def _sets_aside(
+        self, error: BaseException, experience: Experience, leases: Sequence[Lease]
+    ) -> bool:
+        """Reject groups without a field that the step needs; returns whether to train others.
+
+        Ranks end with the error: the others may wait in the step for this one.
+        """
+        if not isinstance(error, RecordError) or not reject_incomplete(error, experience, leases):
+            return False
+        self.in_step = False
+        self.config.call("on_misfits", error)
+        return self.config.batches.rank is None and world_size_here() == 1
 
     def _train_kept(self, progress: ProgressBar) -> None:
         """Train the kept batches in a new random order."""
@@ -238,6 +254,9 @@ class TrainingLoop:
         self.position.batch += 1
         self.position.step += 1
         self.in_step = False
+        steps = self.config.buffer.stream.worker.steps
+        steps.end()
+        steps.begin()  # updates and checkpoints may hang as well
 
     def _checkpoint(self) -> None:
         """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""

@@ -30,6 +30,7 @@ class WorkerState:
         label: Name that its owner gave it, such as "maker-1"; "": none.
         host: Host name.
         pid: Process id on that host.
+        program: Module of `python -m`, or file name, of its program, such as "train.py".
         redrb: Version of redrb that it runs.
         life: Whether it is alive, by the server's clock.
         seen_s: Seconds since its last announcement.
@@ -44,6 +45,10 @@ class WorkerState:
         rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
+        step_s: Seconds for which its step has lasted by now: since it got a batch, or since the
+            step before has ended; 0 between two steps.
+        usual_step_s: Its longest step of late; 0 before its first one has ended.
+        step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
         samples_per_s: The same in samples.
@@ -55,6 +60,7 @@ class WorkerState:
     label: str = ""
     host: str = ""
     pid: int = 0
+    program: str = ""
     redrb: str = ""
     life: Life = "live"
     seen_s: float = 0.0
@@ -69,6 +75,9 @@ class WorkerState:
     rights: int = 0
     waits_for: WaitsFor = ""
     waits_s: float = 0.0
+    step_s: float = 0.0
+    usual_step_s: float = 0.0
+    step_limit_s: float = 0.0
     groups_per_s: float | None = None
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -55,6 +55,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         label=_text(said.get("label")),
         host=_text(said.get("host")),
         pid=_count(said.get("pid")),
+        program=_text(said.get("program")),
         redrb=_text(said.get("redrb")),
         life=_life(seen_s, period_s, lease_s, ended=ended),
         seen_s=seen_s,
@@ -69,6 +70,9 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         rights=_count(said.get("rights")),
         waits_for="" if ended else waits_for,  # type: ignore[arg-type]
         waits_s=_number(said.get("waits_s")) + seen_s if waits_for and not ended else 0.0,
+        step_s=step_s + seen_s if (step_s := _number(said.get("step_s"))) and not ended else 0.0,
+        usual_step_s=_number(said.get("usual_step_s")),
+        step_limit_s=_number(said.get("step_limit_s")),
         metrics=_metrics(said.get("metrics")),
     )
 

@@ -41,15 +41,23 @@ class Heartbeat:
     a few beats and not the lease.
     """
 
-    def __init__(self, beat: Callable[[], None], deadline_ms: int, name: str) -> None:
+    def __init__(
+        self,
+        beat: Callable[[], None],
+        deadline_ms: int,
+        name: str,
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
         """Start to beat.
 
         Args:
             beat: Method that renews the deadline.
             deadline_ms: Time by which one beat moves the deadline.
             name: Name of the thread.
+            at_end: Called when the method's object is gone without `stop`.
         """
         self._beat = weakref.WeakMethod(beat)
+        self._at_end = at_end
         self._interval_s = period_s(deadline_ms)
         self._longest_s = max(deadline_ms / 1000 / BEATS_PER_DEADLINE / 2, _SHORTEST_BEAT_S)
         # a queue and not an event: `nudge` is called from finalizers, at any point of this code
@@ -72,11 +80,13 @@ class Heartbeat:
         while self._wait(due):
             due = time.monotonic() + self._interval_s
             beat = self._beat()
-            if beat is None:
-                return
+            over = beat is None
+            if over:
+                beat = self._at_end
             try:
                 with within(self._longest_s):
-                    beat()
+                    if beat is not None:
+                        beat()
             except StoreClosed:
                 return
             except RedrbError as error:
@@ -84,6 +94,8 @@ class Heartbeat:
             except Exception:  # noqa: BLE001 (a beat that fails must not end those after it)
                 _log.exception("heartbeat failed, leases may be taken over")
             del beat  # it references its object
+            if over:
+                return
 
     def _wait(self, due: float) -> bool:
         """Wait until the next beat is due; False when the heartbeat was stopped."""

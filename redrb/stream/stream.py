@@ -35,6 +35,7 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
+from redrb.stream.closing import close_at_end, was_closed
 from redrb.stream.options import StreamOptions
 from redrb.stream.parts.collector import PartCollector
 from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
@@ -238,6 +239,7 @@ class ExperienceStream:
         self.worker.holds(self._consumer, self._admitter)
         self._taker: Takes = Taker(task, self._consumer)
         self._ranks: RankTakes = Ranks(task, self._consumer)
+        close_at_end(self, ExperienceStream._close)
 
     def __enter__(self) -> Self:
         return self
@@ -542,13 +544,16 @@ class ExperienceStream:
         request = self._take_request(count, at_least, status, where)
         if not (ack is None or isinstance(ack, Lease)):
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
+        seconds = checked_timeout(timeout)
         if rank is None and world_size is None and step is None and balance is None:
-            return self._taker.take(request, checked_timeout(timeout), ack)
+            with self.worker.steps.fetching():
+                return self._taker.take(request, seconds, ack)
         place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        return self._ranks.take(place, request, by, checked_timeout(timeout))
+        with self.worker.steps.fetching():
+            return self._ranks.take(place, request, by, seconds)
 
     def leases(
         self,
@@ -580,7 +585,10 @@ class ExperienceStream:
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        return LeaseLoop(self._taker, request, checked_timeout(timeout), self._check_open)
+        return LeaseLoop(
+            *(self._taker, request, checked_timeout(timeout)),
+            *(self._check_open, self.worker.steps),
+        )
 
     def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:
         """Look whether a batch that was taken some time ago is within the task's bounds yet.
@@ -946,14 +954,20 @@ class ExperienceStream:
 
         The client stays open. This object puts and takes no more; `stats` and the other methods
         that look at the task go on working. While Redis is away all of it lasts as long as one
-        request.
+        request. The end of the process closes streams that are open; after an exception that nobody
+        caught, leased groups then count a failed delivery when the lease is over.
         """
+        self._close(True)
+
+    def _close(self, requeue: bool) -> None:  # noqa: FBT001 (as `close_at_end` calls it)
         self._closed = True
+        was_closed(self)
         with within(self._task.store.client.retry_s + GRACE_S):
             try:
-                self._ranks.close()
+                if requeue:
+                    self._ranks.close()
             finally:
-                self._consumer.close()
+                self._consumer.close(requeue=requeue)
                 self._producer.close()
                 self._admitter.close()
                 self.worker.close()

@@ -7,12 +7,14 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgpack
@@ -20,6 +22,7 @@ import msgpack
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
 from redrb.stream.heartbeat import Heartbeat, period_s
+from redrb.stream.steps import Steps
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
@@ -57,6 +60,8 @@ class Worker:
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
         metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
             one element are read then.
+        steps: Its steps: `steps.limit_s` is the time after which `redrb doctor`, top and the page
+            say that a step hangs.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Worker:
         self.weights_name = ""
         self.weight_version = 0
         self.metrics: Mapping[str, Any] = {}
+        self.steps = Steps()  # replaced in a forked process
         self._task = task
         self._lease_ms = lease_ms
         self._leases: weakref.ref[Holding] | None = None
@@ -84,9 +90,11 @@ class Worker:
         """Become a worker that Redis does not know yet: at first, and in a forked process."""
         self._pid = os.getpid()
         self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self.end = WorkerEnd(self._task, self.name)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._groups = self._samples = 0
+        self.steps = Steps(self.steps.limit_s)
         self._takes = False
         self._waits: dict[int, tuple[WaitsFor, float]] = {}
         self._tokens = itertools.count()
@@ -105,7 +113,7 @@ class Worker:
         self._leases, self._rights = weakref.ref(leases), weakref.ref(rights)
 
     def is_part_of(self, whole: Worker) -> None:
-        """Announce label, role, weight version and metrics of another one: that of partition 0."""
+        """Announce label, role, weight version, steps and metrics of another one: partition 0's."""
         self._whole = whole
 
     def takes(self) -> None:
@@ -120,7 +128,7 @@ class Worker:
         self.follow_fork()
         with self._lock:
             if self._heartbeat is None and not self._takes:
-                self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker")
+                self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker", self.end.announce)
 
     def begins(self) -> None:
         """Announce it at once, and from now on: it may wait for long before it puts or takes.
@@ -160,17 +168,15 @@ class Worker:
         finally:
             self._waits.pop(token, None)
 
-    def announcement(self, *, ended: bool = False) -> bytes:
+    def announcement(self) -> bytes:
         """Return the announcement of now, packed; b"" in a forked process that did nothing yet."""
         if self._pid != os.getpid():
             return b""
         now = time.monotonic()
-        said = self._said(now, ended=ended)
-        packed: bytes = msgpack.packb(said)
-        if len(packed) > MOST_BYTES:
-            packed = msgpack.packb(said | {"metrics": {}})
+        said = self._said(now)
+        self.end.note(said)
         self._announced = now
-        return packed
+        return _packed(said)
 
     def beat(self) -> None:
         """Announce it, unless another heartbeat has just done so."""
@@ -180,9 +186,10 @@ class Worker:
         ):
             return
         try:
-            self._announce(ended=False)
+            self._task.scripts.announce(self.name, self.announcement(), ended=False)
         except StoreDenied as error:
             self._denied = True
+            self.end.forget()
             _log.warning(
                 "task %r: `redrb top` and others that look do not see this maker: %s",
                 *(self._task.name, error),
@@ -196,18 +203,11 @@ class Worker:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-        if self._announced is None or self._denied:
-            return
-        try:
-            self._announce(ended=True)
-        except StoreError as error:  # those who look see it fall silent
-            _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
+        if self._announced is not None and not self._denied:
+            self.end.note(self._said(time.monotonic()))
+        self.end.announce()
 
-    def _announce(self, *, ended: bool) -> None:
-        packed = self.announcement(ended=ended)
-        self._task.scripts.announce(self.name, packed, ended=ended)
-
-    def _said(self, now: float, *, ended: bool) -> dict[str, Any]:
+    def _said(self, now: float) -> dict[str, Any]:
         waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
         whole = self._whole or self
         with self._lock:
@@ -225,13 +225,69 @@ class Worker:
             "weight_version": whole.weight_version,
             "groups": groups,
             "samples": samples,
-            "leased": 0 if ended else _held(self._leases),
-            "rights": 0 if ended else _held(self._rights),
-            "waits_for": waits[0] if waits and not ended else "",
-            "waits_s": now - waits[1] if waits and not ended else 0.0,
+            "program": _program()[:_MOST_NAME],
+            "leased": _held(self._leases),
+            "rights": _held(self._rights),
+            "waits_for": waits[0] if waits else "",
+            "waits_s": now - waits[1] if waits else 0.0,
+            "step_s": whole.steps.lasted_s,
+            "usual_step_s": whole.steps.usual_s,
+            "step_limit_s": whole.steps.limit_s,
             "metrics": dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
-            "ended": ended,
+            "ended": False,
         }
+
+
+class WorkerEnd:
+    """The end of a worker, which is announced once, also when the worker itself is gone."""
+
+    def __init__(self, task: Task, name: str) -> None:
+        """Note a worker that has announced nothing yet."""
+        self._task, self._name, self._pid = task, name, os.getpid()
+        self._said: Mapping[str, Any] = {}
+
+    def note(self, said: Mapping[str, Any]) -> None:
+        """Note an announcement, after which the end must be announced."""
+        self._said = said
+        _unended.add(self)
+
+    def forget(self) -> None:
+        """Announce no end."""
+        self._said = {}
+        _unended.discard(self)
+
+    def announce(self) -> None:
+        """Announce the end, if anything was announced; while Redis is away nothing is said."""
+        said = self._said
+        self.forget()
+        if not said or self._pid != os.getpid():
+            return
+        over = {"leased": 0, "rights": 0, "waits_for": "", "waits_s": 0.0, "step_s": 0.0}
+        packed = _packed({**said, **over, "ended": True})
+        try:
+            self._task.scripts.announce(self._name, packed, ended=True)
+        except StoreError as error:  # those who look see it fall silent
+            _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
+
+
+_unended: set[WorkerEnd] = set()
+
+
+def end_unended() -> None:
+    """Announce the ends of all workers of this process, which ends."""
+    for end in list(_unended):
+        end.announce()
+
+
+def _packed(said: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(said)
+    return packed if len(packed) <= MOST_BYTES else msgpack.packb({**said, "metrics": {}})
+
+
+def _program() -> str:
+    """Return the module of `python -m`, or the file name of the program."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec else Path(*sys.argv[:1]).name
 
 
 def _held(holding: weakref.ref[Holding] | None) -> int:

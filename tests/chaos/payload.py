@@ -98,9 +98,7 @@ def _sample(name: str, index: int, samples: int, length: int) -> BufferItem:
     return BufferItem(
         sequences=sequences,
         action_log_probs=log_probs,
-        values=None,
         reward=torch.tensor(float(index)),
-        kl=None,
         advantages=torch.ones(length // 2),
         group_id=name,
         extras=extras,

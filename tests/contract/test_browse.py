@@ -146,9 +146,7 @@ def test_a_sample_shows_tokens_numbers_extras_and_images(
     item = BufferItem(
         sequences=torch.tensor([0, 0, 11, 12, 21, 22, 23, 0]),
         action_log_probs=torch.tensor([-0.5, float("nan"), -2.0, 0.0]),
-        values=None,
         reward=torch.tensor(0.75),
-        kl=None,
         advantages=torch.tensor([1.0, 2.0, 3.0, 0.0]),
         attention_mask=torch.tensor([0, 0, 1, 1, 1, 1, 1, 0]),
         action_mask=torch.tensor([True, False, True, False]),

@@ -11,18 +11,21 @@ import torch
 from torch import nn
 
 from redrb import (
+    BufferItem,
     Client,
     DetachedGRPOTrainer,
     DetachedPPOTrainer,
     DetachedTrainer,
     Experience,
     ExperienceMakerHolder,
+    ExperienceStream,
     GRPOMakerHolder,
     Strategy,
     TrainerCallback,
     WeightSubscriber,
 )
 from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
+from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
 from redrb.runtime import TrainerPerformanceEvaluator
 from redrb.weights import LoraConfig
@@ -294,3 +297,68 @@ def test_only_lora_travels_and_makers_merge_it(client: Client, namespace: str) -
         assert len(partial.versions()) == 2
         assert partial.adapter().configs == {"actor.read": LoraConfig(2, 4.0)}
     assert LoraConfig(2, 4.0).lora_alpha == 4.0
+
+
+def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    noted: list[tuple[int, ...]] = []
+
+    class Noting(TrainerCallback):
+        def on_misfits(self, error: RecordError) -> None:
+            assert error.field == "advantages"
+            noted.append(error.ids)
+
+    def sample(**fields: torch.Tensor) -> BufferItem:
+        return BufferItem(torch.arange(5), -torch.ones(2), reward=torch.tensor(1.0), **fields)
+
+    with (
+        DetachedGRPOTrainer(
+            *([], cpu, lambda: Network(VOCABULARY)),
+            train_batch_size=2,
+            callbacks=[Noting()],
+            client=client,
+            namespace=namespace,
+            timeout=20,
+        ) as trainer,
+        ExperienceStream(client, "trainer_0", namespace=namespace, checks=()) as maker,
+    ):
+        wrong = maker.put_many([[sample(kl=torch.ones(2))]] * 4)
+        maker.put_many([[sample(advantages=torch.ones(2))]] * 4)
+        trainer.fit(2, 1)
+        ledger = maker.stats().ledger
+        assert (ledger.acked, ledger.dead, ledger.waiting, ledger.leased) == (4, 4, 0, 0)
+        letters = maker.dead_letters()
+    assert noted == [wrong[:2], wrong[2:]]
+    assert {letter.reason for letter in letters} == {
+        "GRPO needs advantages: the maker must fill it."
+    }
+    assert "2 of the 2 groups of a batch have no 'advantages'" in caplog.text
+
+
+def test_a_rank_ends_at_a_missing_field_and_the_next_trainer_does_not_meet_it(
+    client: Client, namespace: str
+) -> None:
+    def trainer() -> DetachedGRPOTrainer:
+        return DetachedGRPOTrainer(
+            *([], cpu, lambda: Network(VOCABULARY)),
+            train_batch_size=2,
+            client=client,
+            namespace=namespace,
+            timeout=20,
+            rank=0,
+            world_size=1,
+        )
+
+    with ExperienceStream(client, "trainer_0", namespace=namespace, checks=()) as maker:
+        with trainer() as first:
+            lone = BufferItem(torch.arange(5), -torch.ones(2))
+            maker.put_many([[lone]] * 2)
+            with pytest.raises(RecordError, match="GRPO needs advantages"):
+                first.fit(2, 1)
+        whole = BufferItem(torch.arange(5), -torch.ones(2), advantages=torch.ones(2))
+        maker.put_many([[whole]] * 4)
+        with trainer() as second:
+            second.fit(2, 1)
+        ledger = maker.stats().ledger
+        assert (ledger.acked, ledger.dead) == (4, 2)

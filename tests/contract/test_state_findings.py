@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +70,67 @@ def test_a_trainer_without_makers_and_with_slow_ones(
         maker.put(numbered(2))
         taking.result().ack()
         until(reader, "slow-makers", gone=True)
+
+
+class Hangs(redrb.DetachedTrainer):
+    """A trainer whose second step lasts until it may end."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.steps = 0
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+
+    def training_step(self, experience: redrb.Experience) -> dict[str, float]:
+        self.steps += 1
+        if self.steps == 2:
+            self.hangs.set()
+            assert self.goes_on.wait(60)
+        return {}
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.05])
+def test_a_trainer_that_hangs_in_its_step(
+    owner: Client,
+    namespace: str,
+    reader: StateReader,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+) -> None:
+    if not limit:
+        monkeypatch.setattr(workers, "LEAST_HANG_S", 0.0)
+    with (
+        Hangs(
+            *([], 1),
+            client=owner,
+            name="math",
+            namespace=namespace,
+            lease_ms=LEASE_MS,
+            step_limit=limit,
+        ) as trainer,
+        ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as maker,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        training = threads.submit(trainer.fit, 4, 1)
+        try:
+            # one is trained, one hangs, and the prefetching thread waits for another one
+            maker.put_many([[numbered(1)], [numbered(2)]])
+            assert trainer.hangs.wait(30)
+            until(reader, "hanging-trainer")
+            (found,) = [
+                each for each in findings_of(reader.look()) if each.code == "hanging-trainer"
+            ]
+            for said in (f"Process {os.getpid()} on {socket.gethostname()}", "1 leased group"):
+                assert said in found.summary
+            trainer.goes_on.set()
+            until(reader, "hanging-trainer", gone=True)  # it waits for the third batch
+            maker.put_many([[numbered(3)], [numbered(4)]])
+            training.result(30)
+        finally:
+            trainer.goes_on.set()
+            trainer.stop()
 
 
 def test_makers_behind_and_makers_without_weights(

@@ -30,10 +30,10 @@ def group(number: int) -> list[redrb.BufferItem]:
             redrb.BufferItem(
                 torch.randint(VOCABULARY, (prompt + actions,), generator=draw),
                 -torch.rand(actions, generator=draw) - 2,
-                torch.randn(actions, generator=draw),
-                torch.rand((), generator=draw),
-                torch.rand(actions, generator=draw),
-                torch.randn(actions, generator=draw),
+                values=torch.randn(actions, generator=draw),
+                reward=torch.rand((), generator=draw),
+                kl=torch.rand(actions, generator=draw),
+                advantages=torch.randn(actions, generator=draw),
                 tensors={"reference_log_probs": -torch.rand(actions, generator=draw) - 2},
             )
         )

@@ -29,10 +29,8 @@ def group(number: int) -> list[redrb.BufferItem]:
             redrb.BufferItem(
                 torch.randint(VOCABULARY, (prompt + actions,), generator=draw),
                 -torch.rand(actions, generator=draw) - 2,
-                None,
-                torch.rand((), generator=draw),
-                None,
-                torch.randn((), generator=draw),
+                reward=torch.rand((), generator=draw),
+                advantages=torch.randn((), generator=draw),
                 policy_version=0,
             )
         )

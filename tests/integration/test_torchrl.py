@@ -98,10 +98,9 @@ def test_a_loss_of_torchrl_trains(buffer: Any) -> None:
 
 
 def test_groups_of_makers_come_as_tensordicts(stream: redrb.ExperienceStream) -> None:
-    zeros = torch.zeros(3)
     for length in (5, 7):
         tokens = torch.arange(1, length + 1)
-        items = [redrb.BufferItem(tokens, zeros, zeros, torch.tensor(1.0), zeros, zeros)] * 2
+        items = [redrb.BufferItem(tokens, torch.zeros(3), reward=torch.tensor(1.0))] * 2
         stream.put(items, policy_version=6)
     buffer = task_buffer(stream, 4, group_size=2, timeout=5)
     batch = buffer.sample()

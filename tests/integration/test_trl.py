@@ -275,6 +275,22 @@ def test_groups_that_do_not_fit_are_failed_deliveries(stream: redrb.ExperienceSt
     assert (ledger.waiting, ledger.leased) == (2, 0)
 
 
+def test_groups_without_log_probabilities_become_dead_letters_and_others_are_taken(
+    open_stream: Callable[..., redrb.ExperienceStream], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = open_stream(checks=())
+    bad = redrb.BufferItem(torch.tensor([5, 6]), None)
+    maker = ScriptedMaker()
+    maker.put(stream, groups=1)
+    stream.put_many([[bad] * 2] * 2)
+    maker.put(stream, groups=1)
+    fed = TaskRollouts(stream, timeout=5)
+    assert len(fed([""] * 4, stub(fed))["prompt_ids"]) == 4
+    ledger = stream.stats().ledger
+    assert (ledger.dead, ledger.leased, ledger.waiting) == (2, 2, 0)
+    assert "1 groups of a batch have no usable 'action_log_probs'" in caplog.text
+
+
 def test_ranks_take_their_parts_together(
     open_stream: Callable[..., redrb.ExperienceStream],
 ) -> None:

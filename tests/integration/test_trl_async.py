@@ -260,16 +260,19 @@ def test_groups_beyond_the_trainers_bound_expire(
     assert stream.stats().ledger.expired == 1
 
 
-def test_samples_that_cannot_be_trained_are_failed_deliveries(
-    parts: Any, open_stream: Callable[..., redrb.ExperienceStream]
+def test_samples_without_log_probabilities_become_dead_letters_and_others_are_taken(
+    parts: Any,
+    open_stream: Callable[..., redrb.ExperienceStream],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stream = open_stream(max_deliveries=1)
-    bad = redrb.BufferItem(torch.tensor([5, EOS]), None, None, torch.tensor(1.0), None, None)
-    stream.put([bad])
+    stream = open_stream(checks=())
+    bad = redrb.BufferItem(torch.tensor([5, EOS]), None, reward=torch.tensor(1.0))
+    good = redrb.BufferItem(torch.tensor([5, 6]), -torch.ones(1), reward=torch.tensor(1.0))
+    stream.put_many([[bad], [good]])
     worker = parts.worker(stream)
-    with pytest.raises(redrb.errors.RecordError, match="log-probability"):
-        worker.get(timeout=5)
+    assert worker.get(timeout=5).advantage == 0
     assert stream.stats().ledger.dead == 1
+    assert "1 groups of a batch have no usable 'action_log_probs'" in caplog.text
     with pytest.raises(ConfigError, match="ExperienceStream"):
         parts.worker("math")
     with pytest.raises(ConfigError, match="PublishedWeights"):

@@ -31,10 +31,10 @@ def sample(place: int, prompt: int, actions: int) -> BufferItem:
     return BufferItem(
         tokens,
         -random(actions).abs() - 1,
-        random(actions),
-        random(),
-        random(actions),
-        random(actions),
+        values=random(actions),
+        reward=random(),
+        kl=random(actions),
+        advantages=random(actions),
         action_mask=mask,
         tensors={"reference_log_probs": -random(actions).abs() - 1},
     )

@@ -491,13 +491,13 @@ def test_small_blobs_become_little_memory() -> None:
     assert parse_group(blob_of(columns[:16], [4096, [0] * 16, [[0]]])).samples == 4096
     empty = {f"x{number}": torch.zeros(0) for number in range(17)}
     with pytest.raises(EncodeError, match="tensors"):
-        encode_groups([[BufferItem(*[None] * 6, tensors=dict(empty)) for _ in range(4096)]])
+        encode_groups([[BufferItem(None, None, tensors=dict(empty)) for _ in range(4096)]])
 
 
 def test_a_ragged_batch_of_real_size_is_padded() -> None:
     """The case of docs/wire-format.md, of an eighth of its length."""
     lengths = [16_384] + [1] * 511
-    items = [BufferItem(torch.arange(2, length + 2), *[None] * 5) for length in lengths]
+    items = [BufferItem(torch.arange(2, length + 2), None) for length in lengths]
     layouts = [parse_group(join(group)) for group in encode_groups([[item] for item in items])]
     limit = batch_limit(sum(layout.nbytes for layout in layouts))
     padded = 512 * 16_384 * 16

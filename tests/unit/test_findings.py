@@ -61,6 +61,44 @@ def test_places_in_queues_of_dead_workers_do_not_count() -> None:
     assert {one.code for one in findings_of(state)} == {"dead-worker", "idle-task"}
 
 
+def test_a_long_step_hangs_only_if_its_trainer_has_ended_another_one_or_has_a_limit() -> None:
+    def codes(**worker: float) -> list[str]:
+        found = findings_of(with_worker("trainer", **{"leased": 4, "step_s": 1e6, **worker}))
+        return [each.code for each in found]
+
+    assert codes() == []
+    assert codes(step_limit_s=60.0) == codes(usual_step_s=1.0) == ["hanging-trainer"]
+    assert codes(step_s=59.0, usual_step_s=0.1) == []
+    assert codes(step_s=599.0, usual_step_s=60.0) == []
+    assert codes(step_limit_s=2e6, usual_step_s=1.0) == []
+    assert codes(usual_step_s=1.0, leased=0) == []
+    state = with_worker("trainer", leased=4, step_s=90.0, usual_step_s=2.0)
+    (found,) = findings_of(state)
+    worker = next(one for one in state.tasks[0].workers if one.leased == 4 and one.step_s)
+    for said in ("90.0 s", "2.0 s", "4 leased groups", str(worker.pid), worker.host, "UTC"):
+        assert said in found.summary
+    assert worker.name in found.subject
+
+
+def test_the_advice_about_a_dead_worker_fits_its_program() -> None:
+    def command(program: str) -> str:
+        (found,) = findings_of(with_worker("maker", life="dead", seen_s=31.0, program=program))
+        assert program in found.summary
+        return found.command
+
+    assert command("redrb-maker").startswith("redrb-maker RECIPE")
+    assert command("redrb.workers.supervised").startswith("redrb-maker RECIPE")
+    assert command("train.py").startswith("ps -o pid,stat,etime,args -p ")
+
+
+def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
+    state = with_worker(
+        *("trainer",), leased=4, step_s=300.0, usual_step_s=1.0, waits_for="batch", waits_s=290.0
+    )
+    found = findings_of(with_stats(state, producers_waiting=3))
+    assert [finding.code for finding in found] == ["hanging-trainer"]
+
+
 def test_many_dead_workers_share_one_finding() -> None:
     workers = tuple(WorkerState(f"m-{i}", "maker", life="dead") for i in range(200))
     state = with_task(workers=healthy().tasks[0].workers + workers)
@@ -87,7 +125,7 @@ def test_a_failed_look_is_a_critical_finding() -> None:
 
 
 def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:
-    one = with_worker("maker", life="dead", seen_s=31.0, rights=3)
+    one = with_worker("maker", life="dead", seen_s=31.0, rights=3, program="redrb-maker")
     [found] = [each for each in findings_of(one) if each.code == "dead-worker"]
     assert found.command == "redrb-maker RECIPE --task math"
     all_dead = tuple(replace(worker, life="dead") for worker in one.tasks[0].workers)

@@ -16,10 +16,7 @@ def _batch(*versions):
             BufferItem(
                 sequences=torch.tensor([1, 2]),
                 action_log_probs=torch.zeros(1),
-                values=None,
                 reward=torch.tensor(1.0),
-                kl=None,
-                advantages=None,
                 policy_version=version,
             )
             for version in versions

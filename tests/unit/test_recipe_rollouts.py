@@ -55,7 +55,7 @@ class Plain(Recipe):
 
     def samples(self, number: float) -> list[BufferItem]:
         reward = torch.tensor(float(number))
-        return [BufferItem(None, None, None, reward, None, None) for _ in range(2)]
+        return [BufferItem(None, None, reward=reward) for _ in range(2)]
 
 
 class Raises(Plain):

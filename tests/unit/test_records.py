@@ -41,9 +41,20 @@ def test_the_eight_fields_come_in_coatis_order() -> None:
     for record in (BufferItem, Experience):
         assert [field.name for field in fields(record)][:8] == names
     tensors = [torch.tensor([n]) for n in range(8)]
-    assert [int(getattr(BufferItem(*tensors), name)) for name in names] == list(range(8))
-    assert BufferItem(*tensors[:6]).attention_mask is None
-    assert BufferItem(*tensors[:6]).action_mask is None
+    assert [int(getattr(Experience(*tensors), name)) for name in names] == list(range(8))
+    assert Experience(*tensors[:6]).attention_mask is None
+    assert Experience(*tensors[:6]).action_mask is None
+
+
+def test_all_fields_after_the_log_probs_are_optional_and_given_by_name() -> None:
+    tokens, log_probs, advantages = torch.arange(3), torch.zeros(2), torch.ones(2)
+    made = BufferItem(tokens, log_probs, advantages=advantages)
+    assert made.sequences is tokens
+    assert made.action_log_probs is log_probs
+    assert made.advantages is advantages
+    assert all(getattr(made, name) is None for name in STANDARD_FIELDS[2:] if name != "advantages")
+    with pytest.raises(TypeError, match="positional"):
+        BufferItem(tokens, log_probs, None, torch.tensor(1.0), advantages, None)  # type: ignore[misc]
 
 
 def test_shorter_samples_are_padded_with_zeros_on_the_left() -> None:

@@ -434,7 +434,7 @@ def test_malformed_values_are_refused(value: Any) -> None:
 def test_samples_that_are_no_rollouts_are_refused() -> None:
     item = pack_group([{"response_ids": [1]}], None)[0]
     with pytest.raises(DecodeError, match="no rollouts"):
-        unpack_group([BufferItem(None, None, None, None, None, None)], RolloutClasses())
+        unpack_group([BufferItem(None, None)], RolloutClasses())
     item.extras[META]["format"] = 2
     with pytest.raises(ConfigError, match="upgrade"):
         unpack_group([item], RolloutClasses())

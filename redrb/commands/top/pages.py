@@ -110,6 +110,7 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
         return [line("There is no such worker now.")]
     newest = task.main.stats.version if task.main else 0
     waits = f"{worker.waits_for}, for {time_of(worker.waits_s)}" if worker.waits_for else "nothing"
+    step = f"since {time_of(worker.step_s)}; the longest of late: {time_of(worker.usual_step_s)}"
     heartbeat = f"{time_of(worker.seen_s)} ago; one comes every {time_of(worker.period_s)}"
     facts: dict[str, str | Text] = {
         "worker": worker.name,
@@ -126,6 +127,7 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
         "rate": f"{rate(worker.groups_per_s)} groups/s, {rate(worker.samples_per_s)} samples/s",
         "in all": f"{counted(worker.groups, 'group')}, {counted(worker.samples, 'sample')}",
         "waits for": waits,
+        **({"step": step} if worker.step_s else {}),
         "holds": f"{counted(worker.leased, 'leased group')}, {counted(worker.rights, 'right')}",
     }
     metrics = {name: f"{value:.6g}" for name, value in worker.metrics.items()}

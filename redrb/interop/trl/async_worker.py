@@ -18,7 +18,12 @@ from redrb.checks import checked_int_or_none
 from redrb.errors import BatchTimeout, ConfigError, RecordError
 from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
-from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.interop.trl.token_rows import (
+    TokenRow,
+    check_group_size,
+    log_rejected,
+    token_row,
+)
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
 
@@ -129,7 +134,8 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
 
         Raises:
             queue.Empty: No group came in time.
-            RecordError: A sample cannot be trained; its group counts as a failed delivery.
+            RecordError: A group has another size; it counts as a failed delivery. Groups without
+                tokens or log-probabilities become dead letters, and another one is taken.
         """
         while not self._samples:
             self._take(timeout)
@@ -203,8 +209,13 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
         try:
             samples = self._of_group(group, version)
         except RecordError as error:
-            lease.fail(error)
-            raise
+            if error.field is None:
+                lease.fail(error)
+                raise
+            error.ids = lease.ids
+            lease.reject(error)
+            log_rejected(error, self._stream.task)
+            return
         self._samples.extend(samples)
         self._groups += 1
         self._handing = lease

@@ -14,7 +14,12 @@ from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
 from redrb.interop.trl.publishing import Publishing
 from redrb.interop.trl.sampler_ratios import correct_for_makers
-from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.interop.trl.token_rows import (
+    TokenRow,
+    check_group_size,
+    log_rejected,
+    token_row,
+)
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
 
@@ -121,19 +126,13 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: The trainer evaluates, its batches split groups, or this object is not
                 among its callbacks.
-            RecordError: A group has another size than `num_generations`, or a sample no
-                log-probabilities. That group counts as a failed delivery; the others are requeued.
+            RecordError: A group has another size than `num_generations`: a failed delivery. With
+                several ranks, also when samples lack tokens or log-probabilities.
             BatchTimeout: Too few groups came in time.
         """
         self._attach(trainer, len(prompts))
         groups = self._groups_of(len(prompts), trainer)
-        lease = self._take(groups, trainer)
-        try:
-            samples, rows = _rows(lease, trainer.num_generations)
-        except RecordError:
-            if lease:
-                lease.release()
-            raise
+        lease, samples, rows = self._trainable(groups, trainer)
         self._trained_at = self._passes + _passes(trainer)
         self._leases.hold(lease, self._trained_at)
         return {
@@ -216,6 +215,21 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         self._rank_step = step + 1
         return lease
 
+    def _trainable(
+        self, groups: int, trainer: Any
+    ) -> tuple[Lease, list[BufferItem], list[TokenRow]]:
+        """Take groups until TRL can train all of them; those without tokens are dead letters."""
+        while True:
+            lease = self._take(groups, trainer)
+            try:
+                return lease, *_rows(lease, trainer.num_generations)
+            except RecordError as error:
+                if lease:
+                    lease.release()
+                if error.field is None or trainer.accelerator.num_processes > 1:
+                    raise
+                log_rejected(error, self._stream.task)
+
     def _fields(self, samples: Sequence[BufferItem]) -> dict[str, list[Any]]:
         return {
             "reward": [None if each.reward is None else float(each.reward) for each in samples],
@@ -225,17 +239,31 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
 
 
 def _rows(lease: Lease, size: int) -> tuple[list[BufferItem], list[TokenRow]]:
-    """Decode the groups; a group that TRL cannot train counts as a failed delivery."""
+    """Decode the groups.
+
+    Raises:
+        RecordError: Groups have a fault, such as no log-probabilities, and were rejected; or one
+            has another size, which may be the trainer's fault: it counts as a failed delivery.
+    """
     samples, rows = [], []
+    faults: dict[int, RecordError] = {}
     for seq, group in zip(lease.ids, lease.groups(), strict=True):
         try:
             check_group_size(group, size)
             rows += [token_row(item) for item in group]
         except RecordError as error:
-            error.ids = (seq,)
-            lease.fail(error, [seq])
-            raise
+            if error.field is None:
+                error.ids = (seq,)
+                lease.fail(error, [seq])
+                raise
+            faults[seq] = error
         samples += group
+    if faults:
+        for seq, fault in faults.items():
+            lease.reject(fault, [seq])
+        first = next(iter(faults.values()))
+        first.ids = tuple(faults)
+        raise first
     return samples, rows
 
 

@@ -34,9 +34,7 @@ class MyRecipe(Recipe):
             BufferItem(
                 sequences=None,
                 action_log_probs=None,
-                values=None,
                 reward=reward,
-                kl=None,
                 advantages=reward - rewards.mean(),
                 tensors={"state": state, "action": action},
             )

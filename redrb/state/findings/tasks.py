@@ -15,6 +15,7 @@ from redrb.state.findings.wording import (
     subject_of,
     worker_command,
 )
+from redrb.state.findings.workers import hanging
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
 
@@ -146,14 +147,14 @@ def _has_makers(task: TaskState) -> bool:
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
     """Find trainers that wait for batches."""
-    made = _has_makers(task)
+    made, hang = _has_makers(task), hanging(task)
     kind, long_s = (
         (SLOW_MAKERS, LONG_WITH_MAKERS_S) if made else (STARVED_TRAINER, LONG_WITHOUT_MAKER_S)
     )
     starved = [
         worker
         for worker in _alive(task, "trainer")
-        if worker.waits_for == "batch" and worker.waits_s >= long_s
+        if worker.waits_for == "batch" and worker.waits_s >= long_s and worker not in hang
     ]
     waiting = task.main.stats.ledger.waiting if task.main else 0
     others = f"{counted(len(_alive(task, 'maker')), 'maker')} live" if made else "no maker is live"
@@ -192,7 +193,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
             yield BLOCKED_MAKERS.found(
                 subject_of(task), summary, _taking_command(state, task, task.main)
             )
-    elif puts:
+    elif puts and not hanging(task):
         yield FULL_TASK.found(subject_of(task), summary, _room_command(state, task))
 
 

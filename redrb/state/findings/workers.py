@@ -1,9 +1,11 @@
-"""Findings about workers: silent and dead ones, makers behind on weights, mixed versions."""
+"""Findings about workers: silent, dead and hanging ones, makers behind on weights, versions."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
@@ -20,13 +22,19 @@ LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
 """Versions that a maker may be behind in a task without `max_staleness`."""
 
+LONGER = 10
+"""A step hangs that lasts so many times longer than the longest one of late."""
+
+LEAST_HANG_S = 60.0
+"""A step does not hang before, unless its owner has given a limit."""
+
 DEAD_WORKER = FindingKind(
     "dead-worker",
     "warning",
     "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
     "machine has no network. Its leased groups and its rights to begin groups go to others, with "
     "the next heartbeat of any of these. `redrb run` restarts those of its workers "
-    "that have ended.",
+    "that have ended; start any other program again as it was started before.",
 )
 SILENT_WORKER = FindingKind(
     "silent-worker",
@@ -34,6 +42,15 @@ SILENT_WORKER = FindingKind(
     "A heartbeat did not come in time: the process ended a moment ago, or its machine or Redis is "
     "overloaded. If none comes, the worker counts as dead. On its host, ps shows whether the "
     "process is there, and T if it was stopped.",
+)
+HANGING_TRAINER = FindingKind(
+    "hanging-trainer",
+    "warning",
+    "The process sends heartbeats and does not get on, so that no other trainer gets the groups "
+    "that it holds: its step waits for another rank, a file, a lock or the network, or loops. Or "
+    "it does something rare, such as an evaluation: then give a longer step_limit. On its host, "
+    "`py-spy dump --pid` shows where it stands. A trainer that hangs does not end after SIGTERM: "
+    "kill -KILL ends it, and its groups wait again when its lease is over.",
 )
 MAKER_BEHIND = FindingKind(
     "maker-behind",
@@ -52,13 +69,21 @@ MIXED_REDRB = FindingKind(
     "warning",
     "An upgrade has not reached all machines. Versions may disagree on what they store.",
 )
-KINDS = (DEAD_WORKER, WAITS_FOR_WEIGHTS, MAKER_BEHIND, MIXED_REDRB, SILENT_WORKER)
+KINDS = (
+    DEAD_WORKER,
+    HANGING_TRAINER,
+    WAITS_FOR_WEIGHTS,
+    MAKER_BEHIND,
+    MIXED_REDRB,
+    SILENT_WORKER,
+)
 
 
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about workers."""
     for task in state.tasks:
         yield from _lives(state, task)
+        yield from _steps(state, task)
         yield from _weights(state, task)
     yield from _versions(state)
 
@@ -71,7 +96,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(DEAD_WORKER, task, dead, _death),
         lambda worker: (
-            worker_command(state, task, worker.role)
+            _start_command(state, task, worker)
             if taken_over or not (worker.leased or worker.rights)
             else redrb_command(state, "doctor", task.name, "--repair")
         ),
@@ -81,6 +106,50 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(SILENT_WORKER, task, silent, _silence),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
+    )
+
+
+def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
+    """Return the command of redrb that starts a worker; that of another program is not known."""
+    of_redrb = worker.program.startswith(("redrb-", "redrb.workers.", "workers."))
+    if of_redrb or not worker.pid:
+        return worker_command(state, task, worker.role)
+    return f"ps -o pid,stat,etime,args -p {worker.pid}"
+
+
+def hanging(task: TaskState) -> list[WorkerState]:
+    """Return the trainers whose step lasts too long, and which hold groups meanwhile."""
+    return [
+        worker
+        for worker in task.workers
+        if worker.role == "trainer"
+        and worker.life == "live"
+        and worker.leased
+        and worker.step_s > _longest_s(worker)
+    ]
+
+
+def _longest_s(worker: WorkerState) -> float:
+    """Return the seconds that a step may last; no step hangs before another one has ended."""
+    usual = max(LEAST_HANG_S, LONGER * worker.usual_step_s) if worker.usual_step_s else math.inf
+    return worker.step_limit_s or usual
+
+
+def _steps(state: State, task: TaskState) -> Iterator[Finding]:
+    def summary(worker: WorkerState) -> str:
+        since = datetime.fromtimestamp(state.time - worker.step_s, UTC)
+        usual = f"its longest one of late lasted {seconds(worker.usual_step_s)}"
+        if worker.step_limit_s:
+            usual = f"its step_limit is {seconds(worker.step_limit_s)}"
+        return (
+            f"Its step has lasted for {seconds(worker.step_s)}, "
+            f"since {since:%Y-%m-%d %H:%M:%S} UTC; {usual}. Process {worker.pid} on {worker.host} "
+            f"holds {counted(worker.leased, 'leased group')}."
+        )
+
+    yield from of_workers(
+        *(HANGING_TRAINER, task, hanging(task), summary),
+        lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
     )
 
 
@@ -110,7 +179,8 @@ def _silence(worker: WorkerState) -> str:
 
 
 def _place(worker: WorkerState) -> str:
-    return f" from process {worker.pid} on {worker.host}" if worker.host else ""
+    program = f" ({worker.program})" if worker.program else ""
+    return f" from process {worker.pid}{program} on {worker.host}" if worker.host else ""
 
 
 def _weights(state: State, task: TaskState) -> Iterator[Finding]:

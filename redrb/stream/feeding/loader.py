@@ -150,6 +150,7 @@ class ExperienceLoader:
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is not None:
             prefetcher.close()
+            self._stream.worker.steps.end()
         lease = self._unended_lease()
         if lease is not None:
             with suppress(LeaseLost):  # another consumer has taken it over
@@ -163,7 +164,8 @@ class ExperienceLoader:
 
         def take(number: int) -> Lease:
             step: dict[str, Any] = {"step": first + number} if "rank" in keywords else {}
-            return stream.take(count, **keywords, **step)
+            with stream.worker.steps.ahead():
+                return stream.take(count, **keywords, **step)
 
         def is_fresh(lease: Lease, timeout: float | None) -> bool:
             return stream.is_fresh(lease, timeout=timeout)
@@ -182,6 +184,7 @@ class ExperienceLoader:
         if lease is not None:
             lease.ack()
         began = time.monotonic()
+        self._stream.worker.steps.end()
         try:
             batch = prefetcher.next(self._timeout)
         finally:
@@ -192,6 +195,7 @@ class ExperienceLoader:
         self.lease = batch.lease
         self.batches += 1
         self._step += 1
+        self._stream.worker.steps.begin()
         return batch.placed.ready()
 
     def _unended_lease(self) -> Lease | None:

@@ -140,7 +140,9 @@ class Mixture:
         wait = TurnTimeout(timeout)
         if self._pid != os.getpid():
             self._begin()
-        with wait.deadline():
+        with wait.deadline(), ExitStack() as scope:
+            for stream in self._streams.values():
+                scope.enter_context(stream.worker.steps.fetching())
             if ack:
                 ack.ack()
             while True:

@@ -190,7 +190,9 @@ class Consumer:
         self.worker.takes()
         with self._lock:
             if self._heartbeat is None:
-                self._heartbeat = Heartbeat(self.beat, self.lease_ms, "heartbeat")
+                self._heartbeat = Heartbeat(
+                    self.beat, self.lease_ms, "heartbeat", self.worker.end.announce
+                )
 
     def occupy(self) -> Slot:
         """Return a slot that no lease of this consumer uses, with a new token."""
@@ -317,14 +319,19 @@ class Consumer:
             *(self._task.description.incarnation, self.worker.announcement()),
         )
 
-    def close(self) -> None:
-        """Stop the heartbeat and requeue the groups that are still leased, unharmed."""
+    def close(self, *, requeue: bool = True) -> None:
+        """Stop the heartbeat and requeue the groups that are still leased, unharmed.
+
+        Args:
+            requeue: False: the groups wait until the lease is over, and count a failed delivery.
+        """
         if self._pid != os.getpid():
             return  # a forked process: the leases belong to its parent
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
+        if heartbeat is not None and requeue:
             self._release_unread()
             self._scripts.leave(self.group, self.name)
 

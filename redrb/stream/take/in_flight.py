@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
+from redrb.stream.steps import Steps
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
@@ -137,6 +138,7 @@ class LeaseLoop:
         request: TakeRequest,
         timeout: float | None,
         check_open: Callable[[], None],
+        steps: Steps,
     ) -> None:
         """Describe the batches; none is taken yet.
 
@@ -145,9 +147,10 @@ class LeaseLoop:
             request: The groups of each.
             timeout: Seconds to wait for each.
             check_open: Raises an error when the stream is closed.
+            steps: Notes the step with each batch.
         """
         self._batches = _Batches(taker, request, timeout)
-        self._check_open = check_open
+        self._check_open, self._steps = check_open, steps
         self._finalizer = weakref.finalize(self, self._batches.abandon)
         self._finalizer.atexit = False
 
@@ -160,7 +163,8 @@ class LeaseLoop:
             raise StopIteration
         try:
             self._check_open()
-            return self._batches.next()
+            with self._steps.fetching():
+                return self._batches.next()
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,65 @@
+"""Groups without a field that the training step needs become dead letters; training goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from redrb.codec import GroupLayout
+from redrb.errors import LeaseLost, RecordError
+from redrb.experience import Experience
+from redrb.stream import Lease
+
+_log = logging.getLogger("redrb")
+
+
+def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Lease]) -> bool:
+    """Reject the groups of a batch that lack the field for which its step has failed.
+
+    The other groups are requeued unharmed. The error then names the rejected groups, and says how
+    many they are.
+
+    Args:
+        error: The error of the step.
+        batch: The batch, as the step left it.
+        leases: The leases of the batch.
+
+    Returns:
+        Whether groups were rejected. Otherwise nothing has ended: no group lacks the field.
+
+    Raises:
+        StoreUnavailable: Redis stayed away; groups may still be leased.
+    """
+    field = error.field
+    if field is None or batch.tensors.get(field, getattr(batch, field, None)) is not None:
+        return False
+    lacking = [
+        (lease, [seq for seq, group in lease.layouts.items() if field not in _fields(group)])
+        for lease in leases
+    ]
+    error.ids = tuple(seq for _, ids in lacking for seq in ids)
+    if not error.ids:
+        return False
+    tasks = ", ".join(sorted({part.task for lease in leases for part in lease.parts}))
+    total = sum(map(len, leases))
+    why = (
+        f"task {tasks!r}: {len(error.ids)} of the {total} groups of a batch have no {field!r}, "
+        f"and are dead letters now: {error} A task keeps the fields of the groups that "
+        f"were put first, so put groups with {field!r} into another task, or into this one after "
+        "`redrb rm`."
+    )
+    _log.error("%s", why)
+    error.add_note(why)
+    for lease, ids in lacking:
+        try:
+            if ids:
+                lease.reject(error, ids)
+            if lease:
+                lease.release()
+        except LeaseLost as lost:
+            _log.warning("other consumers train some of these groups: %s", lost)
+    return True
+
+
+def _fields(group: GroupLayout) -> set[str]:
+    return {column.name for column in group.fields}

@@ -1,0 +1,61 @@
+"""Closes the streams that a program has left open, when its process ends normally."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import sys
+from collections.abc import Callable
+from multiprocessing.util import Finalize, register_after_fork
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from redrb.connection.deadline import within
+from redrb.errors import StoreError
+from redrb.stream.worker import end_unended
+
+T = TypeVar("T")
+
+EXIT_S = 3.0
+"""How long the end of the process waits for Redis."""
+
+_log = logging.getLogger("redrb")
+
+_open: WeakKeyDictionary[object, Callable[..., None]] = WeakKeyDictionary()
+
+
+def close_at_end(stream: T, close: Callable[[T, bool], None]) -> None:
+    """Call `close(stream, requeue)` when the process ends, unless the stream was dropped before.
+
+    `requeue` is False after an exception that nobody caught: leased groups are then left to the end
+    of the lease, and count a failed delivery, since they may be the reason.
+    """
+    _open[stream] = close
+
+
+def was_closed(stream: object) -> None:
+    """Note that a stream needs no end any more."""
+    _open.pop(stream, None)
+
+
+def _close_all() -> None:
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    with within(EXIT_S):
+        for stream, close in list(_open.items()):
+            try:
+                close(stream, not isinstance(error, Exception))
+            except StoreError as failure:
+                _log.debug("a stream is not closed at the end of the process: %s", failure)
+        end_unended()
+
+
+def _arm(_: object = None) -> None:
+    Finalize(None, _close_all, exitpriority=0)
+
+
+# children of multiprocessing run no functions of atexit, unless they were spawned
+atexit.register(_close_all)
+register_after_fork(_open, _arm)
+if multiprocessing.parent_process() is not None:
+    _arm()
