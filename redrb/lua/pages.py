@@ -39,7 +39,7 @@ PAGES: dict[str, int] = {
     "filled": 100,  # groups that one call adds to a new index
     "joined": 100,  # groups that one call adds to the pools of a consumer group that joins
     "ended_of_group": 32,  # groups and dead letters of a removed consumer group
-    "old_letters": 10,  # dead letters beyond max_dead that one call deletes
+    "old_letters": 10,  # dead letters beyond max_dead that one call deletes, up to "copied_bytes"
     "buried_ids": 200,  # ids of groups that may come back, in one reply
     "sources_trimmed": 200,  # records of forwarded groups that one call looks at
     "matched": 1000,  # groups that are compared with a query together, and that a draw passes over

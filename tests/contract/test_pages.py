@@ -66,7 +66,12 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_rank_with_many_steps,
     ),
     "unnoted": (leases.names_without_slots,),
-    "copied_bytes": (leases.buried_at_takeover, groups.orphans_of_a_repair),
+    "copied_bytes": (
+        leases.buried_at_takeover,
+        groups.orphans_of_a_repair,
+        groups.requeued_by_bytes,
+        groups.letters_shed_by_bytes,
+    ),
     "pending": (leases.acknowledged, leases.released, reports.versions_counted),
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
     "expired": (groups.expired_by_takes, groups.moved_by_expiry),
