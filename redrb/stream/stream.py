@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -949,14 +950,10 @@ class ExperienceStream:
         request.
         """
         self._closed = True
-        with within(self._task.store.client.retry_s + GRACE_S):
-            try:
-                self._ranks.close()
-            finally:
-                self._consumer.close()
-                self._producer.close()
-                self._admitter.close()
-                self.worker.close()
+        parts = (self.worker, self._admitter, self._producer, self._consumer, self._ranks)
+        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
+            for part in parts:  # the last one first; one that fails keeps no other open
+                scope.callback(part.close)
 
     def _configure(self, changes: Mapping[str, Any]) -> None:
         self._task.configure(changes)

@@ -144,6 +144,8 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
         doctor.dead_makers_repaired,
         doctor.late_rights_repaired,
     ),
+    "redrb.doctor.checkup.MOST_NAMES": (doctor.tasks_unread,),
+    "redrb.doctor.registry_names.MOST_NAMES": (doctor.names_left,),
     "redrb.doctor.takeover._PAGE": (doctor.dead_consumers_repaired, doctor.dead_makers_repaired),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
     "redrb.stream.put.receiver.MOST_GROUPS": (groups.sources_forgotten,),

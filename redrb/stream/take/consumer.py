@@ -182,6 +182,7 @@ class Consumer:
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
+        self._may_lease = False
 
     def attend(self) -> None:
         """Start the heartbeat, which also takes over leases of dead consumers."""
@@ -191,6 +192,7 @@ class Consumer:
         with self._lock:
             if self._heartbeat is None:
                 self._heartbeat = Heartbeat(self.beat, self.lease_ms, "heartbeat")
+                self._may_lease = True
 
     def occupy(self) -> Slot:
         """Return a slot that no lease of this consumer uses, with a new token."""
@@ -318,15 +320,20 @@ class Consumer:
         )
 
     def close(self) -> None:
-        """Stop the heartbeat and requeue the groups that are still leased, unharmed."""
+        """Stop the heartbeat and requeue the groups that are still leased, unharmed.
+
+        If Redis cannot be reached, another call goes on.
+        """
         if self._pid != os.getpid():
             return  # a forked process: the leases belong to its parent
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
+        if self._may_lease:
             self._release_unread()
             self._scripts.leave(self.group, self.name)
+            self._may_lease = False
 
     def _release_unread(self) -> None:
         while self._unread:
