@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redrb import ExperienceStream
-from redrb.doctor import repairs
+from redrb.doctor import registry_names, repairs
 from redrb.doctor.checkup import check_up
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.registry_names import left_names, remove_name
@@ -122,7 +122,7 @@ def names_left(bench: Bench, count: int) -> None:
     while left := left_names(bench.client, state):
         assert all(remove_name(bench.client, bench.namespace, name) for name in left)
         runs += 1
-    assert runs == -(-count // 3)
+    assert runs == -(-count // registry_names.MOST_NAMES)
     assert list(registry.names("task")) == sorted(f"a{number}" for number in range(count))
 
 
