@@ -22,7 +22,7 @@ from redrb.doctor import (
 )
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
-from redrb.doctor.registry_names import MOST_NAMES, LeftName
+from redrb.doctor.registry_names import LeftName
 from redrb.doctor.wording import shown
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import is_name
@@ -33,7 +33,7 @@ from redrb.state.findings import findings_of
 from redrb.state.findings.damage import FAILED_CHECK
 from redrb.state.findings.wording import command_line, server_command
 from redrb.state.model import ServerState, State, TaskState
-from redrb.state.reader import url_flag
+from redrb.state.reader import MOST_NAMES, url_flag
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.store import TaskStore
 
@@ -189,7 +189,8 @@ class _Checks:
 
 def _unread(client: Client, namespace: str, task: str) -> State:
     """Return the names of tasks, as a state, where the state cannot be read."""
-    names = [task] if task else islice(Registry(client, namespace).names("task"), MOST_NAMES)
+    registry = Registry(client, namespace)
+    names = [task] if task else islice(registry.names("task"), MOST_NAMES)
     tasks = tuple(
         TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
         for name in filter(is_name, names)
@@ -197,7 +198,7 @@ def _unread(client: Client, namespace: str, task: str) -> State:
     return State(
         *(namespace, client.where, time.time()),
         tasks=tasks,
-        tasks_total=len(tasks),
+        tasks_total=1 if task else registry.count("task"),
         url=url_flag(client),
     )
 

@@ -15,7 +15,7 @@ from redrb.state.findings.wording import redrb_command
 from redrb.state.model import State
 
 MOST_NAMES = 200
-"""Names of each kind that one run of doctor looks up."""
+"""Names of each kind that one run of doctor reports, at most, of those that name nothing."""
 
 NAME_WITHOUT_TASK = FindingKind(
     "name-without-task",
@@ -52,12 +52,13 @@ def left_names(client: Client, state: State) -> list[LeftName]:
         "task": {task.name for task in state.tasks},
         "weights": {weights.name for weights in state.weights if weights.version},
     }
-    return [
-        LeftName(kind, name)
-        for kind in known
-        for name in filter(is_name, islice(registry.names(kind), MOST_NAMES))
-        if name not in known[kind] and not _exists(client, state.namespace, kind, name)
-    ]
+
+    def left(kind: Kind) -> Iterator[LeftName]:
+        for name in filter(is_name, registry.names(kind)):
+            if name not in known[kind] and not _exists(client, state.namespace, kind, name):
+                yield LeftName(kind, name)
+
+    return [name for kind in known for name in islice(left(kind), MOST_NAMES)]
 
 
 def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:

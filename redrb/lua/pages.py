@@ -15,7 +15,6 @@ PAGES: dict[str, int] = {
     "arguments": 1000,
     # Leases.
     "taken_over": 50,  # groups of dead consumers that one call requeues
-    "acknowledged": 1000,  # groups of a step of ranks that one call acknowledges
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
     "unnoted": 100,  # names without a slot that one call removes when a consumer ends
@@ -23,7 +22,7 @@ PAGES: dict[str, int] = {
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
     # Groups that end, arrive or change their place.
-    "ended": 256,  # groups of a lease that one request acknowledges, expires or releases
+    "ended": 256,  # groups of a lease, or a step of ranks, that one request acknowledges or ends
     "failed": 100,  # groups of a lease that one request fails or rejects, up to "copied_bytes"
     "expired": 50,  # groups that expire in one call
     "orphans": 100,  # entries of failed puts that one call finds, up to "copied_bytes"
@@ -39,7 +38,7 @@ PAGES: dict[str, int] = {
     "filled": 100,  # groups that one call adds to a new index
     "joined": 100,  # groups that one call adds to the pools of a consumer group that joins
     "ended_of_group": 32,  # groups and dead letters of a removed consumer group
-    "old_letters": 10,  # dead letters beyond max_dead that one call deletes
+    "old_letters": 10,  # dead letters beyond max_dead that one call deletes, up to "copied_bytes"
     "buried_ids": 200,  # ids of groups that may come back, in one reply
     "sources_trimmed": 200,  # records of forwarded groups that one call looks at
     "matched": 1000,  # groups that are compared with a query together, and that a draw passes over

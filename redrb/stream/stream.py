@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -962,15 +964,11 @@ class ExperienceStream:
     def _close(self, requeue: bool) -> None:  # noqa: FBT001 (as `close_at_end` calls it)
         self._closed = True
         was_closed(self)
-        with within(self._task.store.client.retry_s + GRACE_S):
-            try:
-                if requeue:
-                    self._ranks.close()
-            finally:
-                self._consumer.close(requeue=requeue)
-                self._producer.close()
-                self._admitter.close()
-                self.worker.close()
+        consumer = partial(self._consumer.close, requeue=requeue)
+        parts = (self.worker.close, self._admitter.close, self._producer.close, consumer)
+        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
+            for close in (*parts, self._ranks.close) if requeue else parts:
+                scope.callback(close)  # the last one first; one that fails keeps no other open
 
     def _configure(self, changes: Mapping[str, Any]) -> None:
         self._task.configure(changes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import AdmissionTimeout, RecordError
+from redrb.keys import TaskKeys
 from redrb.stream import AdmissionStats
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -276,6 +279,27 @@ def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same
         stream.put(numbered(0), policy_version=1, admission=admission)
         assert (rights(stream).late, rights(stream).used) == (1, 0)
     assert numbers(stream.take(1, timeout=0)) == [0]
+
+
+def test_a_beat_follows_at_once_while_rights_of_a_dead_maker_are_left(
+    open_stream: Opener, client: Client, namespace: str, pages: Callable[..., None]
+) -> None:
+    """A beat takes three of 300 back, and beats that are due come every 2.5 s."""
+    pages(rights_lost=3)
+    settings = {"max_staleness": 0, "groups_per_version": 400, "lease_ms": 600_000}
+    dead, living = open_stream(**settings), open_stream(**settings)
+    lost = dead.admit(300, timeout=0)
+    kept = living.admit(1, timeout=0)
+    dead._admitter._maker._heartbeat.stop()  # type: ignore[attr-defined]
+    key = TaskKeys.of(namespace, "math").prefix + "makers"
+    for maker in client.execute("ZRANGE", key, 0, 0):  # entered first
+        client.execute("ZADD", key, "XX", 1, maker)
+    living._admitter._maker._nudge()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 60
+    while rights(living).held > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (rights(living).held, rights(living).lost) == (1, 300)
+    assert (lost.count, kept.count) == (300, 1)
 
 
 def test_rights_of_a_task_that_was_cleared_are_late(stream: ExperienceStream) -> None:

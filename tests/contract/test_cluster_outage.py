@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import redrb
-from redrb import BatchTimeout, ExperienceStream, StoreUnavailable
+from redrb import BatchTimeout, ExperienceStream, Status, StoreUnavailable
 from redrb.connection import Client
 from redrb.stream.task.inspection import task_stats
 from tests.audit import audit
@@ -129,3 +130,110 @@ def test_takes_puts_and_new_clients_go_on_with_the_nodes_that_answer(
     finally:
         if victim.process is not None and victim.process.poll() is not None:
             victim.start()
+
+
+def test_reachable_groups_end_before_others_are_waited_for(
+    cluster: RedisCluster,
+    victim: Primary,
+    namespace: str,
+    pages: Callable[..., None],
+) -> None:
+    """Each part of the lease ends in two pages."""
+    pages(ended=2)
+    with (
+        redrb.connect(cluster.url, retry_s=60) as client,
+        ThreadPoolExecutor(1) as pool,
+        ExperienceStream(client, "math", namespace=namespace, partitions=PARTITIONS) as stream,
+    ):
+        fill(stream)
+        lease = stream.take(24, timeout=5)
+        reachable = 24 - 4 * len(on(cluster, victim, stream))
+        victim.kill()
+        try:
+            ended = pool.submit(lease.ack)
+            while stream.stats().ledger.acked < reachable:
+                assert not ended.done()
+            assert not ended.done()
+        finally:
+            victim.start()
+        ended.result(60)
+        assert not lease.ids
+
+
+def test_a_close_returns_the_leases_of_reachable_partitions_and_goes_on(
+    cluster: RedisCluster, victim: Primary, namespace: str
+) -> None:
+    with redrb.connect(cluster.url, retry_s=0.5) as client:
+
+        def opened() -> ExperienceStream:
+            options = {"partitions": PARTITIONS, "lease_ms": 600_000}
+            return ExperienceStream(client, "math", namespace=namespace, **options)
+
+        closing, other = opened(), opened()
+        fill(closing)
+        closing.take(24, timeout=5)
+        away = on(cluster, victim, closing)
+        there = 24 - 4 * len(away)
+        victim.kill()
+        try:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable) as caught:
+                    closing.close()
+                assert all(f"partition {number}" in str(caught.value) for number in away)
+            assert other.stats().ledger == redrb.Ledger(put=there, waiting=there)
+        finally:
+            victim.start()
+        cluster.wait_until_whole()
+        closing.close()
+        assert len(other.take(24, timeout=20)) == 24
+        other.close()
+
+
+def test_changes_reach_all_partitions_that_can_be_reached(
+    cluster: RedisCluster, victim: Primary, namespace: str
+) -> None:
+    settings = {"keep_groups": 600, "partitions": PARTITIONS}
+    with redrb.connect(cluster.url, retry_s=0.5) as client:
+        stream = ExperienceStream(client, "math", namespace=namespace, **settings)
+        leaving = ExperienceStream(client, "math", namespace=namespace, **settings)
+        fill(stream, 5 * PARTITIONS)
+        for number in range(PARTITIONS):
+            stream._partitions[number].take(1, timeout=0).ack()  # type: ignore[attr-defined]
+            stream._partitions[number].take(1, timeout=0).reject("bad")  # type: ignore[attr-defined]
+            leaving._partitions[number].take(1, timeout=0)  # type: ignore[attr-defined]
+        letters = [letter.id for letter in stream.dead_letters()]
+        away = on(cluster, victim, stream)
+        near = [number for number in range(PARTITIONS) if number not in away]
+        partitions = [stream._partitions[number] for number in near]  # type: ignore[attr-defined]
+
+        def counted(status: Status = Status.COMPLETED) -> int:
+            return sum(partition.count(status) for partition in partitions)
+
+        victim.kill()
+        try:
+            assert len(stream.dead_letters()) == len(near)
+            history = stream.history()
+            assert len([next(history) for _ in near]) == len(near)
+            for change in (
+                lambda: next(history),
+                lambda: stream.advance(7),
+                lambda: stream.dismiss(leaving.consumer),
+                lambda: stream.requeue(letters),
+                lambda: stream.configure(max_dead=60),
+                lambda: stream.move(range(PARTITIONS, 6 * PARTITIONS), Status.ABORTED),
+            ):
+                with pytest.raises(StoreUnavailable) as caught:
+                    change()
+                assert all(f"partition {number}" in str(caught.value) for number in away)
+            assert {partition.stats().version for partition in partitions} == {7}
+            assert {each.settings().values["max_dead"] for each in partitions} == {"10"}
+            assert (counted(), counted(Status.ABORTED)) == (len(near), 3 * len(near))
+        finally:
+            victim.start()
+        cluster.wait_until_whole()
+        assert stream.advance(7) == 7
+        assert stream.requeue(letters) == len(away)
+        stream.configure(max_dead=60)
+        leaving.close()
+        assert stream.count() == 4 * len(away) + len(near)
+        stream.close()

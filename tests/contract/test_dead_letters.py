@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import redrb
 from redrb import ExperienceStream, RateLimit, StoreFull
 from redrb.browse import Browser, Choice
 from redrb.connection import Client
@@ -193,6 +195,24 @@ def test_dropped_letters_are_gone_and_stay_dead(open_stream: Opener) -> None:
     assert counts(stream) == (4, 2, 2)
     stream.drop_group()
     assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 2)
+
+
+def test_dropping_letters_reads_none_of_them(real_url: str, namespace: str) -> None:
+    """Each may be large."""
+    with redrb.connect(real_url) as client:
+        stream = ExperienceStream(client, "math", namespace=namespace)
+        stream.put_many([[numbered(n)] for n in range(3)])
+        ids = reject(stream, 3)
+        before = reads(client)
+        assert stream.drop_dead_letters([*ids, ids[0], 99]) == 3
+        assert reads(client) == before
+        stream.close()
+
+
+def reads(client: Client) -> int:
+    """Return how often the server has read entries of streams."""
+    statistics = client.execute("INFO", "commandstats").decode().splitlines()
+    return sum(int(re.split("[=,]", line)[1]) for line in statistics if "xrange:" in line)
 
 
 def test_entries_of_another_program_hide_no_letters(

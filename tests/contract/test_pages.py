@@ -7,13 +7,16 @@ trials stay cheap.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
+import redrb
 from redrb.connection import Client
 from redrb.lua.pages import PAGES
 from tests.conftest import Opener
@@ -55,8 +58,12 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.attempt_ended,
         doctor.lost_behind_living,
     ),
-    "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
-    "ended": (leases.acknowledged, leases.released),
+    "ended": (
+        leases.acknowledged,
+        leases.released,
+        leases.step_acknowledged,
+        leases.steps_acknowledged_by_a_checkpoint,
+    ),
     "failed": (leases.released, leases.rejected_at_last),
     "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
     "slots": (
@@ -66,7 +73,12 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_rank_with_many_steps,
     ),
     "unnoted": (leases.names_without_slots,),
-    "copied_bytes": (leases.buried_at_takeover, groups.orphans_of_a_repair),
+    "copied_bytes": (
+        leases.buried_at_takeover,
+        groups.orphans_of_a_repair,
+        groups.requeued_by_bytes,
+        groups.letters_shed_by_bytes,
+    ),
     "pending": (leases.acknowledged, leases.released, reports.versions_counted),
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
     "expired": (groups.expired_by_takes, groups.moved_by_expiry),
@@ -131,6 +143,8 @@ TOGETHER = {
 """Pages that are reached only if others are small, too."""
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
+    "redrb.browse.arrival_reader._READ_GROUPS": (reports.followed,),
+    "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
     "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
     "redrb.doctor.examination._PAGE": (
@@ -139,11 +153,16 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
         doctor.dead_makers_repaired,
         doctor.late_rights_repaired,
     ),
+    "redrb.doctor.checkup.MOST_NAMES": (doctor.tasks_unread,),
+    "redrb.doctor.registry_names.MOST_NAMES": (doctor.names_left,),
     "redrb.doctor.takeover._PAGE": (doctor.dead_consumers_repaired, doctor.dead_makers_repaired),
+    "redrb.registry.NAMES_OF_A_CALL": (doctor.names_left,),
+    "redrb.stream.put.pending.CHUNK_BYTES": (groups.put_in_chunks,),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
     "redrb.stream.put.receiver.MOST_GROUPS": (groups.sources_forgotten,),
     "redrb.stream.put.scripts.MOST_EVICTED": (groups.evicted_for_a_put,),
     "redrb.stream.saving.restoring.PAGE_GROUPS": (reports.saved_and_restored,),
+    "redrb.stream.saving.snapshot.PAGE_BYTES": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot.PAGE_GROUPS": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot._SCAN_FIELDS": (reports.saved_and_restored,),
     "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters,),
@@ -156,6 +175,61 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.task.scripts.SETTLE_GROUPS": (groups.settled,),
     "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),
 }
+
+
+NO_PAGES = {
+    "redrb.browse.choice.MOST_GROUPS": "what a user may ask for",
+    "redrb.browse.choice.MOST_LOOKED": "where a look says that it ends",
+    "redrb.browse.choice.MOST_RANKED": "what a user may ask for",
+    "redrb.browse.tokenizer._MOST_BYTES": "the size of a file",
+    "redrb.browse.tokenizer._MOST_PENDING": "bytes of one character",
+    "redrb.doctor.repairs._MOST_PAGES": "calls after which a repair says that there is more",
+    "redrb.doctor.repairs._MOST_PINS": "calls after which a repair says that there is more",
+    "redrb.doctor.staged_chunks.MOST_ATTEMPTS": "attempts that a finding counts",
+    "redrb.doctor.staged_chunks.MOST_VERSIONS": "versions that a finding counts",
+    "redrb.state.announced.MOST_WORKERS": "a figure is of so many workers, and says so",
+    "redrb.state.history.MOST_POINTS": "points of a curve",
+    "redrb.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
+    "redrb.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
+    "redrb.state.tasks._MOST_SENT": "requests under way at a time",
+    "redrb.state.weights._PINS": "readers that are shown",
+    "redrb.state.workers.MOST_BYTES": "the size of an announcement",
+    "redrb.state.workers.MOST_METRICS": "the size of an announcement",
+    "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
+    "redrb.stream.mixture.mixture.MOST_GROUPS": "what a user may ask for",
+    "redrb.stream.mixture.ratio.MOST_PARTS": "the size of a number",
+    "redrb.stream.partitions.stream.MOST_PARTITIONS": "what a user may ask for",
+    "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
+    "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
+    "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
+    "redrb.stream.ranks.scripts.MOST_STEPS": "steps that are open; a further one is refused",
+    "redrb.stream.exchange.layout.MAX_LINE_BYTES": "the size of a part of a file",
+    "redrb.stream.saving.checking.MAX_GROUPS": "consumer groups of a file that is accepted",
+    "redrb.stream.saving.checking._MAX_COUNT": "the size of a number",
+    "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",
+    "redrb.stream.saving.file._CHUNK_BYTES": "how a file is read",
+    "redrb.stream.saving.records.MOST_ANCESTORS": "incarnations that a task remembers",
+    "redrb.stream.sending.sender.MAX_GROUPS": "groups that are sent together, of those that wait",
+    "redrb.stream.take.cause.MOST_CHARACTERS": "the length of a text",
+    "redrb.stream.task.expiration.MOST_STALENESS": "the largest staleness that is counted",
+    "redrb.stream.task.queries.MOST_CONDITIONS": "the size of a query",
+    "redrb.stream.task.queries.MOST_DEPTH": "the size of a query",
+    "redrb.stream.task.queries.MOST_VALUES": "the size of a query",
+    "redrb.stream.task.similar_tasks.MOST_NAMES": "names in an error",
+    "redrb.stream.task.similar_tasks.NAMES_COMPARED": "names of which similar ones are found",
+    "redrb.stream.task.tags.MOST_BYTES": "the size of a tag",
+    "redrb.stream.task.tags.MOST_INTEGER": "the size of a number",
+    "redrb.stream.task.tags.MOST_TAGS": "what a user may ask for",
+    "redrb.stream.waiting.MOST_REFUSALS": "refusals after which a call fails",
+    "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
+    "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
+    "redrb.stream.worker._MOST_NAME": "the length of a text",
+}
+"""Constants named like pages that are none, and what they are."""
+
+_PAGE_NAME = re.compile(
+    r"^(?!DEFAULT_|.*_(?:S|MS)$).*(?:PAGE|GROUPS|LETTERS|NAMES|PINS|CHUNK|AT_ONCE|MOST|MAX|SCAN|EVICTED)"
+)
 
 
 def cases(trials: Mapping[str, tuple[Trial, ...]]) -> list[object]:
@@ -202,3 +276,19 @@ def test_a_page_of_the_client(bench: Bench, page: str, trial: Trial, count: int)
 def test_every_page_has_a_trial() -> None:
     assert set(TRIALS) == set(PAGES)
     assert PAGES["arguments"] % 2 == 0
+
+
+def test_every_page_of_the_client_has_a_trial() -> None:
+    root = Path(redrb.__file__).parent
+    packages = ("stream", "browse", "doctor", "state")
+    found = set()
+    for path in [
+        root / "registry.py",
+        *(p for each in packages for p in (root / each).rglob("*.py")),
+    ]:
+        module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for name, value in vars(import_module(module.removesuffix(".__init__"))).items():
+            own = re.search(rf"^{name}\b[^=]*= ", path.read_text("utf-8"), re.M)
+            if own and type(value) is int and name.isupper() and _PAGE_NAME.match(name):
+                found.add(f"{module}.{name}")
+    assert found - set(CLIENT_PAGES) == set(NO_PAGES)

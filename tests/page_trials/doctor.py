@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redrb import ExperienceStream
-from redrb.doctor import repairs
+from redrb.doctor import registry_names, repairs
+from redrb.doctor.checkup import check_up
 from redrb.doctor.examination import Examination, examine
+from redrb.doctor.registry_names import left_names, remove_name
+from redrb.errors import StoreError
+from redrb.registry import Registry
+from redrb.state.model import State
 from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
 from tests.audit import kill_consumer
@@ -104,6 +109,33 @@ def lost_behind_living(bench: Bench, count: int) -> None:
     assert not any(map(is_acknowledged, lost))
     lease.ack()
     living.ack()
+
+
+def names_left(bench: Bench, count: int) -> None:
+    """Names without a task are found behind those of tasks that live, and removed."""
+    registry = Registry(bench.client, bench.namespace)
+    for number in range(count):
+        ExperienceStream(bench.client, f"a{number}", namespace=bench.namespace).close()
+        registry.add("task", f"z{number}")
+    runs = 0
+    state = State(bench.namespace, bench.client.where, 0.0)
+    while left := left_names(bench.client, state):
+        assert all(remove_name(bench.client, bench.namespace, name) for name in left)
+        runs += 1
+    assert runs == -(-count // registry_names.MOST_NAMES)
+    assert list(registry.names("task")) == sorted(f"a{number}" for number in range(count))
+
+
+def tasks_unread(bench: Bench, count: int) -> None:
+    """Where the state cannot be read, a page of the tasks is examined, and the rest is counted."""
+    for number in range(count):
+        ExperienceStream(bench.client, f"a{number}", namespace=bench.namespace).close()
+
+    def fails() -> State:
+        raise StoreError("damaged")
+
+    state = check_up(bench.client, bench.namespace, fails).state
+    assert (len(state.tasks), state.tasks_total) == (min(count, 3), count)
 
 
 def _forget(bench: Bench, unknown: Sequence[ExperienceStream]) -> None:

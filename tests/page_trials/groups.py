@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redrb import BatchTimeout, Status
+from redrb import BatchTimeout, ExperienceStream, Status
 from redrb.stream.put import receiver
 from tests.audit import audit
 from tests.page_trials.bench import LONG, Bench, put, train, until
@@ -337,6 +337,52 @@ def letters_dropped(bench: Bench, count: int) -> None:
     ids = [letter.id for letter in stream.dead_letters()]
     assert stream.drop_dead_letters(ids) == count
     assert stream.stats().dead_letters == 0
+
+
+def requeued_by_bytes(bench: Bench, count: int) -> None:
+    """A call requeues letters up to a page of bytes; all of them wait again, each once."""
+    stream, ids = _rejected(bench, count)
+
+    def requeued() -> bool:
+        outcome, found = bench.run("task/requeue", stream.group, *ids)
+        assert found <= 3
+        return bool(outcome == b"ok")
+
+    until(requeued)
+    train(stream, list(range(count)))
+    put(stream, 1)
+    stream.take(1, timeout=0).reject("bad")
+    [letter] = stream.dead_letters()
+    assert stream.requeue([*ids, letter.id, letter.id]) == 1
+    train(stream, [0])
+
+
+def letters_shed_by_bytes(bench: Bench, count: int) -> None:
+    """Of letters beyond a smaller `max_dead`, a call deletes some up to a page of bytes."""
+    stream, _ = _rejected(bench, count + 1)
+    bench.client.execute("HSET", bench.key("task"), "max_dead", 1)
+    left = [count + 2]
+    newest = put(stream, 1)
+    stream.take(1, timeout=0).reject("bad")
+
+    def shed() -> bool:
+        left.append(stream.stats().dead_letters)
+        assert left[-2] - left[-1] <= 4
+        return bool(bench.run("task/fill") == b"done")
+
+    until(shed)
+    assert tuple(letter.id for letter in stream.dead_letters()) == newest
+    assert bench.size("letters", stream.group) == bench.size("buried") == 1
+    assert stream.stats().dead_dropped == count + 1
+
+
+def _rejected(bench: Bench, count: int) -> tuple[ExperienceStream, list[int]]:
+    """Return a stream whose groups are dead letters, their ids, and let a page have three."""
+    stream = bench.filled(count)
+    stream.take(count, timeout=0).reject("bad")
+    [letter] = bench.client.execute("XRANGE", bench.key("dead"), "-", "+", "COUNT", 1)
+    bench.pages(copied_bytes=5 * sum(map(len, letter[1][1::2])) // 2)
+    return stream, [letter.id for letter in stream.dead_letters()]
 
 
 def settled(bench: Bench, count: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 import redrb
-from redrb.browse import Browser, Choice
+from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.lora.config import LoraConfig
-from tests.page_trials.bench import LONG, Bench, put, train
+from tests.page_trials.bench import LONG, Bench, put, train, until
 from tests.published import CHUNK_BYTES
 
 
@@ -48,6 +48,23 @@ def browsed(bench: Bench, count: int) -> None:
     assert ids(ids=tuple(whole[:3])) == whole[:3]
     held.reject("bad")
     assert ids(status="dead") == whole[:count]
+
+
+def followed(bench: Bench, count: int) -> None:
+    """Every group that arrives is shown, in order."""
+    stream = bench.filled(0)
+    shown: list[int] = []
+    with Follower(bench.client, "math", namespace=bench.namespace) as follower:
+        put(stream, count)
+
+        def is_over() -> bool:
+            seen = follower.next(0.5)
+            shown.extend(view.id for view in seen.groups)
+            assert seen.missed == 0
+            return seen.shown == count
+
+        until(is_over)
+    assert shown == list(range(1, count + 1))
 
 
 def consumer_groups_observed(bench: Bench, count: int) -> None:
@@ -202,7 +219,6 @@ def pins_removed(bench: Bench, count: int) -> None:
     _add_version(bench, keys, 1, "full")
     for number in range(count):
         bench.client.execute("HSET", f"{keys.prefix}pins", f"r{number}", "1 1 1 1")
-    from tests.page_trials.bench import until
 
     def is_over() -> bool:
         asked = ["living", 0, 0, 0, 0, 60_000]

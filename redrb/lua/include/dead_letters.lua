@@ -10,19 +10,11 @@
 -- of requeued groups, until they are deleted, by the member.
 --@include task facts
 
--- Delete letters, by the entries that XRANGE returned. Returns their number.
-local function delete_letters(entries)
-  for _, entry in ipairs(entries) do
-    redis.call('XDEL', key('dead'), entry[1])
-    redis.call('ZREM', key('buried'), entry[1])
-    for i = 1, #entry[2], 2 do
-      if entry[2][i] == 'group' then
-        redis.call('ZREM', key('letters', entry[2][i + 1]), entry[1])
-      end
-    end
-  end
-  add(task, 'dead_dropped', #entries)
-  return #entries
+-- Delete a letter of a consumer group, by its id there. Returns 1, or 0 if it was deleted before.
+local function delete_letter(id, group)
+  redis.call('ZREM', key('buried'), id)
+  redis.call('ZREM', key('letters', group), id)
+  return redis.call('XDEL', key('dead'), id)
 end
 
 -- How many letters there are beyond `max_dead`.
@@ -32,13 +24,26 @@ local function excess_letters()
   return most > 0 and redis.call('XLEN', key('dead')) - most or 0
 end
 
--- Delete the oldest letters beyond `max_dead`: a page. Returns whether there are more.
+local shed = 0 -- bytes of the letters that this script has read to delete them, less those that it has added
+
+-- Delete the oldest letters beyond `max_dead`: a page, up to a page of bytes. They are read one by one, for
+-- their consumer group, as each may be large. Returns whether there are more, which are left to the letters
+-- that follow and to task/fill.
 local function trim_letters()
-  local excess = excess_letters()
-  if excess > 0 then
-    delete_letters(redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', math.min(excess, PAGE.old_letters)))
+  local excess, deleted = excess_letters(), 0
+  while deleted < math.min(excess, PAGE.old_letters) and shed < PAGE.copied_bytes do -- bound: old_letters
+    local entry, group = redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', 1)[1], ''
+    for i = 1, #entry[2], 2 do
+      group = entry[2][i] == 'group' and entry[2][i + 1] or group
+      shed = shed + #entry[2][i + 1]
+    end
+    deleted = deleted + delete_letter(entry[1], group)
   end
-  return excess > PAGE.old_letters
+  add(task, 'dead_dropped', deleted)
+  if deleted < excess then
+    redis.call('HSET', task, 'shedding', '1')
+  end
+  return deleted < excess
 end
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last
@@ -68,11 +73,11 @@ local function add_dead_letter(group, seq, fields, why, reason, unread, rejected
   redis.call('ZADD', key('buried'), source or seq, id)
   redis.call('HDEL', key('deliveries', group), member)
   add(key('group', group), 'dead', 1)
+  shed = shed - #(payload or '') - #(packed or '')
   trim_letters()
 end
 
--- A consumer group's letter of a seq, as XRANGE returns it; nil if there is none.
-local function letter_of(group, seq)
-  local id = redis.call('ZRANGEBYSCORE', key('letters', group), seq, seq)[1]
-  return id and redis.call('XRANGE', key('dead'), id, id)[1]
+-- The id of a consumer group's letter of a seq; nil if there is none.
+local function letter_id(group, seq)
+  return redis.call('ZRANGEBYSCORE', key('letters', group), seq, seq, 'LIMIT', 0, 1)[1]
 end

@@ -64,7 +64,7 @@ end
 -- End a page of the groups of a step that all ranks have acknowledged; `all` holds the samples of each rank.
 -- Returns whether there are more.
 local function end_step(group, step, all)
-  local parts, left = key('rank_parts', group), PAGE.acknowledged
+  local parts, left = key('rank_parts', group), PAGE.ended
   redis.call('HSET', parts, string.format('%.0f', step) .. ':ending', '1')
   for each = 0, #all do
     local name, seqs, rest = part_of(step, each), {}, {}

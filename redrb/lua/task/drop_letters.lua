@@ -6,8 +6,10 @@
 
 check_permissions(stream)
 begin_writing()
-local found = {}
+local dropped = 0
 for i = 2, exists() and #ARGV or 1 do
-  found[#found + 1] = letter_of(ARGV[1], ARGV[i])
+  local id = letter_id(ARGV[1], ARGV[i])
+  dropped = dropped + (id and delete_letter(id, ARGV[1]) or 0)
 end
-return delete_letters(found)
+add(task, 'dead_dropped', dropped)
+return dropped

@@ -3,25 +3,38 @@
 -- its first id (include/dead_letters.lua).
 -- KEYS[1] stream
 -- ARGV    group, seq ...
--- Returns {'ok', number of letters requeued}: repeated, it requeues none again
---       | {'more'}: entries of failed transactions were removed, run it again
+-- Returns {'ok' | 'more', number of letters requeued}: repeated, it requeues none again; with 'more', run it
+--         again: it has read its bytes of letters, or has removed entries of failed transactions
 --       | {'unsortable', order, former order or ''}: a group would be stored again, and scripts cannot
---         compute its score in the order that the task has now; no letter is requeued
+--         compute its score in the order that the task has now; no letter that was read is requeued
 --@include task facts pools history groups dead_letters puts waking permissions
 
 check_permissions(stream)
 begin_writing()
-local group, requeued = ARGV[1], 0
+local group, letters, read, requeued = ARGV[1], {}, 0, 0
 if not exists() then
   return {'ok', 0}
 end
 
-local function read(entry)
-  local letter = {}
-  for i = 1, #entry[2], 2 do
-    letter[entry[2][i]] = entry[2][i + 1]
+-- Read the letters that can be requeued, up to a page of bytes. Returns whether there may be more.
+local function read_letters()
+  for i = 2, #ARGV do
+    local id = letter_id(group, ARGV[i])
+    if id and not letters[id] then
+      if read >= PAGE.copied_bytes then
+        return true
+      end
+      local entry = redis.call('XRANGE', key('dead'), id, id)[1] or {id, {}}
+      local letter, bytes = {id = id, seq = ARGV[i], stored = facts_of(member_of(ARGV[i]))}, 0
+      for at = 1, #entry[2], 2 do
+        letter[entry[2][at]], bytes = entry[2][at + 1], bytes + #entry[2][at + 1]
+      end
+      if letter.status and (letter.stored or letter.g and letter.facts and letter.facts ~= '') then
+        letters[#letters + 1], letters[id], read = letter, true, read + bytes
+      end
+    end
   end
-  return letter
+  return false
 end
 
 -- The reply if a letter has the score of a former order, and scripts cannot compute that of this one; or nil.
@@ -31,21 +44,21 @@ local function unsortable()
   if redis.call('HEXISTS', task, 'reordered') == 0 or scores_known(order) then
     return nil
   end
-  for i = 2, #ARGV do
-    local entry = letter_of(group, ARGV[i])
-    local former = entry and read(entry).order or ''
-    if entry and former ~= order and not facts_of(member_of(ARGV[i])) then
+  for _, letter in ipairs(letters) do
+    local former = letter.order or ''
+    if former ~= order and not letter.stored then
       return {'unsortable', order, former}
     end
   end
 end
 
+local more = read_letters()
 local refused = unsortable()
 if refused then
   return refused
 end
 if remove_orphans(last_counted(), '+') then
-  return {'more'}
+  return {'more', 0}
 end
 
 -- Store a group that is in the stream no more. Returns its new member and its facts.
@@ -86,16 +99,12 @@ local function need_again(letter, seq, facts)
   return member, facts
 end
 
-local function requeue_letter(entry, seq)
-  local letter, stored = read(entry), facts_of(member_of(seq))
-  if not stored and not (letter.g and letter.facts and letter.facts ~= '') then
-    return 0
-  end
+local function requeue_letter(letter)
   local member, facts
-  if stored then
-    member, facts = need_again(letter, seq, stored)
+  if letter.stored then
+    member, facts = need_again(letter, letter.seq, letter.stored)
   else
-    member, facts = store_again(letter, seq)
+    member, facts = store_again(letter, letter.seq)
   end
   if letter.reads ~= '0' then
     redis.call('HSET', key('reads', group), member, letter.reads)
@@ -105,15 +114,11 @@ local function requeue_letter(entry, seq)
   add(state, 'dead', -1)
   add(state, 'unread', -tonumber(letter.unread))
   add(state, 'taken', -tonumber(letter.rejected))
-  redis.call('XDEL', key('dead'), entry[1])
-  redis.call('ZREM', key('letters', group), entry[1])
-  redis.call('ZREM', key('buried'), entry[1])
-  return 1
+  return delete_letter(letter.id, group)
 end
 
-for i = 2, #ARGV do
-  local entry = letter_of(group, ARGV[i])
-  requeued = requeued + (entry and requeue_letter(entry, ARGV[i]) or 0)
+for _, letter in ipairs(letters) do
+  requeued = requeued + requeue_letter(letter)
 end
 wake_returned(group)
-return {'ok', requeued}
+return {more and 'more' or 'ok', requeued}

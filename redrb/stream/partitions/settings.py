@@ -10,6 +10,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.stream.task.configuring import check_changes, configure
 from redrb.stream.task.inspection import existing_task
+from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.stored_settings import StoredSettings, read_settings
@@ -77,8 +78,12 @@ def whole_settings(
         check_changes(changes)
     stores = existing_task(client, task, namespace=namespace)
     count = len(stores)
-    for number, store in enumerate(stores if changes else ()):
-        configure(store, divided(changes, number, count) if count > 1 else changes)
+    Reach(stores).each(
+        range(count if changes else 0),
+        lambda number: configure(
+            stores[number], divided(changes, number, count) if count > 1 else changes
+        ),
+    )
     found = [settings for settings in map(read_settings, stores) if settings is not None]
     if len(found) < count:  # another process has deleted it meanwhile
         raise unknown_task(client, namespace, task)

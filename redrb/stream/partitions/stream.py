@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from zlib import crc32
 
 from redrb.checks import checked_timeout
@@ -49,6 +48,8 @@ from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.waiting import Wait
 
 MOST_PARTITIONS = 1024
+
+T = TypeVar("T")
 
 _OPTIONS = ("weights", "create", *(option.name for option in fields(StreamOptions)))
 """Arguments of a stream that are no settings of its task."""
@@ -154,15 +155,18 @@ class PartitionedStream(ExperienceStream):
         places: dict[int, list[int]] = {}
         for place, source in enumerate(sources):
             places.setdefault(source.seq % len(self._partitions), []).append(place)
-        found: dict[int, int | None] = {}
-        for number, here in places.items():
-            stored = self._partitions[number].store_forwarded(
-                [groups[place] for place in here],
-                [sources[place] for place in here],
+
+        def store(number: int) -> list[int | None]:
+            return self._partitions[number].store_forwarded(
+                [groups[place] for place in places[number]],
+                [sources[place] for place in places[number]],
                 origin,
                 replace(options, timeout=wait.left_s),
             )
-            for place, seq in zip(here, stored, strict=True):
+
+        found: dict[int, int | None] = {}
+        for number, stored in self._reach.each(places, store).items():
+            for place, seq in zip(places[number], stored, strict=True):
                 found[place] = None if seq is None else self._id(number, seq)
         return [found[place] for place in range(len(groups))]
 
@@ -197,8 +201,7 @@ class PartitionedStream(ExperienceStream):
                 f"consumer={consumer!r:.80}: give the `consumer` of a stream with "
                 f"{len(self._partitions)} partitions."
             )
-        pairs = zip(self._partitions, names, strict=True)
-        return sum(partition.dismiss(name) for partition, name in pairs)
+        return self._sum(lambda number: self._partitions[number].dismiss(names[number]))
 
     @property
     def incarnation(self) -> str:
@@ -210,11 +213,13 @@ class PartitionedStream(ExperienceStream):
         names = incarnation.split(".") if isinstance(incarnation, str) else []
         if len(names) != len(self._partitions):
             raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
-        settled = 0
-        for number, seqs in self._numbering.by_partition(trained).items():
-            here = {seq: trained[self._numbering.ids(number, [seq])[0]] for seq in seqs}
-            settled += self._partitions[number].settle(here, incarnation=names[number])
-        return settled
+        places = self._numbering.by_partition(trained)
+
+        def settle(number: int) -> int:
+            here = {seq: trained[self._id(number, seq)] for seq in places[number]}
+            return self._partitions[number].settle(here, incarnation=names[number])
+
+        return self._sum(settle, places)
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now; an id as `start` is refused: ids are not in order."""
@@ -223,8 +228,7 @@ class PartitionedStream(ExperienceStream):
                 f"start={start}: ids of a task with partitions are not in the order of arrival. "
                 'Give None or "newest".'
             )
-        for partition in self._partitions:
-            partition.join_group(start)
+        self._each(lambda number: self._partitions[number].join_group(start))
 
     # task
 
@@ -255,9 +259,10 @@ class PartitionedStream(ExperienceStream):
         """Return groups by id without taking them, in the order of `ids`."""
         wanted = checked_ids(ids)
         found: dict[int, StoredGroup | None] = {}
-        for number, seqs in self._numbering.by_partition(wanted).items():
-            known = [seq for seq in seqs if seq]
-            for seq, group in zip(known, self._partitions[number].read(known), strict=True):
+        places = self._places(wanted)
+        stored = self._reach.each(places, lambda each: self._partitions[each].read(places[each]))
+        for number, groups in stored.items():
+            for seq, group in zip(places[number], groups, strict=True):
                 found[self._id(number, seq)] = self._named(number, group)
         return [found.get(group) for group in wanted]
 
@@ -266,23 +271,33 @@ class PartitionedStream(ExperienceStream):
     ) -> Iterator[StoredGroup]:
         """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
 
-        Times are those of the partitions' servers.
+        Times are those of the partitions' servers. Where some cannot be reached, the groups of the
+        others come first, and then `StoreUnavailable`, which names the missing partitions.
         """
 
         def named(number: int, partition: Partition) -> Iterator[StoredGroup]:
             for group in partition.history(since=since, until=until):
                 yield replace(group, id=self._id(number, group.id))
 
-        histories = [named(*each) for each in enumerate(self._partitions)]
-        return heapq.merge(*histories, key=_archived_at)
+        found = self._reach.answering()
+        histories = [named(number, self._partitions[number]) for number in found]
+        yield from heapq.merge(*histories, key=_archived_at)
+        missing = [number for number in range(len(self._partitions)) if number not in found]
+        if missing:
+            raise self._reach.missing(dict.fromkeys(missing))
 
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
-        """Return the newest dead letters of each partition, `count` of all in turn."""
+        """Return the newest dead letters of each partition, `count` of all in turn.
+
+        Partitions that cannot be reached are left out, and a warning in the log names them.
+        """
+        numbers = self._reach.answering() or range(len(self._partitions))
         of_each = [
-            [replace(letter, id=letter.id and self._id(number, letter.id)) for letter in found]
-            for number, found in enumerate(
-                partition.dead_letters(count) for partition in self._partitions
-            )
+            [
+                replace(letter, id=letter.id and self._id(number, letter.id))
+                for letter in self._partitions[number].dead_letters(count)
+            ]
+            for number in numbers
         ]
         longest = max(map(len, of_each))
         in_turn = [found[at] for at in range(longest) for found in of_each if at < len(found)]
@@ -290,16 +305,14 @@ class PartitionedStream(ExperienceStream):
 
     def requeue(self, ids: Iterable[int]) -> int:
         """Let dead letters of this consumer group wait again in their partitions."""
-        return sum(
-            self._partitions[number].requeue([seq for seq in seqs if seq])
-            for number, seqs in self._numbering.by_partition(checked_letters(ids)).items()
-        )
+        places = self._places(checked_letters(ids))
+        return self._sum(lambda number: self._partitions[number].requeue(places[number]), places)
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good."""
-        return sum(
-            self._partitions[number].drop_dead_letters([seq for seq in seqs if seq])
-            for number, seqs in self._numbering.by_partition(checked_letters(ids)).items()
+        places = self._places(checked_letters(ids))
+        return self._sum(
+            lambda number: self._partitions[number].drop_dead_letters(places[number]), places
         )
 
     def settings(self) -> StoredSettings:
@@ -312,18 +325,23 @@ class PartitionedStream(ExperienceStream):
         Those with groups come first: one that refuses an order refuses it before any has changed.
         """
         count = len(self._partitions)
-        for partition in sorted(self._partitions, key=_stored, reverse=True):
-            partition.opened.configure(divided(changes, partition.number, count))
+        stored = self._reach.ask(lambda number: _stored(self._partitions[number]))
+        self._reach.each(
+            sorted(range(count), key=lambda number: stored.get(number, 0), reverse=True),
+            lambda number: self._partitions[number].opened.configure(
+                divided(changes, number, count)
+            ),
+        )
 
     def advance(self, version: int) -> int:
         """Give all partitions the newest weight version; returns the oldest that one knows."""
-        return min(partition.advance(version) for partition in self._partitions)
+        return min(self._each(lambda number: self._partitions[number].advance(version)).values())
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step."""
-        return sum(
-            self._partitions[number].move([seq for seq in seqs if seq], status)
-            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+        places = self._places(checked_ids(ids))
+        return self._sum(
+            lambda number: self._partitions[number].move(places[number], status), places
         )
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
@@ -337,8 +355,8 @@ class PartitionedStream(ExperienceStream):
             if self._numbering.seq(group):
                 seqs.append(self._numbering.seq(group))
                 numbers.append(priority)
-        return sum(
-            self._partitions[number].update_priority(*pair) for number, pair in chosen.items()
+        return self._sum(
+            lambda number: self._partitions[number].update_priority(*chosen[number]), chosen
         )
 
     def expire(
@@ -351,15 +369,14 @@ class PartitionedStream(ExperienceStream):
         on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
     ) -> int:
         """Expire the waiting groups that are too stale, one partition after the other."""
-        return sum(
-            partition.expire(
+        return self._sum(
+            lambda number: self._partitions[number].expire(
                 current_version,
                 max_staleness=max_staleness,
                 max_token_staleness=max_token_staleness,
                 statuses=statuses,
                 on_expired=on_expired,
             )
-            for partition in self._partitions
         )
 
     # saving
@@ -379,7 +396,7 @@ class PartitionedStream(ExperienceStream):
 
     def drop_group(self) -> int:
         """Remove this consumer group from all partitions, one after the other."""
-        return sum(partition.drop_group() for partition in self._partitions)
+        return self._sum(lambda number: self._partitions[number].drop_group())
 
     def clear(self) -> int:
         """Delete the task, one partition after the other; the first one last.
@@ -389,16 +406,35 @@ class PartitionedStream(ExperienceStream):
         return sum(partition.clear() for partition in reversed(self._partitions))
 
     def close(self) -> None:
-        """Stop the heartbeats and requeue what is still leased; closing twice does no harm."""
+        """Stop the heartbeats and requeue what is still leased; closing twice does no harm.
+
+        Where a partition cannot be reached, the others are closed, and another `close` goes on.
+        """
         self._closed = True
-        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
-            for partition in self._partitions:  # one that fails keeps no other open
-                scope.callback(partition.close)
-            self._collector.close()
+        with within(self._task.store.client.retry_s + GRACE_S):
+            try:
+                self._each(lambda number: self._partitions[number].close())
+            finally:
+                self._collector.close()
 
     @property
     def _stores(self) -> list[TaskStore]:
         return [partition.opened.store for partition in self._partitions]
+
+    def _each(self, call: Callable[[int], T]) -> dict[int, T]:
+        """Call a function with the number of each partition; raises as `Reach.each` does."""
+        return self._reach.each(range(len(self._partitions)), call)
+
+    def _sum(self, call: Callable[[int], int], numbers: Iterable[int] | None = None) -> int:
+        """Return the sum of the results of a call of partitions, of all if none are given."""
+        return sum(
+            (self._each(call) if numbers is None else self._reach.each(numbers, call)).values()
+        )
+
+    def _places(self, ids: Iterable[int]) -> dict[int, list[int]]:
+        """Return the numbers of groups in their partitions, by partition."""
+        places = self._numbering.by_partition(ids)
+        return {number: [seq for seq in seqs if seq] for number, seqs in places.items()}
 
     def _id(self, number: int, seq: int) -> int:
         return self._numbering.ids(number, [seq])[0]

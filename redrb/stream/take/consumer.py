@@ -182,6 +182,7 @@ class Consumer:
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
+        self._may_lease = False
 
     def attend(self) -> None:
         """Start the heartbeat, which also takes over leases of dead consumers."""
@@ -193,6 +194,7 @@ class Consumer:
                 self._heartbeat = Heartbeat(
                     self.beat, self.lease_ms, "heartbeat", self.worker.end.announce
                 )
+                self._may_lease = True
 
     def occupy(self) -> Slot:
         """Return a slot that no lease of this consumer uses, with a new token."""
@@ -322,6 +324,8 @@ class Consumer:
     def close(self, *, requeue: bool = True) -> None:
         """Stop the heartbeat and requeue the groups that are still leased, unharmed.
 
+        If Redis cannot be reached, another call goes on.
+
         Args:
             requeue: False: the groups wait until the lease is over, and count a failed delivery.
         """
@@ -331,9 +335,10 @@ class Consumer:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-        if heartbeat is not None and requeue:
+        if self._may_lease and requeue:
             self._release_unread()
             self._scripts.leave(self.group, self.name)
+            self._may_lease = False
 
     def _release_unread(self) -> None:
         while self._unread:

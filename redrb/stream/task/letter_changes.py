@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.reach import Reach
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
@@ -17,16 +18,22 @@ def requeue_letters(stores: Sequence[TaskStore], group: str, ids: Iterable[int])
         group: Consumer group that gave them up.
         ids: Their ids; those without a letter, and 0, are left out.
     """
-    return sum(scripts.requeue(group, seqs) for scripts, seqs in _places(stores, ids))
+    return _change(stores, ids, lambda scripts, seqs: scripts.requeue(group, seqs))
 
 
 def drop_letters(stores: Sequence[TaskStore], group: str, ids: Iterable[int]) -> int:
     """Delete dead letters of a consumer group for good; returns how many."""
-    return sum(scripts.drop_letters(group, seqs) for scripts, seqs in _places(stores, ids))
+    return _change(stores, ids, lambda scripts, seqs: scripts.drop_letters(group, seqs))
 
 
-def _places(
-    stores: Sequence[TaskStore], ids: Iterable[int]
-) -> Iterator[tuple[TaskScripts, list[int]]]:
-    for place, seqs in Numbering(len(stores)).by_partition(dict.fromkeys(ids)).items():
-        yield TaskScripts(stores[place]), [seq for seq in seqs if seq > 0]
+def _change(
+    stores: Sequence[TaskStore],
+    ids: Iterable[int],
+    change: Callable[[TaskScripts, list[int]], int],
+) -> int:
+    places = Numbering(len(stores)).by_partition(dict.fromkeys(ids))
+
+    def change_in(number: int) -> int:
+        return change(TaskScripts(stores[number]), [seq for seq in places[number] if seq > 0])
+
+    return sum(Reach(stores).each(places, change_in).values())

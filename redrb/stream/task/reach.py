@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from redrb.connection.deadline import GRACE_S, within
-from redrb.errors import StoreUnavailable
+from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.task.store import TaskStore
+from redrb.stream.waiting import Wait
 
 AWAY_S = 5.0
 """Time for which a node that could not be reached is left out, where others can be reached."""
@@ -86,3 +87,68 @@ class Reach:
             except StoreUnavailable as error:
                 self.lose(number, error)
         return found or {number: look(number) for number in range(len(self._stores))}
+
+    def answering(self) -> list[int]:
+        """Return the partitions whose nodes answer now."""
+        return [number for number in range(len(self._stores)) if self._answers(number)]
+
+    def each(self, numbers: Iterable[int], call: Callable[[int], T]) -> dict[int, T]:
+        """Call `call` with the number of each of some partitions, one after the other.
+
+        Partitions whose nodes do not answer come last, and share the time of one request.
+
+        Returns:
+            The results by partition.
+
+        Raises:
+            StoreUnavailable: Some could not be reached: it names them. All others were called.
+            StoreError: Another error of a partition. All others were called.
+        """
+        found: dict[int, T] = {}
+        errors: dict[int, StoreError] = {}
+
+        def call_all(some: Iterable[int]) -> None:
+            for number in some:
+                try:
+                    found[number] = call(number)
+                    self.find(number)
+                except StoreError as error:
+                    errors[number] = error
+
+        wanted = list(numbers)
+        soon = [number for number in wanted if len(wanted) == 1 or self._answers(number)]
+        call_all(soon)
+        with Wait(self._stores[0].client.retry_s).deadline():
+            call_all(number for number in wanted if number not in soon)
+        for error in errors.values():
+            if not isinstance(error, StoreUnavailable):
+                raise error
+        if errors:
+            raise self.missing(errors) from next(iter(errors.values()))
+        return found
+
+    def missing(self, errors: Mapping[int, Exception | None]) -> StoreUnavailable:
+        """Return the error that names the partitions that could not be reached."""
+        numbers = ", ".join(f"partition {number}" for number in errors)
+        causes = [error for error in errors.values() if isinstance(error, StoreUnavailable)]
+        return StoreUnavailable(
+            f"{numbers} of task {self._stores[0].task!r} could not be reached; the call is done in "
+            f"all others. Repeat it when they are back. {causes[0] if causes else ''}".rstrip(),
+            where=self._stores[next(iter(errors))].client.where,
+            uncertain=any(error.uncertain for error in causes),
+        )
+
+    def _answers(self, number: int) -> bool:
+        """Return whether the node of a partition answers."""
+        if number in self.away:
+            return False
+        store = self._stores[number]
+        try:
+            with within(GRACE_S):
+                store.client.execute("EXISTS", store.keys.task)
+        except StoreUnavailable as error:
+            self.lose(number, error)
+            return False
+        except StoreError:
+            pass  # an answer, too: the call that follows says the same
+        return True

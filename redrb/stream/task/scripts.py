@@ -29,7 +29,7 @@ MOVE_GROUPS = 100
 """Most groups that one script call moves."""
 
 REQUEUE_LETTERS = 20
-"""Most dead letters that one script call requeues or deletes; it reads their payload."""
+"""Most dead letters that one script call requeues or deletes."""
 
 SETTLE_GROUPS = 100
 """Most groups that one script call acknowledges for a checkpoint."""
@@ -273,10 +273,10 @@ class TaskScripts:
         requeued = 0
         for start in range(0, len(ids), REQUEUE_LETTERS):
             part = ids[start : start + REQUEUE_LETTERS]
-            *_, (outcome, *found) = self._store.pages("task/requeue", [group, *part])
-            if outcome == b"unsortable":
-                raise self._no_place(*(word.decode() for word in found))
-            requeued += int(found[0])
+            for outcome, *found in self._store.pages("task/requeue", [group, *part]):
+                if outcome == b"unsortable":
+                    raise self._no_place(*(word.decode() for word in found))
+                requeued += int(found[0])
         return requeued
 
     def drop_letters(self, group: str, ids: Sequence[int]) -> int:
