@@ -86,7 +86,7 @@ def test_every_rank_gets_one_part_of_each_step(open_stream: Opener) -> None:
 def test_a_step_is_acknowledged_in_pages(
     open_stream: Opener, pages: Callable[..., None], groups: int
 ) -> None:
-    pages(acknowledged=6)
+    pages(ended=6)
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 2 * groups)
     for step in range(2):
@@ -102,7 +102,7 @@ def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
     open_stream: Opener, pages: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank whose acknowledgement was the last one died after its first page."""
-    pages(acknowledged=3)
+    pages(ended=3)
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 16)
     first, second = leases(ranks, 8, 0)
