@@ -186,8 +186,7 @@ class Client:
         pipeline = Pipeline()
         pipeline.add(*arguments)
         with self._lender.lend() as connection:
-            pipeline.send(connection)
-            reply = read_reply(connection)
+            [reply] = pipeline.exchange(connection)
         if isinstance(reply, RedisError):
             raise reply
         return reply

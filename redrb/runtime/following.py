@@ -10,8 +10,8 @@ from collections.abc import Callable
 from redrb.connection import Client
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
-from redrb.runtime.announcements import Announcement, AnnouncementReader, maker_key, trainer_key
-from redrb.runtime.broadcast import partial_name
+from redrb.keys import maker_key, partial_weights, trainer_key
+from redrb.runtime.announcements import Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.prepared_load import PreparedLoad
@@ -206,7 +206,7 @@ class WeightFollower:
     def _follow_trainer(self, trainer: str) -> PreparedLoad:
         """Follow a trainer's weights from the beginning."""
         self._full = self._prepared_load(trainer, "model")
-        self._partial = self._prepared_load(partial_name(trainer), strict=False)
+        self._partial = self._prepared_load(partial_weights(trainer), strict=False)
         return self._full
 
     def _prepared_load(self, name: str, strict: Strict) -> PreparedLoad:
@@ -219,7 +219,7 @@ class WeightFollower:
         if full.fetch():
             self._run = announcement.run
             # a full update overwrites the partial updates that were loaded
-            self._partial = self._prepared_load(partial_name(announcement.trainer), strict=False)
+            self._partial = self._prepared_load(partial_weights(announcement.trainer), strict=False)
         if full.newest < announcement.full:
             _log.error(
                 "version %d of weights %r was announced, but is not in Redis any more: maker %r "
@@ -229,7 +229,7 @@ class WeightFollower:
 
     def _fetch_partial(self, full: PreparedLoad, announcement: Announcement) -> None:
         """Fetch the partial update that belongs on top of the full update."""
-        name = partial_name(announcement.trainer)
+        name = partial_weights(announcement.trainer)
         partial = self._partial
         if partial is None or announcement.partial <= max(full.newest, partial.newest):
             return

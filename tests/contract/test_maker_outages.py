@@ -14,8 +14,9 @@ import redrb
 from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
 from redrb.connection.messages import post
 from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
+from redrb.keys import maker_key
 from redrb.runtime import AccelerateStrategy, strategy
-from redrb.runtime.announcements import Announcement, announce, maker_key
+from redrb.runtime.announcements import Announcement, announce
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.model_updates import ModelUpdates

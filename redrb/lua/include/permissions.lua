@@ -21,6 +21,7 @@ end
 local function check_permissions(name)
   local command = forbidden_command(name)
   if command then
-    error({err = 'NOPERM this user may not run ' .. command .. ', which is needed; nothing was changed'})
+    error({err = 'NOPERM this user may not run ' .. command .. ' on ' .. name ..
+      ', which is needed; nothing was changed'})
   end
 end
