@@ -320,7 +320,10 @@ class Engine(ABC):
                 with suppress(TimeoutError):
                     await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
             else:
-                self._away_since = None
+                if self._away_since is not None:
+                    away_s = time.monotonic() - self._away_since
+                    self._away_since = None
+                    _log.warning("%s answers again, after %.1f s", self._client.where, away_s)
                 return result
         raise AssertionError("unreachable")
 

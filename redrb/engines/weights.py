@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client
+from redrb.connection.outage import Outage
 from redrb.engines.engine import Engine
 from redrb.engines.folders import VersionFolders
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
@@ -99,14 +100,17 @@ class EngineWeights:
 
     async def follow(self) -> None:
         """Give each version to the server, until the task is cancelled; errors are logged."""
+        outage = Outage("the server keeps its weights")
         while True:
             try:
                 await self.update(timeout=_WAIT_S)
             except WeightTimeout:
-                continue
+                outage.over()
             except (RedrbError, OSError) as error:
-                _log.warning("the server keeps its weights: %s", error)
+                outage.failed(error)
                 await asyncio.sleep(_PAUSE_S)
+            else:
+                outage.over()
 
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""

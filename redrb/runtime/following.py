@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from redrb.connection import Client
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import maker_key, partial_weights, trainer_key
@@ -83,6 +84,7 @@ class WeightFollower:
         """
         started = time.monotonic()
         cause: Exception | None = None
+        outage = Outage(f"maker {self._maker!r} still waits for weights")
         while not self.complete and not ended():
             left = started + timeout - time.monotonic()
             if left <= 0:
@@ -94,11 +96,12 @@ class WeightFollower:
                 ) from cause
             try:
                 self._follow(min(left, _WAIT_S))
+                outage.over()
             except WeightMismatch:
                 raise
             except (StoreUnavailable, WeightError) as error:
                 cause = error
-                _log.warning("maker %r still waits for weights: %s", self._maker, error)
+                outage.failed(error)
                 pause(min(left, _WAIT_S))
 
     def prepare(self, wait_s: float) -> bool:

@@ -66,7 +66,7 @@ def test_a_maker_goes_on_while_redis_is_away_longer_than_its_retries(
         maker = Holder(["trainer_0"], Strategy, lambda: (Linear(), None, None, None), client=client)
         maker.workingloop(loader)
         maker.close()
-        assert caplog.text.count("goes on with the weights it has") == 1
+        assert caplog.text.count("goes on with the weights it has: ") == 1
         assert put_in_order(client) == list(range(8))
 
 
