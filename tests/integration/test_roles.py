@@ -18,7 +18,7 @@ from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied
-from redrb.keys import TaskKeys, registry_key
+from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
@@ -124,6 +124,20 @@ def test_a_stage_forwards_and_reaches_no_third_task(
         assert numbers(scored.take(2, timeout=0)) == [1, 2]
     with pytest.raises(StoreDenied):
         ExperienceStream(client, "ready", namespace=namespace)
+
+
+def test_roles_include_the_weights_that_belong_to_theirs_and_no_others(
+    log_in: LogIn, namespace: str
+) -> None:
+    trainer, maker, observer = map(log_in, ("trainer", "maker", "observer"))
+    for name in (partial_weights("policy"), reference_weights("policy")):
+        redrb.WeightPublisher(trainer, name, namespace=namespace).publish(WEIGHTS)
+        assert redrb.WeightSubscriber(maker, name, namespace=namespace).poll({"a": torch.ones(8)})
+        assert [each.version for each in versions_of(observer, name, namespace)] == [1]
+        with pytest.raises(StoreDenied):
+            redrb.WeightPublisher(maker, name, namespace=namespace).publish(WEIGHTS)
+    with pytest.raises(StoreDenied):
+        redrb.WeightPublisher(trainer, "policy2", namespace=namespace).publish(WEIGHTS)
 
 
 def test_a_maker_publishes_no_weights(log_in: LogIn, owner: Client, namespace: str) -> None:
