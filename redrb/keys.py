@@ -29,6 +29,42 @@ def registry_key(namespace: str) -> str:
     return f"redrb:{{{check_name('namespace', namespace)}}}:registry"
 
 
+def maker_key(namespace: str, maker: str) -> str:
+    """Return the key of the announcements of weights to one maker."""
+    check_name("namespace", namespace)
+    check_name("maker", maker)
+    return f"redrb:{{{namespace}:maker:{maker}}}:announcements"
+
+
+def trainer_key(namespace: str, trainer: str) -> str:
+    """Return the key of a trainer's announcements to makers that no trainer names."""
+    check_name("namespace", namespace)
+    check_name("trainer", trainer)
+    return f"redrb:{{{namespace}:trainer:{trainer}}}:announcements"
+
+
+def consumer_key(namespace: str, trainer: str) -> str:
+    """Return the key that holds the task and consumer of the newest trainer of a name."""
+    check_name("namespace", namespace)
+    check_name("trainer", trainer)
+    return f"redrb:{{{namespace}:trainer:{trainer}}}:consumer"
+
+
+def replay_key(namespace: str) -> str:
+    """Return the key that holds the names of the tasks of a `ReplayBuffer`."""
+    return f"redrb:{{{check_name('namespace', namespace)}:replay}}:tasks"
+
+
+def partial_weights(name: str) -> str:
+    """Return the name of the partial updates of weights."""
+    return f"{name}.partial"
+
+
+def reference_weights(name: str) -> str:
+    """Return the name of the weights of a recipe's reference policy."""
+    return f"{name}-reference"
+
+
 def _slot_range(key: str, count: int) -> int:
     """Return the number of a key's range, of `count` ranges of slots."""
     from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot  # `redrb --help` needs no redis

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from redrb.commands.arguments import Role
 from redrb.errors import ConfigError
-from redrb.keys import TaskKeys, WeightKeys, check_name, registry_key
+from redrb.keys import (
+    TaskKeys,
+    WeightKeys,
+    check_name,
+    consumer_key,
+    maker_key,
+    partial_weights,
+    reference_weights,
+    registry_key,
+    replay_key,
+    trainer_key,
+)
 from redrb.lua.needed_commands import needed_commands, scripts_in
 from redrb.stream.mixture.ratio import Ratio
 
@@ -19,18 +30,31 @@ CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
 
 _RUN_SCRIPTS = ("eval", "evalsha")
-_PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
-_TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
+_PUT = ("blpop", "exec", "exists", "hdel", "hget", "lrange", "multi", "wait", "xadd")
+_TAKE = (
+    "blpop",
+    "hget",
+    "hmget",
+    "lrange",
+    "xpending",
+    "xrange",
+    "xreadgroup",
+    "xrevrange",
+    "zscore",
+)
 _LOOK = (
     *("exists", "hget", "hmget", "hscan", "lrange", "time", "xlen", "xrange", "xread"),
     *("xinfo|consumers", "xrevrange", "zmscore", "zscore"),
 )
 _REGISTRY = {
     "maker": ("zadd",),
+    "episode-maker": ("zadd",),
     "trainer": ("zadd",),
+    "replay": ("zadd",),
     "observer": ("zlexcount", "zrangebylex"),
     "admin": ("zadd", "zrangebylex", "zrem"),
 }
+_REPLAY = ("sadd", "sismember", "smembers", "time")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
 _LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hscan", "xlen")
 _PUBLISH = (
@@ -86,7 +110,7 @@ class Rules:
 
 def rights(
     role: Role,
-    task: str | None,
+    tasks: Sequence[str],
     namespace: str,
     weights: str | None,
     *,
@@ -96,26 +120,31 @@ def rights(
 
     Args:
         role: What the user does.
-        task: The task that it does this with; None, for an observer: all tasks and weights of the
-            namespace.
-        namespace: Namespace of the task and the weights.
+        tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
+            the namespace.
+        namespace: Namespace of the tasks and the weights.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
         to: Task that it puts into as a maker; None: none.
 
     Raises:
         ConfigError: A name is not usable, or the role needs a task.
     """
-    if task is None:
+    if not tasks:
         if role != "observer" or to is not None:
-            raise ConfigError(f"give --task: the role {role} is one for a single task.")
+            raise ConfigError(f"give --task: the role {role} is for the tasks that it names.")
         return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
-    keys = TaskKeys.of(namespace, task)
-    turn = TaskKeys.of_mixture(namespace, "*", Ratio.of({task: 1}).digest)
-    published = None if weights is None else WeightKeys.of(namespace, weights)
-    first, *selectors = [*_parts(role, keys, turn, published), _registry(role, namespace)]
+    keys = [TaskKeys.of(namespace, task) for task in tasks]
+    parts = (
+        _observer(keys) if role == "observer" else [_worker(role, keys, _turns(namespace, tasks))]
+    )
+    if weights is not None:
+        parts += _weights(role, namespace, weights)
+    parts.append(_registry(role, namespace))
+    if role == "replay":
+        parts.append(Rules((f"~{replay_key(namespace)}",), frozenset(_REPLAY)))
     if to is not None:
-        selectors += _parts("maker", TaskKeys.of(namespace, to), turn, None)
-    return _joined([first, *selectors])
+        parts.append(_worker("maker", [TaskKeys.of(namespace, to)], ""))
+    return _joined(parts)
 
 
 def _joined(rules: Sequence[Rules]) -> str:
@@ -124,30 +153,54 @@ def _joined(rules: Sequence[Rules]) -> str:
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
 
-def _parts(role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
-    """Return the parts of a role.
+def _turns(namespace: str, tasks: Sequence[str]) -> str:
+    """Return the pattern of the keys with which takes of partitions and mixtures take turns.
 
-    `turn` are the keys with which the waiting takes of a task with partitions take turns.
+    A mixture is named by its ratio, which is not known here.
     """
-    if role == "observer":
-        return _observer(keys, weights)
+    ratio = Ratio.of({tasks[0]: 1}).digest if len(tasks) == 1 else "*"
+    return f"{TaskKeys.of_mixture(namespace, '*', ratio).prefix}*"
+
+
+def _worker(role: Role, tasks: Sequence[TaskKeys], turns: str) -> Rules:
+    """Return the rights to tasks; `turns` is the pattern of the keys for turns of takes."""
+    taking = (*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
+        "episode-maker": taking,  # it takes groups of unfinished samples
         # its heartbeat puts groups in parts whose makers have died
-        "trainer": ((*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)),
+        "trainer": taking,
+        "replay": ((*taking[0], *scripts_in("saving")), taking[1]),
         "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
     }[role]
+    patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
+    if role != "maker":
+        patterns.append(turns)
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
-    prefixes = [keys.prefix, keys.partitions] + ([] if role == "maker" else [turn.prefix])
-    task = Rules(tuple(f"~{prefix}*" for prefix in prefixes), allowed)
-    if weights is None:
-        return [task]
-    if role == "maker":
-        return [task, *_reader(weights)]
+    return Rules(tuple(f"~{pattern}" for pattern in patterns), allowed)
+
+
+def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
+    """Return the rights to weights, to those that belong to them, and to their announcements."""
+    names = (weights, partial_weights(weights), reference_weights(weights))
+    keys = [WeightKeys.of(namespace, name) for name in names]
+    stored = [pattern for each in keys for pattern in _patterns(each)]
+    if role == "observer":
+        return [Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS))]
+    posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
+    if role in ("maker", "episode-maker"):
+        # it notes the versions that it reads, and writes nothing else
+        notes = [f"~{each.prefix}{name}" for each in keys for name in ("followers", "none", "pins")]
+        read = [f"%R~{name}" for name in (*stored, *posted)]
+        return [
+            Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
+            Rules(tuple(f"~{each.versions}" for each in keys), frozenset(_RUN_SCRIPTS)),
+        ]
     publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH)
     if role == "admin":  # it deletes chunks that no version has, and must search for them
         publishing |= _commands(["weights/remove"], "scan")
-    return [task, Rules(tuple(f"~{name}" for name in _patterns(weights)), publishing)]
+    written = (*stored, *posted, consumer_key(namespace, weights))
+    return [Rules(tuple(f"~{name}" for name in written), publishing)]
 
 
 def _registry(role: Role, namespace: str) -> Rules:
@@ -156,17 +209,14 @@ def _registry(role: Role, namespace: str) -> Rules:
     return Rules((f"{reads}~{registry_key(namespace)}",), frozenset(_REGISTRY[role]))
 
 
-def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
+def _observer(tasks: Sequence[TaskKeys]) -> list[Rules]:
     """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
-    parts = [
-        Rules((f"%R~{keys.prefix}*", f"%R~{keys.partitions}*"), looking, writes=False),
-        Rules((f"~{keys.stream}", f"~{keys.partitions}stream"), frozenset(_RUN_SCRIPTS)),
+    starts = [start for keys in tasks for start in (keys.prefix, keys.partitions)]
+    return [
+        Rules(tuple(f"%R~{start}*" for start in starts), looking, writes=False),
+        Rules(tuple(f"~{start}stream" for start in starts), frozenset(_RUN_SCRIPTS)),
     ]
-    if weights is not None:
-        read = tuple(f"%R~{name}" for name in _patterns(weights))
-        parts.append(Rules(read, frozenset(_LOOK_AT_WEIGHTS)))
-    return parts
 
 
 def _namespace_observer(namespace: str) -> list[Rules]:
@@ -176,16 +226,6 @@ def _namespace_observer(namespace: str) -> list[Rules]:
     return [
         Rules((f"%R~{place}*",), looking, writes=False),
         Rules((f"~{place}stream",), frozenset(_RUN_SCRIPTS)),
-    ]
-
-
-def _reader(weights: WeightKeys) -> list[Rules]:
-    """Return what a subscriber needs: it notes the versions that it reads, and writes no other."""
-    notes = (f"~{weights.prefix}{name}" for name in ("followers", "none", "pins"))
-    read = (f"%R~{name}" for name in _patterns(weights))
-    return [
-        Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
-        Rules((f"~{weights.versions}",), frozenset(_RUN_SCRIPTS)),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -22,13 +21,12 @@ from redrb.connection import deadline, stopping
 from redrb.connection.deadline import GRACE_S
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
+from redrb.connection.outage import Outage, shared_outage
 from redrb.connection.sockets import limited
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import ConfigError, StoreUnavailable
 
 T = TypeVar("T")
-
-_log = logging.getLogger("redrb")
 
 
 class Client:
@@ -64,6 +62,7 @@ class Client:
         self.url = url
         self.server_version = server_version
         self.retry_s = retry_s
+        self._outage: Outage | None = None
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
@@ -103,7 +102,10 @@ class Client:
     def _retrying(self, attempt: Callable[[], T], seconds: float) -> T:
         until = time.monotonic() + seconds
         try:
-            return attempt()  # the code below costs more than a small request
+            result = attempt()  # the code below costs more than a small request
+            if self._outage is not None:
+                self._back()
+            return result
         except RedisError as error:
             if not is_transient(error):
                 raise translate(error, self.where) from error
@@ -119,7 +121,9 @@ class Client:
             reraise=True,
         )
         try:
-            return retries(again)
+            result = retries(again)
+            self._back()
+            return result
         except RedisError as error:
             failure = translate(error, self.where)
             if isinstance(failure, StoreUnavailable):
@@ -186,14 +190,13 @@ class Client:
         pipeline = Pipeline()
         pipeline.add(*arguments)
         with self._lender.lend() as connection:
-            pipeline.send(connection)
-            reply = read_reply(connection)
+            [reply] = pipeline.exchange(connection)
         if isinstance(reply, RedisError):
             raise reply
         return reply
 
     def _prepare_again(self, retry_s: float, state: RetryCallState) -> None:
-        """Let the next attempt open a connection, and log the first and the tenth repetition.
+        """Let the next attempt open a connection, and log that the server is away.
 
         A server that answers that it cannot write now may have become a replica, and its address
         that of another server.
@@ -201,16 +204,18 @@ class Client:
         self._lender.renew()
         outcome = state.outcome
         cause: Any = outcome.exception() if outcome is not None else None
-        level = logging.WARNING if state.attempt_number in (1, 10) else logging.DEBUG
-        _log.log(
-            level,
-            "Redis at %s %s (%s); attempt %d, trying for %.0f s more",
-            self.where,
-            "moves keys" if cause is not None and is_moving(cause) else "is away",
-            type(cause).__name__,
-            state.attempt_number + 1,
-            max(0.0, retry_s - (state.seconds_since_start or 0.0)),
+        what = "moves keys" if cause is not None and is_moving(cause) else "is away"
+        left_s = max(0.0, retry_s - (state.seconds_since_start or 0.0))
+        self._outage = shared_outage(f"Redis at {self.where} {what}", "")
+        self._outage.failed(
+            f"{type(cause).__name__}; a request is repeated for {left_s:.0f} s more", who=self
         )
+
+    def _back(self) -> None:
+        """Note that the server answers."""
+        outage, self._outage = self._outage, None
+        if outage is not None:
+            outage.over(who=self)
 
 
 def check_client(client: object) -> None:

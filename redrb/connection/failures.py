@@ -50,6 +50,10 @@ _SCRIPT_PLACE = re.compile(
     r"@?user_script: ?\d+: |,? script: (\w+, )?on @?user_script: ?\d+|,? of script [0-9a-f ]+"
 )
 
+_KEY = re.compile(r"redrb:\{[^}]*\}:\S*\Z")
+_KEY_BYTES = 300
+_MOST_KEYS = 3
+
 _sources: dict[str, tuple[str, ...]] = {}
 """Of each Lua script, by its SHA-1: the file and line of each line that the server knows."""
 
@@ -68,6 +72,15 @@ def name_scripts(error: upstream.ResponseError, shas: Sequence[str]) -> None:
     message = str(error)
     if _SCRIPT_LINE.search(message) and not _SCRIPT_SHA.search(message):
         error.args = (f"{message.rstrip('.')} of script {' '.join(shas)}",)
+
+
+def name_request(error: upstream.ResponseError, *arguments: bytes) -> None:
+    """Add command and keys to the error of a server that refused them: it names no key."""
+    command, *words = (word[:_KEY_BYTES].decode("ascii", "replace") for word in arguments)
+    keys = [word for word in words if _KEY.match(word)]
+    if is_denied(error) and keys:
+        request = " ".join([command, *keys[:_MOST_KEYS]])
+        error.args = (f"{str(error).rstrip('.')}, in the request {request}",)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgpack
 
 from redrb.connection.client import Client
-from redrb.connection.transport import Pipeline, Reply, first_error, read_reply
+from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.errors import DecodeError, EncodeError
 from redrb.unpacking import MAX_CONTAINERS, unpack
 
@@ -153,8 +153,7 @@ def block_on_stream(
             block_ms = max(1, math.ceil(block_s * 1000))
             pipeline = Pipeline()
             pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", key, after)
-            pipeline.send(connection)
-            reply = read_reply(connection)
+            [reply] = pipeline.exchange(connection)
         if isinstance(reply, Exception):
             raise reply
         return reply[0][1] if reply else []

@@ -82,7 +82,7 @@ class Request(Generic[T]):
             raise broke
         try:
             if sent is not None and self._pid == os.getpid():
-                replies = sent.replies()
+                replies = self.pipeline.named(sent.replies())
             else:
                 self.attempts += 1
                 replies = self._client.exchange(self.pipeline)

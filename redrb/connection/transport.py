@@ -13,6 +13,8 @@ import redis
 from hiredis import pack_command
 from redis.exceptions import ResponseError
 
+from redrb.connection.failures import is_denied, name_request
+
 Argument: TypeAlias = bytes | str | int | float
 Reply: TypeAlias = Any
 
@@ -72,7 +74,27 @@ class Pipeline:
             redis.exceptions.RedisError: The connection broke; the commands may have been done.
         """
         self.send(connection)
-        return [read_reply(connection) for _ in range(self.commands)]
+        return self.named([read_reply(connection) for _ in range(self.commands)])
+
+    def named(self, replies: list[Reply]) -> list[Reply]:
+        """Return the replies; those that refuse a command to the user name the command."""
+        for number, reply in enumerate(replies):
+            if isinstance(reply, ResponseError) and is_denied(reply):
+                name_request(reply, *self._arguments(number))
+        return replies
+
+    def _arguments(self, number: int) -> list[bytes]:
+        """Return the arguments of a command, the first is 0."""
+        sent, place = self.freeze(), 0
+        words: list[bytes] = []
+        for _ in range(number + 1):
+            end = sent.index(_CRLF, place)
+            count, place, words = int(sent[place + 1 : end]), end + 2, []
+            for _ in range(count):
+                end = sent.index(_CRLF, place)
+                begin, place = end + 2, end + 4 + int(sent[place + 1 : end])
+                words.append(sent[begin : place - 2])
+        return words
 
 
 def packed(*arguments: Argument) -> bytes:

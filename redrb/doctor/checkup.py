@@ -15,7 +15,9 @@ from redrb.doctor import (
     leases,
     registry_names,
     server_facts,
+    server_fixes,
     server_settings,
+    server_users,
     staged_chunks,
     storage,
     waiters,
@@ -50,7 +52,9 @@ KINDS: tuple[FindingKind, ...] = (
     UNCHECKED,
     *latency.KINDS,
     *server_facts.KINDS,
+    *server_fixes.KINDS,
     *server_settings.KINDS,
+    *server_users.KINDS,
     *storage.KINDS,
     *leases.KINDS,
     *waiters.KINDS,
@@ -136,6 +140,7 @@ class _Checks:
         for server in servers:
             self.findings += self._allowed("INFO", partial(_facts, server))
             self.findings += self._allowed("settings (CONFIG GET)", partial(_settings, server))
+            self.findings += self._allowed("users (ACL USERS)", partial(server_users.find, server))
         slots = partial(server_facts.find_in_cluster, self._client)
         self.findings += self._allowed("slots of the cluster", slots)
 
@@ -211,7 +216,9 @@ def _of_task(state: State, task: str) -> State:
 
 def _facts(client: Client) -> Iterator[Finding]:
     info = server_facts.info_of(client)
-    yield from server_facts.find(server_facts.server_of(client, info), info)
+    server = server_facts.server_of(client, info)
+    yield from server_facts.find(server, info)
+    yield from server_fixes.find(server, info)
 
 
 def _settings(client: Client) -> Iterator[Finding]:

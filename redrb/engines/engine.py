@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
 from redrb.checks import checked_number
+from redrb.connection.outage import Outage
 from redrb.engines.completions import Finish, Generation, Part, missing_in
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
@@ -71,7 +72,9 @@ class Engine(ABC):
         self._ended = asyncio.Event()
         self._label: str | None = None
         self._lost = False
-        self._is_away = False
+        self._outage = Outage(
+            f"the inference server at {client.where} does not answer as it should"
+        )
         self._in_flight: set[asyncio.Task[Part]] = set()
 
     async def __aenter__(self) -> Self:
@@ -276,16 +279,14 @@ class Engine(ABC):
                     raise
                 now = time.monotonic()
                 failing_since = now if failing_since is None else failing_since
-                if not self._is_away:  # said once, and not by each request
-                    self._is_away = True
-                    _log.warning("an inference server is away: %s", error)
+                self._outage.failed(error)
                 if now - failing_since >= seconds or (ended is not None and ended.is_set()):
                     raise
                 pause = min(_SHORTEST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
             else:
-                self._is_away = False
+                self._outage.over()
                 return result
         raise AssertionError("unreachable")
 

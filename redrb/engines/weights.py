@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client
+from redrb.connection.outage import Outage
 from redrb.engines.engine import Engine, WeightsReplacedError
 from redrb.engines.folders import VersionFolders
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
@@ -110,19 +111,17 @@ class EngineWeights:
 
     async def follow(self) -> None:
         """Give each version to the server, until the task is cancelled; errors are logged."""
-        said = ""
+        outage = Outage("the server does not get the newest weights")
         while True:
             try:
                 await self.update(timeout=_WAIT_S)
             except WeightTimeout:
-                continue
+                outage.over()
             except (RedrbError, OSError) as error:
-                if str(error) != said:
-                    _log.warning("the server does not get the newest weights: %s", error)
-                said = str(error)
+                outage.failed(error)
                 await asyncio.sleep(_PAUSE_S)
             else:
-                said = ""
+                outage.over()
 
     async def _give(self, found: WeightVersion) -> None:
         """Write a version, and let the server load it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import (
     AdmissionRefused,
@@ -52,6 +53,7 @@ class Sink:
         self._stop = stop
         self.version: int | None = None
         self._given_up = Stop()
+        self._outage = Outage("a maker waits for Redis before it begins more groups")
         self._sender = ExperienceSender(stream, max_groups=most_unsent, offload=False)
         self._pool = ThreadPoolExecutor(_THREADS, "redrb-episodes")
 
@@ -154,13 +156,15 @@ class Sink:
         while not self._stop:
             try:
                 with stoppable(self._stop.waits):
-                    return self._stream.admit(1)
+                    right = self._stream.admit(1)
+                self._outage.over()
+                return right
             except (AdmissionRefused, AdmissionTimeout):
                 return None
             except StoreUnavailable as error:
                 if self._stop or not self._stream.bounded:
                     return None
-                _log.warning("a maker waits for Redis before it begins more groups: %s", error)
+                self._outage.failed(error)
                 self._stop.waits.wait(_OUTAGE_PAUSE_S)
         return None
 

@@ -6,7 +6,7 @@ import math
 import zlib
 from typing import Any
 
-from redrb.keys import check_name
+from redrb.keys import check_name, reference_weights
 from redrb.options import flag_of, option, url_option
 from redrb.recipe.settings import RecipeSettings
 
@@ -92,7 +92,7 @@ class JobSettings(RecipeSettings):
     @property
     def reference_name(self) -> str:
         """Name of the weights of the reference policy."""
-        return f"{self.weights_name}-reference"
+        return reference_weights(self.weights_name)
 
     @property
     def worker_seed(self) -> int:

@@ -10,7 +10,7 @@ from redrb.checks import check_choice, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.damage import Reading
 from redrb.experience import Status
-from redrb.keys import TaskKeys, check_name, is_name
+from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.stream import MOST_PARTITIONS
 from redrb.stream.take.reading import as_stored
@@ -63,9 +63,8 @@ class Tasks:
         self._lock = threading.Lock()
         self._streams: dict[str, ExperienceStream] = {}
         self._stores: dict[str, list[TaskStore]] = {}
-        prefix = TaskKeys.of(namespace, GROUP).prefix
-        self._names = f"{prefix}tasks"
-        self._names_client = client.at(prefix)
+        self._names = replay_key(namespace)
+        self._names_client = client.at(self._names)
 
     def open(self, task: str) -> ExperienceStream:
         """Return the stream of a task, which is created if it does not exist.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from redrb.connection import Client
 from redrb.errors import ConfigError, WeightTimeout
-from redrb.keys import WeightKeys
-from redrb.runtime.announcements import Announcement, AnnouncementReader, trainer_key
+from redrb.keys import WeightKeys, trainer_key
+from redrb.runtime.announcements import Announcement, AnnouncementReader
 from redrb.runtime.job_end import GRACE_S
 from redrb.weights.reading.missing import MissingWeights
 

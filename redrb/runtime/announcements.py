@@ -52,20 +52,6 @@ class Announcement:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def maker_key(namespace: str, maker: str) -> str:
-    """Return the key of the announcements to one maker."""
-    check_name("namespace", namespace)
-    check_name("maker", maker)
-    return f"redrb:{{{namespace}:maker:{maker}}}:announcements"
-
-
-def trainer_key(namespace: str, trainer: str) -> str:
-    """Return the key of a trainer's announcements to makers that no trainer names."""
-    check_name("namespace", namespace)
-    check_name("trainer", trainer)
-    return f"redrb:{{{namespace}:trainer:{trainer}}}:announcements"
-
-
 def announce(client: Client, keys: Sequence[str], announcement: Announcement) -> None:
     """Post an announcement, which wakes the makers that wait for one.
 

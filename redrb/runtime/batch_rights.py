@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from redrb.algorithms.prompts import has_entries
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import stoppable
 from redrb.errors import (
     AdmissionRefused,
@@ -23,7 +24,6 @@ from redrb.errors import (
 from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
-from redrb.stream.waiting import WARN_EVERY_S
 
 _log = logging.getLogger("redrb")
 
@@ -92,9 +92,8 @@ class BatchRights:
         self._streams = streams
         self._shares = shares
         self._stop = stop
-        self._maker = maker
         self._refused: set[ExperienceStream] = set()
-        self._outage_logged: float | None = None
+        self._outage = Outage(f"maker {maker!r} waits for Redis before it begins more groups")
         self.waited_s = 0.0
 
     @contextmanager
@@ -149,21 +148,13 @@ class BatchRights:
             except StoreUnavailable as error:
                 if not stream.bounded or stream in self._refused:
                     break
-                self._log_outage(error)
+                self._outage.failed(error)
                 self._stop.waits.wait(_OUTAGE_PAUSE_S)
             else:
-                self._outage_logged = None
+                self._outage.over()
                 self._refused.discard(stream)
                 return right
         return None
-
-    def _log_outage(self, error: StoreUnavailable) -> None:
-        now = time.monotonic()
-        if self._outage_logged is None or now - self._outage_logged >= WARN_EVERY_S:
-            self._outage_logged = now
-            _log.warning(
-                "maker %r waits for Redis before it begins more groups: %s", self._maker, error
-            )
 
 
 def rows_of(inputs: Any) -> int:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
+from redrb.keys import maker_key, partial_weights, trainer_key
 from redrb.runtime.announcements import (
     MAX_REASON,
     Announcement,
     AnnouncementReader,
     announce,
-    maker_key,
-    trainer_key,
 )
 from redrb.runtime.sharded_models import whole_tensors
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
@@ -28,11 +27,6 @@ from redrb.weights.tensors.names import models_tensors
 from redrb.weights.tensors.wrapping import unwrapped
 
 LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
-
-
-def partial_name(trainer: str) -> str:
-    """Return the name of a trainer's partial updates."""
-    return f"{trainer}.partial"
 
 
 class Broadcast:
@@ -64,7 +58,7 @@ class Broadcast:
         self.published: tuple[WeightVersion, ...] = ()
         self._namespace = namespace
         self._trainer = trainer
-        self._names = (trainer, partial_name(trainer))
+        self._names = (trainer, partial_weights(trainer))
         self._keys = [maker_key(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
         self._uncertain = False
@@ -153,7 +147,7 @@ class Broadcast:
             self._publish_adapter(adapter, _trained(inner, everything))
             self._announcement = replace(self._announcement, partial=self.version)
         elif trained.keys() != everything.keys():
-            self._publish(partial_name(self._trainer), trained)
+            self._publish(partial_weights(self._trainer), trained)
             self._announcement = replace(self._announcement, partial=self.version)
         announce(self._client, self._keys, self._announcement)
         return self.version
@@ -169,7 +163,7 @@ class Broadcast:
         announce(self._client, self._keys, newest)
 
     def _publish_adapter(self, adapter: LoraAdapter, trained: Mapping[str, Tensor]) -> None:
-        name = partial_name(self._trainer)
+        name = partial_weights(self._trainer)
         before = self._subscriber(name).latest()
         part = 0 if before is None else before.base if before.kind == "lora" else before.version
         if (

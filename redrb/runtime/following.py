@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from redrb.connection import Client
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
-from redrb.keys import WeightKeys
+from redrb.keys import WeightKeys, maker_key, partial_weights, trainer_key
 from redrb.runtime.agreement import Agreement
-from redrb.runtime.announcements import Announcement, AnnouncementReader, maker_key, trainer_key
-from redrb.runtime.broadcast import partial_name
+from redrb.runtime.announcements import Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
@@ -101,6 +101,7 @@ class WeightFollower:
         keys = WeightKeys.of(self._namespace, self.trainer)
         missing = MissingWeights(self._client, keys, self.trainer)
         cause: Exception | None = None
+        outage = Outage(f"maker {self._maker!r} still waits for weights")
         while not self.complete and not ended():
             left = started + timeout - time.monotonic()
             if left <= 0:
@@ -115,11 +116,12 @@ class WeightFollower:
             try:
                 if not self._follow(min(left, _WAIT_S)) and not self._agreement.pending:
                     missing.log()
+                outage.over()
             except WeightMismatch:
                 raise
             except (StoreUnavailable, WeightError) as error:
                 cause = error
-                _log.warning("maker %r still waits for weights: %s", self._maker, error)
+                outage.failed(error)
                 pause(min(left, _WAIT_S))
 
     def prepare(self, wait_s: float) -> bool:
@@ -228,7 +230,7 @@ class WeightFollower:
     def _follow_trainer(self, trainer: str) -> PreparedLoad:
         """Follow a trainer's weights from the beginning."""
         self._full = self._prepared_load(trainer, "model")
-        self._partial = self._prepared_load(partial_name(trainer), strict=False)
+        self._partial = self._prepared_load(partial_weights(trainer), strict=False)
         return self._full
 
     def _prepared_load(self, name: str, strict: Strict) -> PreparedLoad:
@@ -241,7 +243,7 @@ class WeightFollower:
         if full.fetch():
             self._run = announcement.run
             # a full update overwrites the partial updates that were loaded
-            self._partial = self._prepared_load(partial_name(announcement.trainer), strict=False)
+            self._partial = self._prepared_load(partial_weights(announcement.trainer), strict=False)
         if full.newest < announcement.full:
             _log.error(
                 "version %d of weights %r was announced, but is not in Redis any more: maker %r "
@@ -251,7 +253,7 @@ class WeightFollower:
 
     def _fetch_partial(self, full: PreparedLoad, announcement: Announcement) -> None:
         """Fetch the partial update that belongs on top of the full update."""
-        name = partial_name(announcement.trainer)
+        name = partial_weights(announcement.trainer)
         partial = self._partial
         if partial is None or announcement.partial <= max(full.newest, partial.newest):
             return

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from redrb.connection import Client
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import RedrbError, StoreClosed
-from redrb.runtime.announcements import Announcement, AnnouncementReader, trainer_key
+from redrb.keys import trainer_key
+from redrb.runtime.announcements import Announcement, AnnouncementReader
 from redrb.runtime.stopping import StopRequest
 
 _log = logging.getLogger("redrb")

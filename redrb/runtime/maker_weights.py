@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from redrb.connection import Client
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import DecodeError, StoreUnavailable, WeightError
 from redrb.runtime.following import WeightFollower
@@ -18,7 +19,6 @@ from redrb.runtime.in_flight import InFlightUpdates
 from redrb.runtime.maker_settings import WeightSettings
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.runtime.stopping import StopRequest
-from redrb.stream.waiting import WARN_EVERY_S
 
 _log = logging.getLogger("redrb")
 
@@ -70,7 +70,7 @@ class MakerWeights:
             InFlightUpdates(self._follower, self.updates) if settings.in_flight else None
         )
         self._initialised = not settings.wait_for_first
-        self._outage_logged: float | None = None  # when it was logged that Redis is away
+        self._outage = Outage(f"maker {maker!r} goes on with the weights it has")
 
     @property
     def version(self) -> int | None:
@@ -119,7 +119,7 @@ class MakerWeights:
             self.fetch_s += time.monotonic() - began
 
     def _refresh(self, least: int | None) -> None:
-        away = self._outage_logged is not None
+        away = self._outage.lasts
         try:
             if self._in_flight is not None:
                 self._in_flight.check()
@@ -129,17 +129,14 @@ class MakerWeights:
                 with stoppable(_ONE_ATTEMPT if away else self._stop.waits):
                     self._follower.follow()
         except StoreUnavailable as error:
-            now = time.monotonic()
-            if self._stop or (self._outage_logged and now - self._outage_logged < WARN_EVERY_S):
-                return
-            self._outage_logged = now
-            _log.warning("maker %r goes on with the weights it has: %s", self._maker, error)
+            if not self._stop:
+                self._outage.failed(error)
         except (WeightError, DecodeError) as error:
             if self._follower.version is None:
                 raise
             _log.error("maker %r keeps the weights it has: %s", self._maker, error)
         else:
-            self._outage_logged = None
+            self._outage.over()
 
     def begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Return the version that a batch begins with, and options for its experience maker.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from redrb.connection import Client
+from redrb.keys import consumer_key
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
@@ -23,7 +24,7 @@ def replace_predecessor(
         trainer: Name of the trainer.
         stream: The new trainer's stream, whose consumer is noted for the trainer after it.
     """
-    key = f"redrb:{{{namespace}:trainer:{trainer}}}:consumer"
+    key = consumer_key(namespace, trainer)
     client = client.at(key)
     noted = client.execute("GET", key)
     task, _, consumer = (noted or b"").decode(errors="replace").partition(" ")

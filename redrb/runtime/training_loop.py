@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from redrb.connection.outage import Outage
 from redrb.errors import BatchTimeout, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
@@ -279,13 +280,15 @@ class TrainingLoop:
 
     def _acknowledge(self, lease: Lease) -> None:
         """Acknowledge a batch; while Redis is away, repeat it until the loop is asked to end."""
+        outage = Outage("a trained batch cannot be acknowledged yet")
         while lease:
             try:
                 lease.ack()
+                outage.over()
             except LeaseLost as error:
                 _log.warning("another trainer will train a batch again: %s", error)
                 self.config.call("on_batch_lost", error)
             except StoreUnavailable as error:
                 if self.config.stop:
                     raise
-                _log.warning("a trained batch cannot be acknowledged yet: %s", error)
+                outage.failed(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
@@ -10,9 +9,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from redrb.connection.deadline import within
+from redrb.connection.outage import Outage, shared_outage
 from redrb.errors import RedrbError, StoreClosed
-
-_log = logging.getLogger("redrb")
 
 BEATS_PER_DEADLINE = 3
 """Two beats in a row may be lost or late before the deadline passes."""
@@ -35,10 +33,11 @@ def period_s(deadline_ms: int) -> float:
 class Heartbeat:
     """Calls `beat` on a background thread, several times a deadline, until it is stopped.
 
-    It holds the method's object weakly, and ends with it, or with the client. A beat that fails is
-    logged and the next one tries again, on another connection: leases live until their deadline in
-    Redis passes. A beat may take a sixth of the deadline, so that a connection that is frozen costs
-    a few beats and not the lease.
+    It holds the method's object weakly, and ends with it, or with the client. After a beat that
+    fails the next one tries again, on another connection: leases live until their deadline in
+    Redis passes. Heartbeats that fail in the same way are logged together, see `Outage`. A beat may
+    take a sixth of the deadline, so that a connection that is frozen costs a few beats and not the
+    lease.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Heartbeat:
         self._at_end = at_end
         self._interval_s = period_s(deadline_ms)
         self._longest_s = max(deadline_ms / 1000 / BEATS_PER_DEADLINE / 2, _SHORTEST_BEAT_S)
+        self._outages: set[Outage] = set()
         # a queue and not an event: `nudge` is called from finalizers, at any point of this code
         self._nudges: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"redrb-{name}", daemon=True)
@@ -90,12 +90,20 @@ class Heartbeat:
             except StoreClosed:
                 return
             except RedrbError as error:
-                _log.warning("heartbeat failed, leases may be taken over: %s", error)
-            except Exception:  # noqa: BLE001 (a beat that fails must not end those after it)
-                _log.exception("heartbeat failed, leases may be taken over")
+                self._failed(error, f"{type(error).__name__} {getattr(error, 'where', '')}")
+            except Exception as error:  # noqa: BLE001 (it must not end later beats)
+                self._failed(error, type(error).__name__, error)
+            else:
+                while self._outages:
+                    self._outages.pop().over(who=self)
             del beat  # it references its object
             if over:
                 return
+
+    def _failed(self, why: object, key: str, traceback: Exception | None = None) -> None:
+        outage = shared_outage("heartbeat failed, leases may be taken over", key)
+        self._outages.add(outage)
+        outage.failed(why, who=self, traceback=traceback)
 
     def _wait(self, due: float) -> bool:
         """Wait until the next beat is due; False when the heartbeat was stopped."""

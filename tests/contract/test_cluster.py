@@ -28,7 +28,7 @@ from redrb import (
 )
 from redrb.connection import Client
 from redrb.errors import StoreClosed, StoreDenied
-from redrb.keys import TaskKeys
+from redrb.keys import TaskKeys, maker_key, trainer_key
 from redrb.launch.removal import delete_namespace
 from redrb.orders import Prioritized
 from redrb.replay import saving
@@ -36,8 +36,6 @@ from redrb.runtime.announcements import (
     Announcement,
     AnnouncementReader,
     announce,
-    maker_key,
-    trainer_key,
 )
 from redrb.stream.saving import resuming
 from redrb.stream.saving.restoring import Restoring

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 
 import redrb
 from redrb import BatchTimeout, ExperienceStream, Status, StoreUnavailable
 from redrb.connection import Client
+from redrb.stream import heartbeat
+from redrb.stream.take.consumer import Consumer
 from redrb.stream.task.inspection import task_stats
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
@@ -237,3 +240,47 @@ def test_changes_reach_all_partitions_that_can_be_reached(
         leaving.close()
         assert stream.count() == 4 * len(away) + len(near)
         stream.close()
+
+
+def test_heartbeats_of_a_stopped_cluster_are_logged_once_and_then_that_it_is_over(
+    cluster: RedisCluster,
+    stream: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    beats: SimpleQueue[bool] = SimpleQueue()
+    beat = Consumer.beat
+
+    def counted(consumer: Consumer) -> None:
+        try:
+            beat(consumer)
+        except StoreUnavailable:
+            beats.put(False)
+            raise
+        beats.put(True)
+
+    def until(count: int, *, good: bool) -> None:
+        """Wait until heartbeats have failed or succeeded so often."""
+        while count:
+            count -= beats.get(timeout=30) is good
+
+    monkeypatch.setattr(Consumer, "beat", counted)
+    monkeypatch.setattr(heartbeat, "LONGEST_PERIOD_S", 0.2)
+    fill(stream)
+    lease = stream.take(24, timeout=5)
+    caplog.clear()
+    for primary in cluster.primaries:
+        primary.kill()
+    try:
+        until(4 * PARTITIONS, good=False)
+        lines = [record.getMessage() for record in caplog.records]
+    finally:
+        for primary in cluster.primaries:
+            primary.start()
+        cluster.wait_until_whole()
+    until(6 * PARTITIONS, good=True)
+    assert sum("heartbeat failed" in line for line in lines) == 1, lines
+    assert sum("is away" in line for line in lines) <= 1, lines
+    ends = [record.getMessage() for record in caplog.records][len(lines) :]
+    assert sum(line.startswith("over after") and "heartbeat" in line for line in ends) >= 1, ends
+    lease.abandon()

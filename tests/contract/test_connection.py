@@ -165,7 +165,7 @@ def test_the_log_says_how_long_a_request_is_still_repeated(
         with pytest.raises(StoreUnavailable):
             client.execute("PING", retry_s=0.3)
     first = next(record for record in caplog.records if "is away" in record.getMessage())
-    assert "trying for 0 s more" in first.getMessage()
+    assert "is repeated for 0 s more" in first.getMessage()
 
 
 def test_a_server_that_evicts_keys_is_refused(own_server: Callable[..., Server]) -> None:

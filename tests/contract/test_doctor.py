@@ -39,7 +39,8 @@ OwnServer = Callable[..., Server]
 
 OF_SERVERS = {
     *("no-persistence", "snapshots-only", "no-memory-limit", "libc-allocator", "slow-link"),
-    *("latency-spikes", "many-clients"),
+    *("latency-spikes", "many-clients", "below-security-fixes"),
+    "unknown-security-fixes",
 }
 """Codes that depend on how the test's server was started, and on its machine."""
 
@@ -264,6 +265,8 @@ def test_settings_of_a_server(own_server: OwnServer, namespace: str) -> None:
                 "libc-allocator",
                 "slow-link",
                 "latency-spikes",
+                "below-security-fixes",
+                "unknown-security-fixes",
             }
 
         assert found() == {"no-persistence", "no-memory-limit", "huge-pages"}

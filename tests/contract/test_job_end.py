@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from redrb import Client, DetachedTrainer, Experience, ExperienceMakerHolder, Strategy
+from redrb.keys import trainer_key
 from redrb.runtime import job_end
-from redrb.runtime.announcements import AnnouncementReader, trainer_key
+from redrb.runtime.announcements import AnnouncementReader
 from tests.signals import sigterm_after
 
 

@@ -377,7 +377,7 @@ def test_a_maker_goes_on_in_flight_while_redis_is_away(
         made = [check(item) for item in samples(client, "default")]
     assert made[:3] == [[1] * 12] * 3
     assert made[-1] == [2] * 12
-    assert caplog.text.count("goes on with the weights it has") == 1
+    assert caplog.text.count("goes on with the weights it has: ") == 1
 
 
 def trainer_is_back(trainer: Broadcast) -> bool:

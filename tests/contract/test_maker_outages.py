@@ -14,8 +14,9 @@ import redrb
 from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
 from redrb.connection.messages import post
 from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
+from redrb.keys import maker_key
 from redrb.runtime import AccelerateStrategy, strategy
-from redrb.runtime.announcements import Announcement, announce, maker_key
+from redrb.runtime.announcements import Announcement, announce
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.model_updates import ModelUpdates
@@ -65,7 +66,7 @@ def test_a_maker_goes_on_while_redis_is_away_longer_than_its_retries(
         maker = Holder(["trainer_0"], Strategy, lambda: (Linear(), None, None, None), client=client)
         maker.workingloop(loader)
         maker.close()
-        assert caplog.text.count("goes on with the weights it has") == 1
+        assert caplog.text.count("goes on with the weights it has: ") == 1
         assert put_in_order(client) == list(range(8))
 
 

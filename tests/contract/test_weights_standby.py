@@ -448,7 +448,7 @@ def test_redis_may_be_away_for_a_while(
             began = time.monotonic()
         assert time.monotonic() - began < 2.5
         assert not standby._thread.is_alive()
-        assert caplog.text.count("cannot be followed") <= 2
+        assert caplog.text.count("cannot be followed: ") <= 2
 
 
 def test_versions_that_count_from_1_again_are_followed(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import pytest
@@ -13,6 +14,11 @@ from redrb.connection import Client
 
 Run: TypeAlias = Callable[..., tuple[int, str, str]]
 """Runs a command of redrb; returns its exit status, output and errors."""
+
+LogIn: TypeAlias = Callable[..., Client]
+"""Makes a user with the rights of a role, and returns its client."""
+
+SECRET = "c0rrect-horse"
 
 
 @pytest.fixture
@@ -37,3 +43,30 @@ def run(
         return status, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def log_in(
+    real_url: str, store: Client, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> Iterator[LogIn]:
+    """Make a user with the rights of a role, and return its client."""
+    opened: dict[str, Client] = {}
+
+    def make(
+        role: str, *more: str, tasks: Sequence[str] = ("math",), weights: str = "policy"
+    ) -> Client:
+        user = f"{role}{len(opened)}-{namespace}"
+        named = [word for task in tasks for word in ("--task", task)]
+        named += ["--weights", weights] if tasks else []
+        arguments = ["--role", role, *named, *more, "--namespace", namespace, "--user", user]
+        assert main(["acl", *arguments]) == 0
+        store.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")
+        place = real_url.removeprefix("redis://")
+        opened[user] = redrb.connect(f"redis://{user}:{SECRET}@{place}", retry_s=2)
+        return opened[user]
+
+    yield make
+    for client in opened.values():
+        client.close()
+    if opened:
+        store.execute("ACL", "DELUSER", *opened)

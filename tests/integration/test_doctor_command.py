@@ -87,7 +87,11 @@ def test_a_whole_task_on_a_well_kept_server_has_no_findings(
         stream.take(4, timeout=5).ack()
         lease = stream.take(2, timeout=5)
         status, report = doctor("--fail-on", "info", url=server.url)
-        assert codes(report) <= {"libc-allocator", "slow-link"}  # they depend on the machine
+        assert codes(report) <= {
+            "libc-allocator",
+            "slow-link",
+            "unknown-security-fixes",
+        }  # they depend on the machine
         assert status == bool(report["findings"])
         lease.release()
 

@@ -18,8 +18,12 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
+from redrb.keys import maker_key
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
+from redrb.runtime.announcements import AnnouncementReader
+from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import read_settings
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, script_names
@@ -235,3 +239,49 @@ def test_a_check_of_rights_gives_each_command_as_many_words_as_it_needs(real_url
 
 def needed_commands_of_all_scripts() -> list[str]:
     return sorted(frozenset().union(*map(needed_commands, script_names().values())))
+
+
+def test_an_error_names_the_key_that_was_refused(user: User) -> None:
+    put(user.owner, namespace=user.namespace)
+    publish(user.owner, namespace=user.namespace)
+    prefix = f"redrb:{{{user.namespace}:"
+    keys = [each.decode() for each in user.owner.execute("KEYS", f"{prefix}*")]
+    uses: dict[str, Callable[..., object]] = {
+        "math}:stream": put,
+        "math}:task": settings,
+        "weights:policy}:versions": poll,
+        "weights:policy}:chunk:1:0": poll,  # is read by GET, beside redis-py
+        "weights:policy}:chunk:2:0": publish,  # is written by SET, in the same way
+        "maker:m}:announcements": follow,
+    }
+    for key, use in uses.items():
+        others = [f"~{each}" for each in keys if not each.endswith(key)]
+        if "chunk" in key:
+            others.append(f"~{prefix}weights:policy}}:[^c]*")
+        user.owner.execute("ACL", "SETUSER", user.name, "resetkeys", *others, "+@all")
+        with pytest.raises(StoreDenied) as denied:
+            use(user.client, namespace=user.namespace)
+        assert re.search(rf"in the request \w+ .*{re.escape(prefix + key)}", str(denied.value))
+
+
+def put(client: Client, *, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put(numbered(1))
+
+
+def settings(client: Client, *, namespace: str) -> None:
+    read_settings(TaskStore.of(client, namespace, "math"))
+
+
+def poll(client: Client, *, namespace: str) -> None:
+    subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    subscriber.poll({"a": torch.zeros(8)})
+
+
+def publish(client: Client, *, namespace: str) -> None:
+    publisher = redrb.WeightPublisher(client, "policy", namespace=namespace)
+    publisher.publish({"a": torch.arange(8.0)})
+
+
+def follow(client: Client, *, namespace: str) -> None:
+    AnnouncementReader(client, maker_key(namespace, "m")).newest(0.1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,19 +18,19 @@ from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
-from redrb.keys import TaskKeys, registry_key
+from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.reading import missing
+from tests.integration.conftest import SECRET, LogIn
 from tests.samples import numbered, numbers
 from tests.scenes import silence
 
 WEIGHTS = {"a": torch.arange(8.0)}
 TASK = "math"
-SECRET = "c0rrect-horse"
 
 FORBIDDEN = (
     ("FLUSHALL",),
@@ -49,32 +48,6 @@ FORBIDDEN = (
     ("EVAL", "return redis.call('GET', 'secret')", "0"),
     ("EVAL", "return redis.call('FLUSHALL')", "0"),
 )
-
-LogIn = Callable[..., Client]
-
-
-@pytest.fixture
-def log_in(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Iterator[LogIn]:
-    """Make a user with the rights of a role, and return its client."""
-    opened: list[Client] = []
-    users: list[str] = []
-    with redrb.connect(real_url) as owner:
-
-        def make(role: str, *more: str, of_namespace: bool = False) -> Client:
-            user = f"{role}{'s' if of_namespace else ''}-{namespace}"
-            names = [] if of_namespace else ["--task", TASK, "--weights", "policy"]
-            arguments = ["--role", role, *names, *more, "--namespace", namespace, "--user", user]
-            assert main(["acl", *arguments]) == 0
-            owner.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")
-            users.append(user)
-            place = real_url.removeprefix("redis://")
-            opened.append(redrb.connect(f"redis://{user}:{SECRET}@{place}", retry_s=2))
-            return opened[-1]
-
-        yield make
-        for client in opened:
-            client.close()
-        owner.execute("ACL", "DELUSER", *users)
 
 
 @pytest.fixture
@@ -152,6 +125,20 @@ def test_a_stage_forwards_and_reaches_no_third_task(
         assert numbers(scored.take(2, timeout=0)) == [1, 2]
     with pytest.raises(StoreDenied):
         ExperienceStream(client, "ready", namespace=namespace)
+
+
+def test_roles_include_the_weights_that_belong_to_theirs_and_no_others(
+    log_in: LogIn, namespace: str
+) -> None:
+    trainer, maker, observer = map(log_in, ("trainer", "maker", "observer"))
+    for name in (partial_weights("policy"), reference_weights("policy")):
+        redrb.WeightPublisher(trainer, name, namespace=namespace).publish(WEIGHTS)
+        assert redrb.WeightSubscriber(maker, name, namespace=namespace).poll({"a": torch.ones(8)})
+        assert [each.version for each in versions_of(observer, name, namespace)] == [1]
+        with pytest.raises(StoreDenied):
+            redrb.WeightPublisher(maker, name, namespace=namespace).publish(WEIGHTS)
+    with pytest.raises(StoreDenied):
+        redrb.WeightPublisher(trainer, "policy2", namespace=namespace).publish(WEIGHTS)
 
 
 def test_a_maker_publishes_no_weights(log_in: LogIn, owner: Client, namespace: str) -> None:
@@ -293,7 +280,7 @@ def test_an_observer_sees_all_and_changes_nothing(
             assert main(doctor) == 0
             report = json.loads(capsys.readouterr().out)
             found = {finding["code"]: finding["summary"] for finding in report["findings"]}
-            assert found["unchecked"] == "Not checked: settings (CONFIG GET)."
+            assert found["unchecked"] == ("Not checked: settings (CONFIG GET), users (ACL USERS).")
             assert ("unreadable-task" in found) == (not subject)
         assert content(owner, namespace) == before
         owner.execute("XADD", f"redrb:{{{namespace}:{TASK}}}:stream", "9999999999999-*", "g", b"x")
@@ -324,7 +311,7 @@ def test_an_observer_of_a_namespace_sees_all_of_it_and_no_other(
     ExperienceStream(owner, "other", namespace=f"{namespace}2").close()
     with ExperienceStream(owner, TASK, namespace=namespace, partitions=2) as stream:
         stream.put(numbered(1))
-        one, all_of_it = log_in("observer"), log_in("observer", of_namespace=True)
+        one, all_of_it = log_in("observer"), log_in("observer", tasks=())
         ExperienceStream(owner, "secret", namespace=namespace).close()
         before = content(owner, namespace)
         assert [task.readable for task in StateReader(one, namespace).look().tasks] == [True, False]
@@ -381,7 +368,9 @@ def test_the_rights_replace_those_that_a_user_had(
     log_in: LogIn, owner: Client, namespace: str
 ) -> None:
     client = log_in("admin")
-    owner.execute("ACL", "SETUSER", f"observer-{namespace}", "on", "+@all", "allkeys", f">{SECRET}")
+    owner.execute(
+        "ACL", "SETUSER", f"observer1-{namespace}", "on", "+@all", "allkeys", f">{SECRET}"
+    )
     observer = log_in("observer")
     with pytest.raises(RedrbError):
         observer.execute("FLUSHALL")

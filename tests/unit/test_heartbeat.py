@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 
 import pytest
 
+from redrb.errors import StoreUnavailable
 from redrb.stream.heartbeat import Heartbeat
 
 
@@ -35,3 +37,51 @@ def test_a_beat_that_fails_for_any_reason_does_not_end_the_next_ones(
         heartbeat.stop()
     assert "an odd reply" in caplog.text
     assert "leases may be taken over" in caplog.text
+
+
+class Failing:
+    """Fails while Redis is away."""
+
+    def __init__(self, server: AwayServer) -> None:
+        self.server = server
+        self.beats = 0
+
+    def beat(self) -> None:
+        self.beats += 1
+        self.server.beat()
+
+
+class AwayServer:
+    """A server that is away until it is told otherwise, and counts the beats that it has seen."""
+
+    def __init__(self) -> None:
+        self.away = True
+        self.beats: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def beat(self) -> None:
+        self.beats.put(self.away)
+        if self.away:
+            raise StoreUnavailable("refused", where="there")
+
+    def until(self, beats: int, *, away: bool) -> None:
+        """Wait for beats while it is away, or not."""
+        while beats:
+            beats -= self.beats.get(timeout=20) is away
+
+
+def test_heartbeats_of_a_server_that_is_away_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = AwayServer()
+    beating = [Failing(server) for _ in range(4)]
+    heartbeats = [Heartbeat(each.beat, 30, "test") for each in beating]
+    server.until(40, away=True)
+    failed = [record.getMessage() for record in caplog.records]
+    assert failed == ["heartbeat failed, leases may be taken over: refused"]
+    server.away = False
+    server.until(40, away=False)
+    for heartbeat in heartbeats:
+        heartbeat.stop()
+    [_, over] = [record.getMessage() for record in caplog.records]
+    assert over.startswith("over after ")
+    assert over.endswith(": heartbeat failed, leases may be taken over")

@@ -24,6 +24,6 @@ local function check_permissions(name)
     local may = redis.acl_check_cmd
     local reads = may('hget', name, name) and not may('hset', name, name, name)
     error({err = 'NOPERM this user may ' .. (reads and 'only read: it may ' or '') .. 'not run ' .. command
-      .. ', which is needed; nothing was changed'})
+      .. ' on ' .. name .. ', which is needed; nothing was changed'})
   end
 end

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from redrb.connection.deadline import most_s, within
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import Lease
@@ -81,6 +82,8 @@ class Prefetcher:
         self._overdue = -1  # number of the batch whose time is up
         self._stop_take = Stop()  # of the take that is under way
         self._stop_check = Stop()
+        self._untaken = Outage("a loader cannot take a batch yet")
+        self._unchecked = Outage("a loader cannot check the staleness of a batch yet")
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._ready: SimpleQueue[Prefetched | BaseException | None] = SimpleQueue()
         for _ in range(prefetch):
@@ -157,7 +160,9 @@ class Prefetcher:
         while True:
             try:
                 with stoppable(self._stop_check):
-                    return self._is_fresh(lease, wait.left_s)
+                    fresh = self._is_fresh(lease, wait.left_s)
+                self._unchecked.over()
+                return fresh
             except StoreUnavailable as error:
                 if self._stopped:
                     lease.abandon()
@@ -166,7 +171,7 @@ class Prefetcher:
                     self._ended = True
                     lease.abandon()
                     raise
-                _log.warning("a loader cannot check the staleness of a batch yet: %s", error)
+                self._unchecked.failed(error)
                 self._stop_check.wait(AGAIN_S)
 
     def stop(self) -> None:
@@ -228,7 +233,9 @@ class Prefetcher:
                 stop.ask()
             try:
                 with stoppable(stop):
-                    return self._take(number)
+                    lease = self._take(number)
+                self._untaken.over()
+                return lease
             except (BatchTimeout, StoreUnavailable) as error:
                 if self._stopped or self._overdue == number:
                     raise
@@ -236,7 +243,7 @@ class Prefetcher:
                     continue
                 if isinstance(error, BatchTimeout):
                     raise
-                _log.warning("a loader cannot take a batch yet: %s", error)
+                self._untaken.failed(error)
                 stop.wait(AGAIN_S)
 
     def _release_unread(self) -> None:

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from redrb.connection.outage import Outage
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import StoreError, StoreFull, StoreUnavailable
 from redrb.stream import ExperienceStream
@@ -58,7 +59,7 @@ class StreamSender:
         """
         self.accepted = self.done = 0
         self.stop = Stop()
-        self._task = stream.task
+        self._outage = Outage(f"a sender cannot put into task {stream.task!r} yet")
         self._in_flight = stream.writer().in_flight
         self._backlog = backlog
         self._owner = owner
@@ -138,6 +139,7 @@ class StreamSender:
             try:
                 self._in_flight.finish()
                 self._backlog.note_outage(self, None)
+                self._outage.over()
                 return
             except StoreFull:  # the stream was opened with on_full="error"
                 raise
@@ -148,5 +150,5 @@ class StreamSender:
                 if not (reported or isinstance(error, StoreUnavailable)):
                     self._backlog.fail(error, 0)
                     reported = True
-                _log.warning("a sender cannot put into task %r yet: %s", self._task, error)
+                self._outage.failed(error)
             self.stop.wait(OUTAGE_PAUSE_S)

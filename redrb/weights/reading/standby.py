@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from typing import Self
 
+from redrb.connection.outage import Outage
 from redrb.errors import (
     DecodeError,
     StoreClosed,
@@ -46,7 +47,7 @@ class WeightStandby(BackgroundFetch):
         self._name = prepared.access.catalogue.name
         self._news = threading.Event()  # a version is ready, or an error came up
         self._busy = False
-        self._away = False
+        self._outage = Outage(f"weights {self._name!r} cannot be followed")
         self._error: Exception | None = None
         self._closed: StoreClosed | None = None
         self._reported = ""  # the last error, which is not raised twice in a row
@@ -130,7 +131,7 @@ class WeightStandby(BackgroundFetch):
     def _fetch_next(self, wait_s: float) -> None:
         newest = self._access.wait(self._refused or self._prepared.newest, wait_s)
         if newest is None:
-            self._away = False
+            self._outage.over()
             return
         self._seen = newest.version
         self._busy = True
@@ -141,7 +142,8 @@ class WeightStandby(BackgroundFetch):
             raise
         finally:
             self._busy = False
-        self._away, self._reported, self._refused = False, "", 0
+        self._reported, self._refused = "", 0
+        self._outage.over()
         self._news.set()
 
     @property
@@ -159,9 +161,7 @@ class WeightStandby(BackgroundFetch):
         if isinstance(error, StoreClosed):
             self._closed = error
         elif isinstance(error, StoreUnavailable):
-            if not self._away:
-                _log.warning("weights %r cannot be followed: %s", self._name, error)
-            self._away = True
+            self._outage.failed(error)
         elif self._reported != (text := f"{type(error).__name__} {error}"):
             self._reported, self._error = text, error
             self._news.set()

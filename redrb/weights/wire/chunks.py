@@ -10,11 +10,12 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import xxhash
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.client import Sent
+from redrb.connection.failures import name_request
 from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
@@ -176,6 +177,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
             replies = [read_reply(connection) for _ in sent]
         error = first_error(replies)
         if error is not None:
+            name_request(error, b"SET", sent[replies.index(error)].key.encode())
             raise error
         for value, reply in zip(sent[again:], replies[again:], strict=True):
             if reply is None:
@@ -256,7 +258,11 @@ def _receive(connection: Any, value: Incoming) -> None:
     checksum = xxhash.xxh3_64()
     segments = [segment.data for segment in value.segments]
     # a value of another size is not received, since it may be huge
-    length = read_into(connection, segments, value.nbytes, seen=checksum.update)
+    try:
+        length = read_into(connection, segments, value.nbytes, seen=checksum.update)
+    except ResponseError as error:
+        name_request(error, b"GET", value.key.encode())
+        raise
     if length <= 0 < value.nbytes:
         raise ChunkGoneError(f"{value.key} does not exist any more.")
     if length != value.nbytes or checksum.intdigest() != value.checksum:
