@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from operator import index
@@ -94,4 +95,20 @@ def require_package(package: str, *, extra: str) -> None:
     except ModuleNotFoundError:  # the package above it is missing
         found = None
     if found is None:
-        raise ConfigError(f"{package} is not installed: pip install 'redrb[{extra}]'.")
+        raise ConfigError(f"{package} is not installed: {install_command(extra)}.")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra.
+
+    It names the packages, since no package index has redrb.
+    """
+    from importlib import metadata  # takes a while, and only messages need it
+
+    try:
+        required = metadata.requires("redrb") or ()
+    except metadata.PackageNotFoundError:  # redrb is on PYTHONPATH, and not installed
+        return f"pip install '.[{extra}]' in the clone of redrb"
+    end = f'; extra == "{extra}"'
+    packages = [line.removesuffix(end) for line in required if line.endswith(end)]
+    return shlex.join(["pip", "install", *packages])

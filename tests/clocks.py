@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.servers import Server
-
-_LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+from tests.tools import need
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -18,8 +15,7 @@ class ClockedServer(Server):
     """A server whose wall clock differs from the machine's; its timers are the machine's."""
 
     def __init__(self, program: str, *arguments: str) -> None:
-        if _LIBRARY is None:
-            pytest.fail("libfaketime is missing. Install it: apt install faketime")
+        self._library = need("libfaketime")
         super().__init__(program, *arguments)
 
     def environment(self) -> dict[str, str]:
@@ -27,7 +23,7 @@ class ClockedServer(Server):
         self._offset.write_text("+0s\n")
         return {
             **os.environ,
-            "LD_PRELOAD": str(_LIBRARY),
+            "LD_PRELOAD": self._library,
             "FAKETIME_TIMESTAMP_FILE": str(self._offset),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -16,8 +16,14 @@ from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from redrb.stream import waiting
+from redrb.stream.mixture import turn_timeout
+from redrb.stream.put import room
+from redrb.stream.ranks import ranks
+from redrb.stream.take import taker
 from tests.audit import audit
 from tests.servers import Server, programs
+from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytest)
+from tests.tools import need
 
 torch.set_num_threads(1)
 
@@ -87,7 +93,8 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Server]
     started: list[Server] = []
 
     def start(*arguments: str) -> Server:
-        started.append(Server(REAL[request.param], *arguments))
+        program = REAL.get(request.param) or need(request.param)
+        started.append(Server(program, *arguments))
         return started[-1]
 
     yield start
@@ -118,6 +125,19 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield make
     PAGES.update(before)
     load.cache_clear()
+
+
+LOOK_AGAIN_S = 15.0
+"""Longest block of a waiter under `only_wakes`: more than a test allows for one that is woken."""
+
+
+@pytest.fixture
+def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
+    monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (LOOK_AGAIN_S,))
+    monkeypatch.setattr(turn_timeout, "SLICE_S", LOOK_AGAIN_S)
+    for module in (taker, room, ranks):
+        monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Dashboard:
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal; returns the exit status and what the process wrote to stderr."""
         self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=10)
+        _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
     def close(self) -> None:

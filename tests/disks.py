@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import need
+
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
@@ -56,5 +58,5 @@ def _remount(disk: Path, mode: str) -> None:
 
 def _mount(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["mount", *arguments], capture_output=True, text=True, check=False, timeout=20
+        [need("mount"), *arguments], capture_output=True, text=True, check=False, timeout=20
     )

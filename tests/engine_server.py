@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +58,9 @@ class EngineServer:
         self.step_s = 0.0  # time of one token
         self.running = self.peak = 0
         self.midway = threading.Event()  # some completion has three tokens
+        self.stands_from: int | None = None  # completions from this number on stop at three tokens
+        self.standing = 0  # completions that stopped there, until the server is paused or restarts
+        self._begun = 0
         self._epoch = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -68,6 +72,7 @@ class EngineServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._epoch += 1  # whatever stands goes on
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
@@ -128,6 +133,7 @@ class EngineServer:
         if self.aborts:
             return [], [], "abort"
         epoch, tokens, found = self._epoch, list(prompt), []
+        number, self._begun = self._begun, self._begun + 1
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
@@ -140,6 +146,7 @@ class EngineServer:
                 found.append(float(table[chosen]))
                 if len(found) == 3:
                     self.midway.set()
+                    await self._stand(number, epoch)
                 await asyncio.sleep(self.step_s)
                 if chosen in ends:
                     return tokens[len(prompt) :], found, "stop"
@@ -148,6 +155,21 @@ class EngineServer:
             return tokens[len(prompt) :], found, "length"
         finally:
             self.running -= 1
+
+    async def _stand(self, number: int, epoch: int) -> None:
+        if self.stands_from is None or number < self.stands_from:
+            return
+        self.standing += 1
+        while epoch == self._epoch:
+            await asyncio.sleep(0.01)
+        self.standing -= 1
+
+    def until_standing(self, count: int) -> None:
+        """Wait until so many completions stand at their third token."""
+        deadline = time.monotonic() + 60
+        while self.standing < count:
+            assert time.monotonic() < deadline, f"{self.standing} of {count} completions stand"
+            time.sleep(0.01)
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()

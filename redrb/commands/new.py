@@ -8,6 +8,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from redrb.checks import install_command
 from redrb.commands.arguments import Commands, add_json
 from redrb.commands.output import show
 from redrb.errors import ConfigError
@@ -40,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     result = {"file": str(file), "kind": options.kind}
     lines = [f"{file} is written. Run it: redrb run {file}"]
     if "transformers" in starter and find_spec("transformers") is None:
-        lines.append("It needs transformers first: pip install 'redrb[recipes]'")
+        lines.append(f"It needs transformers first: {install_command('recipes')}")
     show(result, lines, as_json=options.json)
     return 0
 

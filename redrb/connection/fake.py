@@ -24,7 +24,7 @@ def fake_pool(name: str) -> redis.ConnectionPool:
     try:
         import fakeredis
     except ImportError as error:
-        raise ConfigError("fake:// needs fakeredis: pip install 'redrb[test]'.") from error
+        raise ConfigError("fake:// needs fakeredis: pip install 'fakeredis[lua]'.") from error
     with _lock:
         server, is_new = _servers.get(name), name not in _servers
         if server is None:

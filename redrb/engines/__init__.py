@@ -1,6 +1,6 @@
 """Inference servers: sampling over HTTP with log-probabilities, and weight updates.
 
-They need httpx: `pip install redrb[engines]`.
+They need httpx (extra `engines`).
 """
 
 from redrb.engines.completions import Generation

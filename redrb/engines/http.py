@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from redrb.checks import checked_number
+from redrb.checks import checked_number, require_package
 from redrb.errors import ConfigError, EngineError
 
 MOST_CONNECTIONS = 1024
@@ -17,10 +17,9 @@ _CONNECT_S = 10.0
 
 
 def _httpx() -> ModuleType:
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError("httpx is not installed: pip install 'redrb[engines]'.") from error
+    require_package("httpx", extra="engines")
+    import httpx
+
     return httpx
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from redrb.launch.history import History
 
-NEEDS_MATPLOTLIB = "no curve is drawn: pip install 'redrb[demo]'"
-
 
 def can_draw() -> bool:
     """Return whether matplotlib is installed."""

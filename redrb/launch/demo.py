@@ -7,8 +7,7 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 
-from redrb.errors import ConfigError
-from redrb.launch.curve import can_draw
+from redrb.checks import require_package
 from redrb.launch.folder import RunFolder
 from redrb.launch.job import Job
 from redrb.launch.run import Run
@@ -29,8 +28,7 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
         ConfigError: An option cannot be used.
         StoreError: Redis cannot be reached.
     """
-    if not can_draw():
-        raise ConfigError("the demo draws a curve: pip install 'redrb[demo]'.")
+    require_package("matplotlib", extra="demo")  # the demo draws a curve
     given = {name: value for name, value in asdict(settings).items() if name not in _OF_THE_RUN} | {
         "namespace": f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}",
         "stop_timeout": STOP_TIMEOUT_S,

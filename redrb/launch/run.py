@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from redrb.checks import install_command
 from redrb.connection import Client, connect
 from redrb.connection.deadline import ending_within
 from redrb.connection.stop_time import StopTime
 from redrb.errors import StoreError, UnknownTask
-from redrb.launch.curve import NEEDS_MATPLOTLIB, can_draw, draw_curve
+from redrb.launch.curve import can_draw, draw_curve
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.interrupts import Interrupt, interrupts
@@ -249,7 +250,7 @@ class Run:
             else:
                 self._say(f"curve: {self.folder.curve}")
         else:
-            self._say(NEEDS_MATPLOTLIB)
+            self._say(f"no curve is drawn without matplotlib: {install_command('demo')}")
         if interrupt.number and not self.temporary:
             self._say("the next run goes on from here")
         if self.as_json:

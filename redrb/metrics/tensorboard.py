@@ -15,7 +15,7 @@ _FLUSH_S: Final = 10
 class TensorBoardLog:
     """Appends event files to a folder; numbers of an event `step` are scalars `step/NAME`.
 
-    Needs the package tensorboard, which is imported here: `pip install 'redrb[tensorboard]'`.
+    Needs the package tensorboard (extra `tensorboard`), which is imported here.
     """
 
     def __init__(self, folder: str | Path) -> None:

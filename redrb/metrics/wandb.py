@@ -14,7 +14,7 @@ class WandbLog:
     """A run of Weights & Biases; numbers of an event `step` are its metrics `step/NAME`.
 
     wandb's own variables choose its server, key and mode, such as WANDB_MODE=offline. Needs the
-    package wandb, which is imported here: `pip install 'redrb[wandb]'`.
+    package wandb (extra `wandb`), which is imported here.
     """
 
     def __init__(

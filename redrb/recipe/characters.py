@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redrb.checks import install_command
 from redrb.errors import ConfigError
 
 
@@ -21,8 +22,9 @@ def character_tokenizer(characters: str) -> Any:
         from tokenizers import models, pre_tokenizers, processors
     except ImportError as error:
         raise ConfigError(
-            "character_tokenizer needs transformers: pip install 'redrb[recipes]'; in a container, "
-            "build the image with the extra recipes, or name transformers in requirements.txt."
+            f"character_tokenizer needs transformers: {install_command('recipes')}; in a "
+            "container, build the image with the extra recipes, or name transformers in "
+            "requirements.txt."
         ) from error
 
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from redrb.checks import did_you_mean
+from redrb.checks import did_you_mean, install_command
 from redrb.errors import ConfigError
 from redrb.recipe.recipe import Recipe
 
@@ -131,7 +131,7 @@ def _failed(place: str, error: Exception) -> ConfigError:
     ]
     lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
     if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
-        lines.append(f"{error.name} comes with the extra recipes: pip install 'redrb[recipes]'")
+        lines.append(f"{error.name} is not installed: {install_command('recipes')}")
     return ConfigError(f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}")
 
 

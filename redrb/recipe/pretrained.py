@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from redrb.checks import install_command
 from redrb.errors import ConfigError, RecordError
 from redrb.recipe.recipe import Prompt
 
@@ -95,7 +96,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            "the recipe's model needs transformers: pip install 'redrb[recipes]'; in a container, "
+            f"the recipe's model needs transformers: {install_command('recipes')}; in a container, "
             "build the image with the extra recipes, or name transformers in requirements.txt."
         ) from error
     return transformers

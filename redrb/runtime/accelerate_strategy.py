@@ -1,7 +1,7 @@
 """`AccelerateStrategy`: mixed precision, gradient checkpointing, DDP and FSDP by Accelerate.
 
 Hugging Face's Accelerate is imported when the first model in training is placed: the extra
-`redrb[accelerate]`.
+`accelerate`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from redrb import environment
-from redrb.checks import check_choice
+from redrb.checks import check_choice, require_package
 from redrb.errors import ConfigError
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.world import has_process_group, rank_here, world_size_here
@@ -122,12 +122,9 @@ class AccelerateStrategy(Strategy):
 
 
 def _accelerate() -> Any:
-    try:
-        import accelerate
-    except ImportError as error:
-        raise ConfigError(
-            "AccelerateStrategy needs Accelerate: pip install 'redrb[accelerate]'."
-        ) from error
+    require_package("accelerate", extra="accelerate")
+    import accelerate
+
     return accelerate
 
 

@@ -20,8 +20,9 @@ from tests.chaos.failovers import Failover
 from tests.clocks import remove_shared_memory
 from tests.proxy import Proxy
 from tests.servers import Server
+from tests.tools import find
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+FAKETIME = find("libfaketime")
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 _QUICK_SYNC = ("--repl-diskless-sync-delay", "0")
 _FAILOVER_S = 5.0
@@ -30,9 +31,9 @@ _FAILOVER_S = 5.0
 @cache
 def clocks_jump(program: str) -> bool:
     """Return whether libfaketime is installed and works in a server; it does not with jemalloc."""
-    if not FAKETIME.exists():
+    if FAKETIME is None:
         return False
-    preloaded = {**os.environ, "LD_PRELOAD": str(FAKETIME)}
+    preloaded = {**os.environ, "LD_PRELOAD": FAKETIME}
     pipe = subprocess.PIPE
     with subprocess.Popen([program, "--version"], env=preloaded, stdout=pipe, stderr=pipe) as shown:
         try:
@@ -48,13 +49,13 @@ class ClockedServer(Server):
     """A server whose clock can jump, where libfaketime works."""
 
     def environment(self) -> dict[str, str] | None:
-        if not clocks_jump(self.program):
+        if FAKETIME is None or not clocks_jump(self.program):
             return None
         if not self._clock.exists():
             self._clock.write_text("+0")
         return {
             **os.environ,
-            "LD_PRELOAD": str(FAKETIME),
+            "LD_PRELOAD": FAKETIME,
             "FAKETIME_TIMESTAMP_FILE": str(self._clock),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,37 @@ def test_other_tools_read_an_export_without_redrb(
     assert back.counts()[Status.FAILED] == 1
     assert numbers(back.take(1, timeout=0, where={"name": "easy", "score_gt": 0.4})) == [1, 2]
     audit(back)
+
+
+def test_the_reader_of_the_document_loads_each_file_once(
+    client: Client,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = ExperienceStream(client, "from", namespace=namespace, checks=())
+    tensors = named_tensors(numbered(1))
+    for number in range(6):
+        stream.put(numbered(number, **(dict.fromkeys(tensors) if number % 3 == 1 else {})))
+    export_task(
+        *(client, "from", tmp_path / "math-export"),
+        namespace=namespace,
+        shard_bytes=3 * sum(tensor.nbytes for tensor in tensors.values()),
+    )
+    loaded: list[str] = []
+
+    def counted(path: str) -> dict[str, torch.Tensor]:
+        loaded.append(path)
+        return load_file(path)
+
+    monkeypatch.setattr("safetensors.torch.load_file", counted)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+    [reader] = re.findall(r"can be read without redrb:\n\n```python\n(.*?)```", page, re.DOTALL)
+    exec(reader, {})
+    assert capsys.readouterr().out.count("tensor(") == 4
+    assert loaded == [f"math-export/tensors-0000{n}.safetensors" for n in (0, 1)]
 
 
 def test_tensors_are_cut_into_files(client: Client, namespace: str, tmp_path: Path) -> None:

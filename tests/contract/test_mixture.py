@@ -29,7 +29,7 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost
 from redrb.connection import Client
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream import waiting
-from redrb.stream.mixture import Mixture, MixtureLease, turn_timeout, turns
+from redrb.stream.mixture import Mixture, MixtureLease, turns
 from redrb.stream.mixture.ratio import MOST_PARTS, Ratio
 from redrb.stream.mixture.starvation import Starvation
 from redrb.stream.mixture.turns import Operation, Turns
@@ -561,11 +561,8 @@ class Waiters:
 
 
 @pytest.fixture
-def waiters(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiters]:
-    monkeypatch.setattr(waiting, "SLICE_S", 15.0)
-    monkeypatch.setattr(turn_timeout, "SLICE_S", 15.0)
+def waiters(tasks: Tasks, only_wakes: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiters]:
     monkeypatch.setattr(turns, "QUEUE_TTL_MS", 60_000)
-    monkeypatch.setattr("redrb.stream.take.taker.QUEUE_TTL_MS", 60_000)
     with ThreadPoolExecutor(8) as pool:
         yield Waiters(tasks, pool)
 
@@ -579,7 +576,7 @@ def test_a_take_waits_for_the_group_that_completes_it(
     until(lambda: mixture.starvation()["code"].waiting_s > 0)
     assert mixture.starvation()["math"].waiting_s == 0
     tasks.put(code=1)
-    assert took.result(timeout=5) == {"math": 7, "code": 3}
+    assert took.result(timeout=30) == {"math": 7, "code": 3}
     assert mixture.starvation()["code"].waiting_s == 0
     assert mixture.starvation()["code"].short == 1
 
@@ -593,13 +590,13 @@ def test_takes_go_one_after_the_other_in_their_order(
         second = waiters.queue(other, 10)
         third = waiters.queue(mixture, 10)
         tasks.put(code=3)
-        assert first.result(timeout=5) == {"math": 7, "code": 3}
+        assert first.result(timeout=30) == {"math": 7, "code": 3}
         tasks.put(code=3)
         assert not second.done()
         tasks.put(math=7)
-        assert second.result(timeout=5) == {"math": 7, "code": 3}
+        assert second.result(timeout=30) == {"math": 7, "code": 3}
         tasks.put(math=7, code=3)
-        assert third.result(timeout=5) == {"math": 7, "code": 3}
+        assert third.result(timeout=30) == {"math": 7, "code": 3}
         assert_exact(other.taken(), WEIGHTS)
         assert mixture.starvation()["code"].short == 3
 
@@ -619,7 +616,7 @@ def test_a_take_behind_a_starving_take_names_its_task(
             assert error.waited_s < 5
         assert waiters.queued(mixture) == 0
     tasks.put(code=2)
-    assert first.result(timeout=5) == {"math": 7, "code": 3}
+    assert first.result(timeout=30) == {"math": 7, "code": 3}
 
 
 def test_a_look_waits_for_a_turn_that_is_soon_over(
@@ -633,7 +630,7 @@ def test_a_look_waits_for_a_turn_that_is_soon_over(
         look = pool.submit(mixture.take, 10, timeout=0)
         time.sleep(0.1)
         mixture._turns.give(operation)
-        look.result(timeout=5).ack()
+        look.result(timeout=30).ack()
 
 
 @pytest.mark.long
@@ -669,7 +666,7 @@ def test_the_log_names_the_task_that_starves(
         with pytest.raises(BatchTimeout):
             other.take(1, timeout=0.05)
         tasks.put(math=7, code=3)
-        first.result(timeout=5).ack()
+        first.result(timeout=30).ack()
     printed = "\n".join(record.getMessage() for record in caplog.records)
     assert "task 'code', consumer group 'default': 0 of 3 groups are waiting" in printed
     assert "the take before this one waits for task 'code'" in printed
@@ -791,7 +788,7 @@ def test_a_turn_lasts_as_long_as_its_caller_waits(
         with pytest.raises(BatchTimeout, match="'code'"):
             other.take(1, timeout=1)  # of math, which there is
         tasks.put(code=3)
-        first.result(timeout=5).ack()
+        first.result(timeout=30).ack()
 
 
 def test_a_caller_that_stood_still_begins_again(
@@ -811,7 +808,7 @@ def test_a_caller_that_stood_still_begins_again(
         with other.take(1, timeout=5) as lease:
             assert lease.tasks == ["math"]
         tasks.put(code=1, math=7)
-        assert tally(first.result(timeout=5)) == {"math": 7, "code": 3}
+        assert tally(first.result(timeout=30)) == {"math": 7, "code": 3}
         assert mixture.taken() == {"code": 3, "math": 8}
 
 

@@ -100,7 +100,7 @@ def test_all_work_ends_when_the_client_is_closed(url: str, namespace: str) -> No
     for call in calls:
         with pytest.raises(StoreClosed, match="connect again"):
             call()
-    assert time.monotonic() - began < 2  # nothing was tried again
+    assert time.monotonic() - began < 9  # nothing was tried again, for ten seconds each
     heartbeat = heartbeat_of(stream)
     heartbeat.join(5)
     assert not heartbeat.is_alive()
@@ -116,7 +116,7 @@ def test_a_take_that_waits_ends_when_the_client_is_closed(real_url: str, namespa
             while not stream.stats().consumers_waiting:
                 time.sleep(0.01)
         with pytest.raises(StoreClosed):
-            waiting.result(5)
+            waiting.result(30)
 
 
 def consumers_of(stream: ExperienceStream) -> list[Any]:

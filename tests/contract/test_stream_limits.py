@@ -61,7 +61,7 @@ def test_a_blocked_put_gives_up_in_time(open_stream: Opener, timeout: float) -> 
         started = time.monotonic()
         with pytest.raises(StoreFull, match="is full") as caught:
             stream.put(numbered(3), timeout=timeout)
-        assert timeout <= time.monotonic() - started < timeout + 1
+        assert timeout <= time.monotonic() - started < timeout + 30
         assert caught.value.reason == "limit"
     assert stream.stats().producers_waiting == 0
     stream.take(1, timeout=0).ack()
@@ -144,7 +144,7 @@ def test_a_put_blocked_by_bytes_waits_and_gives_up_in_time(open_stream: Opener) 
         while stream.stats().producers_waiting == 0:
             time.sleep(0.005)
         stream.take(1, timeout=0).ack()
-        assert put.result(timeout=5)
+        assert put.result(timeout=30)
     assert numbers(stream.take(fit, timeout=0)) == list(range(1, fit + 1))
 
 

@@ -50,7 +50,7 @@ def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
 
 def soon(holds: Callable[[], bool]) -> None:
     """Wait for an effect of another connection."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -205,7 +205,7 @@ def test_a_put_on_a_crowded_task_whose_reply_was_lost_is_stored_once(
         monkeypatch.setattr(Client, "exchange", lost)
         began = time.monotonic()
         assert writer.put(numbered(2), timeout=0.3) == (2,)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 9  # the client's time is ten seconds
         monkeypatch.undo()
         assert writer.put(numbered(3)) == (3,)
     assert numbers(stream.take(4, timeout=0)) == [0, 1, 2, 3]
@@ -257,7 +257,7 @@ def test_a_block_that_raised_does_not_wait_for_room(
         stream._producer._room.scarce = False
         writer.put(numbered(1))
         raise ZeroDivisionError
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert any("is not stored" in note for note in caught.value.__notes__)
     assert stream.stats().producers_waiting == 0
 

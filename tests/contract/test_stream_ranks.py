@@ -148,19 +148,17 @@ def test_nothing_is_leased_before_all_ranks_have_asked(open_stream: Opener) -> N
         assert not first.done()
         assert ranks[0].stats().ledger.leased == 0
         second = take(ranks[1], 1, 2, 0, 4)
-        assert numbers(first.result(5)) == [0, 2]
+        assert numbers(first.result(30)) == [0, 2]
         assert numbers(second) == [1, 3]
 
 
-def test_ranks_wait_for_groups_and_are_woken(open_stream: Opener) -> None:
+def test_ranks_wait_for_groups_and_are_woken(open_stream: Opener, only_wakes: None) -> None:
     ranks, maker = [open_stream(), open_stream()], open_stream()
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(take, each, rank, 2, 0, 4) for rank, each in enumerate(ranks)]
         time.sleep(0.2)
         fill(maker, 4)
-        began = time.monotonic()
-        assert flat(numbers(each.result(5)) for each in waiting) == [0, 1, 2, 3]
-        assert time.monotonic() - began < 0.9
+        assert flat(numbers(each.result(12)) for each in waiting) == [0, 1, 2, 3]
 
 
 def test_a_step_is_acknowledged_when_all_ranks_have(open_stream: Opener) -> None:
@@ -305,7 +303,7 @@ def test_ranks_that_do_not_ask_are_named(open_stream: Opener) -> None:
         ]
         for each in asked:
             with pytest.raises(BatchTimeout, match="Ranks 1 did not ask") as caught:
-                each.result(5)
+                each.result(30)
             assert caught.value.missing_ranks == (1,)
             assert caught.value.available == 6
     assert len(leases(ranks, 6, 0)) == 3
@@ -479,7 +477,7 @@ def test_another_number_of_ranks_starts_anew(open_stream: Opener) -> None:
         waiting = [pool.submit(take, each, rank, 2, 1, 6) for rank, each in enumerate(fewer)]
         for each in ranks:
             each.close()
-        assert [numbers(each.result(5)) for each in waiting] == [[6, 8, 10], [7, 9, 11]]
+        assert [numbers(each.result(30)) for each in waiting] == [[6, 8, 10], [7, 9, 11]]
     assert fewer[0].stats().ledger.acked == 6
 
 
@@ -503,7 +501,7 @@ def test_ranks_that_ask_for_different_batches_get_an_error(open_stream: Opener) 
         with pytest.raises(ConfigError, match="All must ask for the same"):
             ranks[1].take(6, rank=1, world_size=2, step=0, timeout=0.1)
         with pytest.raises(BatchTimeout):
-            first.result(5)
+            first.result(30)
 
 
 def test_a_part_that_is_released_is_kept_for_its_rank(open_stream: Opener) -> None:
@@ -669,7 +667,7 @@ def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
         (dead,) = (rank for rank, each in enumerate(waiting) if each.done())
         kill_consumer(ranks[dead])
         with pytest.raises(RankLost):
-            waiting[1 - dead].result(5)
+            waiting[1 - dead].result(30)
         assert isinstance(waiting[dead].exception(), KeyboardInterrupt)
     assert audit(ranks[0])["default"].leased == {}
     ranks[dead] = open_stream()
@@ -722,7 +720,7 @@ def test_a_rank_whose_time_is_up_forms_the_step_itself(
         time.sleep(0.2)
         with pytest.raises(RuntimeError):
             take(ranks[1], 1, 2, 0, 4)
-        assert numbers(first.result(5)) == [0, 2]
+        assert numbers(first.result(30)) == [0, 2]
     assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
 
 
@@ -820,7 +818,7 @@ def test_ranks_keep_waiting_while_their_task_is_cleared(open_stream: Opener) -> 
         time.sleep(0.1)
         maker.clear()
         fill(maker, 4)
-        assert flat(numbers(each.result(5)) for each in waiting) == [0, 1, 2, 3]
+        assert flat(numbers(each.result(30)) for each in waiting) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

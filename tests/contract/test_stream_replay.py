@@ -76,7 +76,7 @@ def test_a_blocked_put_goes_on_when_something_is_read(client: Client, namespace:
         assert not blocked.done()
         with stream.take(1, timeout=0) as lease:
             assert numbers(lease) == [0]
-            blocked.result(timeout=3)
+            blocked.result(timeout=30)
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
 
 
@@ -88,7 +88,7 @@ def test_a_blocked_take_goes_on_when_something_is_put(client: Client, namespace:
         time.sleep(0.2)
         assert not blocked.done()
         put(stream, 1)
-        assert numbers(blocked.result(timeout=3)) == [0]
+        assert numbers(blocked.result(timeout=30)) == [0]
 
 
 def test_a_rate_does_not_wait_for_reads_that_no_consumer_can_make(
@@ -282,18 +282,18 @@ def test_tags_are_queried_while_groups_wait(client: Client, namespace: str) -> N
         stream_of(client, f"{namespace}2").count(where={"score": 1})
 
 
-def test_a_query_waits_for_matching_groups(client: Client, namespace: str) -> None:
+def test_a_query_waits_for_matching_groups(
+    client: Client, namespace: str, only_wakes: None
+) -> None:
     stream = stream_of(client, namespace, tags=["score"])
     with ThreadPoolExecutor(1) as pool:
-        took = pool.submit(stream.take, 2, timeout=10, where={"score_gt": 0.5})
+        took = pool.submit(stream.take, 2, timeout=60, where={"score_gt": 0.5})
         time.sleep(0.1)
         stream.put(numbered(0), tags={"score": 0.2})
         stream.put(numbered(1), tags={"score": 0.8})
         stream.put(numbered(2), tags={"score": 0.1})
-        started = time.monotonic()
         stream.put(numbered(3), tags={"score": 0.9})
-        assert numbers(took.result(timeout=5)) == [1, 3]
-        assert time.monotonic() - started < 0.9
+        assert numbers(took.result(timeout=12)) == [1, 3]
     assert numbers(stream.take(2, timeout=0)) == [0, 2]
 
 

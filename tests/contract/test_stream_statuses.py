@@ -168,9 +168,9 @@ def test_takes_of_a_status_wait_for_that_status(client: Client, namespace: str) 
         assert not aborted.done()
         put(stream, 3, status=Status.ABORTED)
         assert stream.move(ids[:1], Status.ABORTED) == 1
-        assert numbers(aborted.result(timeout=5)) == [3, 0]
+        assert numbers(aborted.result(timeout=30)) == [3, 0]
         assert stream.move(ids[1:2], Status.FAILED) == 1
-        assert numbers(failed.result(timeout=5)) == [1]
+        assert numbers(failed.result(timeout=30)) == [1]
     assert counts(stream) == {Status.COMPLETED: 1}
     audit(stream)
 

@@ -13,7 +13,7 @@ from redrb import BufferItem, ExperienceStream
 from redrb.engines import Engine, SGLangEngine, Trajectory
 from redrb.episodes import EpisodeMaker
 
-LEASE_MS = 1000
+LEASE_MS = 2000
 GROUPS, GROUP_SIZE, LENGTH = 4, 2, 6
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+import redrb
+from redrb.connection import Client
 from redrb.engines import Generation, Trajectory
 from redrb.episodes import EpisodeMaker
 from tests.engine_server import EngineServer
@@ -26,6 +31,25 @@ RIGHTS = 12
 """Groups that may be begun at version 0: those of two versions."""
 
 
+THROUGH = 14
+"""Completions before those that stop midway: more than three groups, less than all rights."""
+
+
+def addresses_of(process: subprocess.Popen[bytes]) -> set[str]:
+    """Stop a process, and return the addresses of its connections."""
+    process.send_signal(signal.SIGSTOP)
+    found = psutil.Process(process.pid).net_connections("tcp")
+    return {f"addr={each.laddr.ip}:{each.laddr.port} " for each in found}
+
+
+def until_gone(client: Client, addresses: set[str]) -> None:
+    """Wait until Redis has ended the connections from these addresses."""
+    deadline = time.monotonic() + 60
+    while any(each in client.execute("CLIENT", "LIST").decode() for each in addresses):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
 def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
     with EngineServer() as server, opened(real_url, namespace) as stream:
@@ -36,7 +60,7 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         prompt = {"input_ids": [1, 2], "number": -1}
         with stream.admit(1) as right:
             stream.put([begun.item(extras={"prompt": prompt}) for _ in range(2)], admission=right)
-        server.step_s = 0.1
+        server.stands_from = THROUGH
         maker = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.episode_maker"]
             + [real_url, namespace, server.url],
@@ -45,14 +69,16 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         try:
             with stream.take(3, timeout=60) as lease:  # three of its groups are there
                 lease.release()
-            server.midway.clear()
-            assert server.midway.wait(20)  # it generates further ones
+            server.until_standing(1)  # it generates further ones
+            assert (stream.count("aborted"), stream.stats().ledger.leased) == (0, 1)
         finally:
+            addresses = addresses_of(maker)
             maker.kill()
             maker.wait(30)
-        assert (stream.count("aborted"), stream.stats().ledger.leased) == (0, 1)
+        with redrb.connect(real_url) as client:
+            until_gone(client, addresses)  # Redis has read all that it sent
         stored = stream.count()
-        server.step_s = 0.0
+        server.stands_from = None
         # these need all the rights that the killed maker had not used
         missing = RIGHTS - 1 - stored
         assert missing >= GROUPS - 1

@@ -60,7 +60,7 @@ def zeros():
 
 
 def until_expired(client, namespaces):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(set(stored_keys(client, n)) != named_keys(client, n) for n in namespaces):
         assert time.monotonic() < deadline
         time.sleep(0.02)

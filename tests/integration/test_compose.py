@@ -18,6 +18,7 @@ import yaml
 import redrb
 from redrb.stream.task.inspection import task_stats
 from tests.servers import Server, programs
+from tests.tools import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -83,7 +84,7 @@ def test_the_redis_service_keeps_data_and_never_evicts(
     }
     kind, *probe = services["redis"]["healthcheck"]["test"]
     assert kind == "CMD"
-    cli = ["redis-cli", "-p", str(compose_redis.port), *probe[1:]]
+    cli = [need("redis-cli"), "-p", str(compose_redis.port), *probe[1:]]
     assert subprocess.run(cli, capture_output=True, text=True, check=True).stdout == "PONG\n"
 
 
@@ -114,10 +115,10 @@ def test_the_workers_commands_train_together(
     try:
         trainer = start("trainer", REDRB_STEPS="3", REDRB_EVALUATE_EVERY="3")
         makers = [start("makers") for _ in range(services["makers"]["deploy"]["replicas"])]
-        assert trainer.wait(60) == 0
+        assert trainer.wait(200) == 0
         for maker in makers:
             maker.terminate()
-            assert maker.wait(15) == 0
+            assert maker.wait(60) == 0
         with redrb.connect(compose_redis.url) as client:
             stats = task_stats(client, "sort", namespace="default", group="default")
         assert stats.ledger.acked > 0

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,19 +20,18 @@ from redrb.connection import Client
 from tests.dashboards import TOKEN, Dashboard
 from tests.samples import numbered
 from tests.servers import Server
+from tests.tools import need
 
-CHROMIUM = Path("/usr/bin/chromium")
 MARKUP = "<img src=x onerror=\"document.title='caught'\"> <b>bold</b>"
 """Text that would change the page if it were read as HTML."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium, as .ci/run does.")
+    chromium = need("chromium")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
         )
         yield started
         started.close()

@@ -131,7 +131,7 @@ def test_a_server_that_does_not_answer(own_server: Callable[..., Server], doctor
     os.kill(server.pid, signal.SIGSTOP)
     began = time.monotonic()
     status, report = doctor("--timeout", "0.3", url=server.url)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15  # sockets wait for 20 s otherwise
     assert (status, codes(report)) == (1, {"connection"})
     server.kill()
     status, report = doctor(url=server.url)

@@ -91,13 +91,14 @@ def test_weights_change_between_two_tokens_and_versions_tell_where(
     server: EngineServer, kind: Kind, tmp_path: Path
 ) -> None:
     old, new = tiny_model(0), tiny_model(1)
-    server.step_s = 0.02
+    server.stands_from = 0
 
     async def sample() -> Any:
         async with kind(server.url) as engine:
             engine.version = 1
             task = asyncio.create_task(engine.generate(PROMPT, max_new_tokens=12))
-            assert await asyncio.to_thread(server.midway.wait, 20)
+            await asyncio.to_thread(server.until_standing, 1)
+            server.stands_from = None
             await engine.update(saved(new, tmp_path / "2"), 2)
             return await task
 
@@ -377,11 +378,12 @@ def test_aborted_groups_are_finished_by_a_later_maker_exactly_once(
     async def anew(prompt: Any, engine: Engine) -> BufferItem:
         return await episode(prompt, engine)
 
-    server.step_s = 0.03
+    server.stands_from = 0
     first = EpisodeMaker(stream, episode, vllm(server.url), group_size=2, groups=3)
 
     def stop() -> None:
-        server.midway.wait(20)
+        server.until_standing(6)
+        server.stands_from = None
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)
@@ -424,11 +426,11 @@ def test_unfinished_groups_that_nobody_can_finish_return_their_rights(
     with ExperienceStream(client, "ordered", namespace=namespace, **settings) as stream:
         stream.join_group()
         stream.advance(0)
-        server.step_s = 0.03
+        server.stands_from = 0
         engine = vllm(server.url)
         engine.version = 0
         maker = EpisodeMaker(stream, episode, engine, group_size=1, groups=2, resume=False)
-        stopper = threading.Thread(target=lambda: (server.midway.wait(20), maker.stop()))
+        stopper = threading.Thread(target=lambda: (server.until_standing(2), maker.stop()))
         stopper.start()
         maker.run(prompts(2))
         stopper.join()
@@ -502,12 +504,18 @@ def test_new_versions_reach_the_server_while_episodes_run(
         state = {f"actor.{name}": each for name, each in models[version].state_dict().items()}
         publisher.publish({**state, "critic.weight": torch.zeros(1)}, version=version)
 
-    server.step_s = 0.05
+    server.stands_from = 0
     publish(1)
     engine = SGLangEngine(server.url)
     weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
     maker = EpisodeMaker(stream, episode, engine, weights=weights, group_size=4, groups=2)
-    timer = threading.Thread(target=lambda: (server.midway.wait(20), publish(2)))
+
+    def publish_midway() -> None:
+        server.until_standing(8)
+        server.stands_from = None
+        publish(2)
+
+    timer = threading.Thread(target=publish_midway)
     timer.start()
 
     def until_new() -> Iterator[dict[str, Any]]:

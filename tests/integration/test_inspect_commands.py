@@ -116,6 +116,6 @@ def test_a_redis_that_stops_ends_inspect_in_time(
             began = time.monotonic()
             with pytest.raises(StoreUnavailable):
                 browser.look(Choice())
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15  # sockets wait for 20 s otherwise
         finally:
             os.kill(server.pid, signal.SIGCONT)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.dashboards import Dashboard
 from tests.samples import numbered
-from tests.servers import Server, free_port, has_tls
+from tests.servers import Server, free_port, make_certificate, with_tls
+from tests.tools import need
 
 SECRET = "c0rrect-horse"
 LEASE_MS = 1500
 """So short that workers announce themselves often: `redrb top` waits until they did so twice."""
-
-TLS = next(program for program in REAL.values() if has_tls(program))
 
 
 @pytest.fixture(params=["tls", "cluster"])
@@ -42,17 +42,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
         yield cluster.url, [*cluster.primaries]
         cluster.close()
         return
-    subject = ["-subj", "/CN=redrb", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        + ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1", *subject],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    [name, *_] = with_tls()
+    make_certificate(tmp_path)
     port, certificate = free_port(), str(tmp_path / "cert.pem")
     server = Server(
-        TLS,
+        REAL.get(name) or need(name),
         *("--tls-port", str(port), "--tls-auth-clients", "no"),
         *("--tls-cert-file", certificate, "--tls-key-file", str(tmp_path / "key.pem")),
     )
@@ -74,9 +68,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
 
 def check_redis_cli(url: str) -> None:
     """redis-cli, which comes with Debian's server, reaches each server as findings name it."""
-    program = shutil.which("redis-cli")
-    if program is None:
-        pytest.skip("redis-cli is not installed; all else was checked")
+    program = need("redis-cli")  # all else was checked before
     with redrb.connect(url) as client:
         for server in client.primaries():
             said = subprocess.run(
@@ -88,6 +80,17 @@ def check_redis_cli(url: str) -> None:
                 timeout=20,
             )
             assert "tcp_port:" in said.stdout
+
+
+def put_when_followed(stream: ExperienceStream, servers: list[Server]) -> None:
+    """Put a group as soon as a client waits for arrivals: `redrb tail` shows no earlier ones."""
+    deadline = time.monotonic() + 60
+    with ExitStack() as scope:
+        owners = [scope.enter_context(redis.Redis(port=server.port)) for server in servers]
+        while not any(each["cmd"] == "xread" for owner in owners for each in owner.client_list()):
+            assert time.monotonic() < deadline, "no client waits for arrivals"
+            time.sleep(0.01)
+    stream.put(numbered(5), policy_version=1)
 
 
 @pytest.mark.parametrize("task", ["math", ""])
@@ -123,7 +126,7 @@ def test_an_observer_uses_all_that_looks(
         assert stats["groups"][0]["stats"]["ledger"]["put"] == 3
         [inspected] = printed("inspect", "math")
         assert len(inspected["groups"]) == 2
-        later = threading.Timer(0.5, stream.put, (numbered(5),), {"policy_version": 1})
+        later = threading.Thread(target=put_when_followed, args=(stream, servers))
         later.start()
         assert "group" in printed("tail", "math", "--count", "1")[0]
         later.join()
@@ -140,7 +143,7 @@ def test_an_observer_uses_all_that_looks(
         page = Dashboard(os.environ["REDRB_URL"], "default")
         try:
             assert httpx.get(page.url).status_code == 200
-            with httpx.stream("GET", f"{page.url}events", timeout=10) as events:
+            with httpx.stream("GET", f"{page.url}events", timeout=60) as events:
                 data = (line for line in events.iter_lines() if line.startswith("data: "))
                 views = (json.loads(line.removeprefix("data: ")) for line in data)
                 view = next(each for each in views if each.get("state"))

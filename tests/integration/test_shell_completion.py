@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.terminals import Terminal
+from tests.tools import need
 
 CASES = [
     ("redrb weights sh", "show"),
@@ -43,9 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 def test_zsh_completes_every_program(folder: Path) -> None:
-    with Terminal(["zsh", "-i"], ZDOTDIR=str(folder)) as terminal:
+    with Terminal([need("zsh"), "-i"], ZDOTDIR=str(folder)) as terminal:
         terminal.until(lambda: "ready" in terminal.output)
         for words, offered in CASES:
             terminal.output = ""
@@ -54,12 +53,11 @@ def test_zsh_completes_every_program(folder: Path) -> None:
             terminal.press("\x15")  # Ctrl-U empties the line
 
 
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 @pytest.mark.parametrize(("words", "offered"), CASES)
 def test_fish_completes_every_program(folder: Path, words: str, offered: str) -> None:
     program = f"source {folder}/redrb.fish; complete -C '{words}'"
     done = subprocess.run(
-        ["fish", "--no-config", "-c", program],
+        [need("fish"), "--no-config", "-c", program],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)},
         capture_output=True,
         text=True,

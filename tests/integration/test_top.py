@@ -18,6 +18,7 @@ from redrb.environment import PREFIX, child_environment
 from tests.samples import numbered
 from tests.servers import Server, programs
 from tests.terminals import Terminal
+from tests.tools import need
 
 REDRB = [sys.executable, "-m", "redrb.cli"]
 ONE = list(programs())[:1]
@@ -148,7 +149,7 @@ def test_ctrl_z_gives_the_terminal_back_until_the_shell_continues_it(
     command = f"{' '.join(REDRB)} top --namespace {namespace}"
     stopped = tmp_path / "stopped"
     script = f"set -m; {command}; stty -a > {stopped}.part; mv {stopped}.part {stopped}; fg"
-    with Terminal(["bash", "-c", script], REDRB_URL=filled) as terminal:
+    with Terminal([need("bash"), "-c", script], REDRB_URL=filled) as terminal:
         terminal.shows("TASKS (2)")
         terminal.press("\x1a")
         terminal.until(stopped.exists)

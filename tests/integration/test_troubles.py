@@ -129,7 +129,7 @@ def test_troubles_show_with_what_to_do(server: Server, namespace: str, start: St
             ("silent-worker", "of stopped"): f"ps -o pid,stat,etime,args -p {stopped.pid}",
             ("dead-worker", "of dead"): f"redrb doctor dead --repair --namespace {namespace}",
             ("dead-letters", "task poisoned"): "redrb dead ls poisoned --namespace",
-            ("mixed-redrb", f"namespace {namespace}"): "pip install --upgrade redrb",
+            ("mixed-redrb", f"namespace {namespace}"): "pip install --upgrade CLONE_OR_WHEEL",
             ("full-task", "task full"): "redrb set full limit=4 --namespace",
             (
                 "blocked-makers",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from redrb.codec import core, kernels, plain
+from tests.tools import skip
 
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True)
@@ -16,5 +17,5 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "plain":
             patch.setattr(kernels, "kernel", plain)
         elif core.NAME != "compiled":
-            pytest.skip("the codec was not compiled")
+            skip("the codec was not compiled")
         yield

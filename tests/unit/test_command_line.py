@@ -15,6 +15,7 @@ import pytest
 
 from redrb import cli
 from redrb.commands import run, settings
+from tests.tools import need
 
 FILES = {"redrb run": run.parser, "redrb settings": settings.parser}
 WITHOUT_RESULT = {"redrb completion"}
@@ -142,7 +143,7 @@ def test_bash_completes(script: Path, words: str, offered: set[str]) -> None:
         f"$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {program}\n"
         "printf '%s\\n' \"${COMPREPLY[@]}\""
     )
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    done = subprocess.run([need("bash"), "-c", asked], capture_output=True, text=True, check=True)
     assert {word.strip() for word in done.stdout.splitlines()} == offered, done.stderr
 
 

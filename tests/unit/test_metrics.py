@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from redrb.metrics.table import AGE, METRICS, UP
 from redrb.state.model import State
 from redrb.state.view import View
 from tests.sample_state import sample_state
+from tests.tools import need
 
 ROOT = Path(__file__).parents[2]
 RESOURCES = files("redrb.metrics")
@@ -293,11 +293,9 @@ CASES = [
 
 def check_by_promtool(folder: Path, tests: dict[str, Any]) -> None:
     """Run tests of rules by Prometheus' own tool."""
-    promtool = shutil.which("promtool")
-    assert promtool, "install Debian's package prometheus"
     (folder / "tests.yml").write_text(yaml.safe_dump(tests))
     done = subprocess.run(
-        [promtool, "test", "rules", "tests.yml"],
+        [need("promtool"), "test", "rules", "tests.yml"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -348,10 +346,8 @@ def test_each_curve_of_the_dashboard_has_series(tmp_path: Path) -> None:
 
 
 def test_metrics_follow_the_rules_of_prometheus() -> None:
-    promtool = shutil.which("promtool")
-    assert promtool, "install Debian's package prometheus"
     done = subprocess.run(
-        [promtool, "check", "metrics"],
+        [need("promtool"), "check", "metrics"],
         input=scraped(View(sample_state(), 1, 0.5)),
         capture_output=True,
         text=True,

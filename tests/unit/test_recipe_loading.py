@@ -100,8 +100,8 @@ def test_a_missing_extra_is_named(
     file = folder / "lacking_recipe.py"
     monkeypatch.setattr("redrb.commands.new.find_spec", lambda _name: None)
     assert cli.main(["new", "grpo", str(file)]) == 0
-    assert "pip install 'redrb[recipes]'" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="comes with the extra recipes: pip install"):
+    assert "pip install 'gymnasium>=" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="transformers is not installed: pip install "):
         load(str(file))
 
 

@@ -1,4 +1,4 @@
-"""torchrl's `ReplayBuffer` on a task, TensorDict in and out. Needs `pip install 'redrb[torchrl]'`.
+"""torchrl's `ReplayBuffer` on a task, TensorDict in and out. Needs the extra `torchrl`.
 
 `task_buffer(stream, batch_size)` returns the buffer. For other buffers and options there are its
 parts: `TaskStorage`, `TaskSampler` and `TaskWriter`. Public names stand in `__init__.pyi`.

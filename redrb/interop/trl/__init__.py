@@ -1,4 +1,4 @@
-"""TRL's trainers on a task, with the makers' log-probabilities. Needs `pip install 'redrb[trl]'`.
+"""TRL's trainers on a task, with the makers' log-probabilities. Needs the extra `trl`.
 
 `TaskRollouts` feeds `trl.GRPOTrainer`; `TaskRolloutWorker` and `PublishedWeights` feed
 `trl.experimental.async_grpo.AsyncGRPOTrainer`. Public names stand in `__init__.pyi` and load at

@@ -225,5 +225,5 @@ def _versions(state: State) -> Iterator[Finding]:
         yield MIXED_REDRB.found(
             f"namespace {state.namespace}",
             f"Several versions of redrb work together: {', '.join(texts)}.",
-            "pip install --upgrade redrb",
+            "pip install --upgrade CLONE_OR_WHEEL",
         )

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from redrb.checks import require_package
 from redrb.errors import ConfigError, DecodeError, EncodeError
 from redrb.staging import staging
 
@@ -29,10 +30,9 @@ def safetensors_torch() -> ModuleType:
     Raises:
         ConfigError: It is not installed.
     """
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ConfigError("safetensors is not installed: pip install 'redrb[export]'.") from error
+    require_package("safetensors", extra="export")
+    import safetensors.torch
+
     return safetensors.torch
 
 
