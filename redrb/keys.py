@@ -150,6 +150,11 @@ class TaskKeys:
         return f"{self.prefix}groups"
 
     @property
+    def contents(self) -> tuple[str, ...]:
+        """Keys of which a task that was used has one at least, besides its settings."""
+        return (self.stream, f"{self.prefix}facts", self.groups, self.dead)
+
+    @property
     def part_blobs(self) -> str:
         """The encoded parts of groups that are not complete."""
         return f"{self.prefix}part_blobs"

@@ -11,6 +11,7 @@ from typing import Any
 from redrb.codec.layout import GroupLayout
 from redrb.codec.schema import parse_schema
 from redrb.codec.wire import PREFIX
+from redrb.damage import Reading
 from redrb.experience.padding import MASKS
 
 
@@ -65,8 +66,18 @@ def _kind_of_schema(schema: bytes) -> str:
 
 
 def difference(kind: str, usual: str) -> tuple[str, str]:
-    """Return the first field in which a kind differs from another, and how."""
-    fields, others = json.loads(kind), json.loads(usual)
+    """Return the first field in which a kind differs from another, `usual`, and how.
+
+    Raises:
+        StoreError: `usual`, which a task stores, is no kind.
+    """
+    fields: dict[str, str] = json.loads(kind)
+    with Reading("the setting `kind` of a task"):
+        others = json.loads(usual)
+        if not isinstance(others, dict) or not all(
+            isinstance(each, str) for each in others.values()
+        ):
+            raise ValueError(f"{usual!r:.40} names no fields and dtypes")
     for name in sorted(fields.keys() | others.keys()):
         if name not in fields:
             return name, "is missing, and is a tensor in other groups"

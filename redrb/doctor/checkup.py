@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import LeftName
 from redrb.doctor.wording import shown
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
-from redrb.keys import is_name
+from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
 from redrb.state.finding import Finding, FindingKind, worst_first
 from redrb.state.findings import KINDS as STATE_KINDS
@@ -36,7 +36,7 @@ from redrb.state.findings.damage import FAILED_CHECK
 from redrb.state.findings.wording import command_line, server_command
 from redrb.state.model import ServerState, State, TaskState
 from redrb.state.reader import MOST_NAMES, url_flag
-from redrb.stream.task.inspection import existing_task
+from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
 
 T = TypeVar("T")
@@ -132,7 +132,9 @@ class _Checks:
             state = _unread(self._client, namespace, self._task)
         if not self._task:
             return state
-        existing_task(self._client, self._task, namespace=namespace)
+        keys = TaskKeys.of(namespace, self._task)
+        if not self._client.at(keys.task).execute("EXISTS", keys.task, *keys.contents):
+            raise unknown_task(self._client, namespace, self._task)
         return _of_task(state, self._task)
 
     def check_servers(self, servers: Iterable[Client]) -> None:
@@ -146,9 +148,10 @@ class _Checks:
 
     def examine_tasks(self, state: State) -> tuple[Examination, ...]:
         """Return what is stored of the tasks, and note the findings."""
+        unread = self._unread_tasks(state)
         examined = tuple(
             each
-            for task in state.tasks
+            for task in (*state.tasks, *map(TaskState, unread))
             if task.readable
             for each in self._allowed(
                 f"task {task.name}", partial(_examined, self._client, state.namespace, task)
@@ -158,6 +161,11 @@ class _Checks:
             for part in (storage, leases, waiters):
                 self.findings += part.find(state, each)
         return examined
+
+    def _unread_tasks(self, state: State) -> Sequence[str]:
+        if self._task:
+            return [] if state.tasks else [self._task]
+        return self._allowed("registry", partial(registry_names.unread_tasks, self._client, state))
 
     def check_names(self, state: State) -> tuple[LeftName, ...]:
         """Return names that name nothing, and note the findings about names and weights."""

@@ -56,10 +56,10 @@ class Examination:
         facts: Groups of which it holds facts.
         archived: Groups of its history.
         letters: Its dead letters.
-        orphans: Entries of failed puts, the first page of them; none are counted beside groups.
-        uncounted: Groups beyond those that the task counts, in the same page.
-        more_uncounted: 1 if there may be more of either.
-        lost_puts: 1 if the record of its puts is lost.
+        orphans: Entries of failed puts, the first page of them.
+        more_orphans: 1 if there may be more.
+        lost_settings: 1 if the task's own key is lost, and other keys are not.
+        lost_puts: 1 if the record of its puts is lost, damaged, or contradicts the stream.
         stuck_puts: Puts in the queue for room whose process does not look any more.
         stuck_admissions: The same in the queue for the right to begin groups.
         lost_rights: Rights of dead makers, and rights that are held for too long.
@@ -76,8 +76,8 @@ class Examination:
     archived: int
     letters: int
     orphans: int
-    uncounted: int
-    more_uncounted: int
+    more_orphans: int
+    lost_settings: int
     lost_puts: int
     stuck_puts: int
     stuck_admissions: int

@@ -61,6 +61,22 @@ def left_names(client: Client, state: State) -> list[LeftName]:
     return [name for kind in known for name in islice(left(kind), MOST_NAMES)]
 
 
+def unread_tasks(client: Client, state: State) -> list[str]:
+    """Return names of tasks that the state lacks although they have keys: their settings are lost.
+
+    Raises:
+        StoreDenied: The user may not read the registry.
+    """
+    known = {task.name for task in state.tasks}
+    return [
+        name
+        for name in filter(
+            is_name, islice(Registry(client, state.namespace).names("task"), MOST_NAMES)
+        )
+        if name not in known and _exists(client, state.namespace, "task", name)
+    ]
+
+
 def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
     """Yield the findings about names."""
     for left in names:
@@ -91,8 +107,8 @@ def remove_name(client: Client, namespace: str, left: LeftName) -> bool | None:
 def _exists(client: Client, namespace: str, kind: Kind, name: str) -> bool:
     """Return whether a name names something, or cannot be looked up."""
     if kind == "task":
-        key = TaskKeys.of(namespace, name).task
-        names = [key]
+        task = TaskKeys.of(namespace, name)
+        names = [task.task, *task.contents]
     else:
         keys = WeightKeys.of(namespace, name)
         names = [keys.versions, f"{keys.prefix}fence"]

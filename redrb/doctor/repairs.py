@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from redrb.connection import Client
 from redrb.doctor.examination import Examination, ExaminedGroup
 from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGHTS, STALE_CONSUMER
 from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
-from redrb.doctor.storage import LOST_PUTS, ORPHANED_ENTRIES
+from redrb.doctor.storage import LOST_PUTS, LOST_SETTINGS, ORPHANED_ENTRIES
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable
@@ -26,6 +26,7 @@ from redrb.state.findings.wording import counted
 from redrb.state.model import State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
+from redrb.stream.task.scripts import TaskScripts
 from redrb.weights.inspection.listing import catalogue_of
 from redrb.weights.reading.catalogue import Pin
 
@@ -34,6 +35,18 @@ TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
 
 _MOST_PAGES = 1000
 _MOST_PINS = 100
+
+_UNREPAIRED: Final = {
+    b"groups": (
+        "nothing was changed: the facts of stored groups are lost, too, so nobody can tell groups "
+        "from entries of failed puts. Trainers that run can still take the groups; after that, or "
+        "to give them up, delete the task: redrb rm TASK"
+    ),
+    b"stream": (
+        "nothing was changed: the stream, which held the groups, is lost, too. Load the data of "
+        "the server from a backup, or delete the task: redrb rm TASK"
+    ),
+}
 
 Outcome: TypeAlias = tuple[str, bool]
 """What was done, and whether this is all."""
@@ -78,6 +91,8 @@ def repair(
 
 def _of_task(task: Examination) -> Iterator[tuple[FindingKind, Callable[[], Outcome]]]:
     """Yield what can be mended in a task."""
+    if task.lost_settings:
+        yield LOST_SETTINGS, partial(_rebuild_settings, task)
     if task.lost_puts:
         yield LOST_PUTS, partial(_rebuild_puts, task)
     if task.orphans:
@@ -103,11 +118,19 @@ def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> 
     return Repair(kind.code, subject, summary, done=done)
 
 
+def _rebuild_settings(task: Examination) -> Outcome:
+    groups = TaskScripts(task.store).rebuild_settings()
+    text = f"kept {counted(groups, 'group')}; open the task with its order, tags and limits again"
+    return text, True
+
+
 def _rebuild_puts(task: Examination) -> Outcome:
     removed, outcome = 0, b"more"
     for _ in range(_MOST_PAGES):
         outcome, found = task.store.run("repair/puts")
         removed += int(found)
+        if outcome in _UNREPAIRED:
+            return _UNREPAIRED[outcome], False
         if outcome == b"done":
             break
     text = f"rebuilt the record of puts, removed orphaned entries: {removed:,}"

@@ -24,28 +24,44 @@ DIFFERENT_STORAGE = FindingKind(
     "The stored groups are not those that the task counts: other programs changed or deleted its "
     "keys, the server evicted some, a replica without all data took over, or redrb has a defect.",
 )
+LOST_SETTINGS = FindingKind(
+    "lost-settings",
+    "critical",
+    "The key with the settings and counters of the task is missing: another program deleted it, or "
+    "the server evicted it. The stored groups are whole, but no process can use them until the key "
+    "is rebuilt. Then the next process that opens the task gives its order, tags and limits again. "
+    "A trainer that resumes from a checkpoint may train again what came after it.",
+    repairs=True,
+)
 LOST_PUTS = FindingKind(
     "lost-puts",
     "critical",
-    "The record of the task's puts is missing: another program deleted the key, or the server "
-    "evicted it. Puts, and processes that open the task, are refused until it is rebuilt from the "
-    "stored groups. A put that was under way when it was lost may be stored twice, if its process "
-    "is told to put again.",
+    "The record of the task's puts is missing, damaged, or contradicts the stream: another program "
+    "changed or deleted the key, or the server evicted it. Puts, and processes that open the task, "
+    "are refused until it is rebuilt from the stored groups. A put that was under way when it was "
+    "lost may be stored twice, if its process is told to put again.",
     repairs=True,
 )
-KINDS = (DIFFERENT_STORAGE, LOST_PUTS, ORPHANED_ENTRIES)
+KINDS = (LOST_SETTINGS, DIFFERENT_STORAGE, LOST_PUTS, ORPHANED_ENTRIES)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
     """Yield the findings about a task's storage."""
+    if examined.lost_settings:
+        yield LOST_SETTINGS.found(
+            examined.subject,
+            f"The key {examined.store.keys.task} is lost. Groups stored: {examined.entries:,}.",
+            redrb_command(state, "doctor", examined.store.task, "--repair"),
+        )
     if examined.lost_puts:
         yield LOST_PUTS.found(
             examined.subject,
-            f"The key {examined.store.keys.puts} is lost. Groups stored: {examined.facts:,}.",
+            f"The key {examined.store.keys.puts} is lost, or it is wrong. Groups stored: "
+            f"{examined.facts:,}.",
             redrb_command(state, "doctor", examined.store.task, "--repair"),
         )
     if examined.orphans:
-        most = ", at least" if examined.more_uncounted else ""
+        most = ", at least" if examined.more_orphans else ""
         yield ORPHANED_ENTRIES.found(
             examined.subject,
             f"Entries of the stream beyond those that it counts: {examined.orphans:,}{most}.",
@@ -57,16 +73,11 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
 
 
 def _differences(examined: Examination) -> Iterator[str]:
-    if examined.lost_puts or (examined.orphans and examined.more_uncounted):
+    if examined.lost_puts or examined.more_orphans:
         return  # their number is not known, so neither is that of the groups
     stored = examined.entries - examined.orphans
     if examined.facts != stored:
         yield f"The stream holds {counted(stored, 'group')}, and facts of {examined.facts:,}."
-    if examined.uncounted:
-        yield (
-            f"{counted(examined.uncounted, 'stored group')} or more lie beyond the last one that "
-            "it counts."
-        )
     needed = stored - examined.archived
     complete = [group for group in examined.consumer_groups if not group.joining]
     for group in complete:

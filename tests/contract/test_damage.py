@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import redrb
-from redrb import ExperienceStream
+from redrb import BatchTimeout, ExperienceStream
 from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
 from redrb.dashboard.groups import TaskGroups
@@ -93,7 +94,22 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
     def saved() -> None:
         save_task(TaskStore.of(client, namespace, "math"), path / "math")
 
+    def put(stream: ExperienceStream) -> None:
+        stream.put(numbered(9), policy_version=5, timeout=0)
+
+    def put_part(stream: ExperienceStream) -> None:
+        stream.put_part("b", numbered(9), index=0, of=1, policy_version=5, timeout=0)
+
+    def take(stream: ExperienceStream) -> None:
+        with suppress(BatchTimeout):
+            stream.take(2, timeout=0).batch()
+
     return {
+        "put": opened(put),
+        "put_part": opened(put_part),
+        "take": opened(take),
+        "configure": opened(lambda stream: stream.configure(limit=200)),
+        "requeue letters": opened(lambda stream: stream.requeue([3, 4])),
         "stats": opened(lambda stream: stream.stats()),
         "counts": opened(lambda stream: stream.counts()),
         "staleness": opened(lambda stream: stream.staleness()),
@@ -224,3 +240,21 @@ def test_a_damaged_counter_hangs_no_script(
         Browser(client, "math", namespace=namespace).look(Choice())
     client.execute("HSET", puts, "last", 1)
     assert len(Browser(client, "math", namespace=namespace).look(Choice()).groups) == 1
+
+
+@pytest.mark.parametrize("kind", ["1.5", "7", "[]", "[1]", '{"a": 1}', "x"])
+def test_a_damaged_kind_is_named(
+    client: Client, open_stream: Callable[..., ExperienceStream], namespace: str, kind: str
+) -> None:
+    open_stream().put(numbered(1))
+    task = TaskKeys.of(namespace, "math").task
+    whole = client.execute("HGET", task, "kind")
+    client.execute("HSET", task, "kind", kind)
+    stream = open_stream()
+    for put in (
+        lambda: stream.put(numbered(2)),
+        lambda: stream.put_part("a", numbered(2), index=0, of=1),
+    ):
+        with pytest.raises(StoreError, match="`kind` of a task cannot be read"):
+            put()
+    client.execute("HSET", task, "kind", whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from redrb.doctor import repairs
 from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.examination import examine
 from redrb.doctor.repairs import Repair, repair
-from redrb.errors import StoreFull
+from redrb.errors import StoreError, StoreFull
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
+from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
@@ -162,11 +164,14 @@ def test_groups_beyond_a_count_that_was_lost_are_no_orphans(
     stream.put_many([[numbered(number)] for number in range(4)])
     owner.execute("HSET", key(stream, "puts"), "last", 0)
     found = checked(owner, namespace)
-    assert "different-storage" in codes(found)
+    assert "lost-puts" in codes(found)
     assert "orphaned-entries" not in codes(found)
-    stale = replace(found, examined=(replace(found.examined[0], orphans=4),))
+    stale = replace(found, examined=(replace(found.examined[0], orphans=4, lost_puts=0),))
     assert repaired(owner, stale)[0].summary == "removed orphaned entries: 0"
     assert owner.execute("XLEN", stream._task.store.keys.stream) == 4
+    assert [one.done for one in repaired(owner, found)] == [True]
+    assert "lost-puts" not in codes(checked(owner, namespace))
+    audit(stream)
 
 
 @pytest.mark.parametrize("orphans", [0, 2, 3, 4, 10])
@@ -242,3 +247,89 @@ def test_a_server_at_its_memory_limit_fails_one_repair_only(
         patch.setattr(TaskStore, "run", full)
         done = {one.code: one.done for one in repaired(owner, found)}
     assert done == {"orphaned-entries": False, "name-without-task": True}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 10])
+@pytest.mark.parametrize("joined", [True, False])
+def test_groups_whose_facts_are_lost_are_no_orphans(
+    owner: Client, namespace: str, pages: Callable[..., None], count: int, *, joined: bool
+) -> None:
+    pages(orphans=3)
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
+        if joined:
+            stream.join_group()
+        stream.put_many([[numbered(number)] for number in range(count)])
+        owner.execute("DEL", key(stream, "puts"), key(stream, "facts"))
+        [refused] = repaired(owner, checked(owner, namespace))
+        assert not refused.done
+        assert "redrb rm TASK" in refused.summary
+        assert owner.execute("XLEN", stream._task.store.keys.stream) == count
+        if joined:  # running trainers lose nothing: what they give back waits again
+            stream.take(count, timeout=5).release()
+            assert numbers(stream.take(count, timeout=5)) == list(range(count))
+
+
+@pytest.mark.parametrize("last", ["2", "x", "1.5", "9" * 28, "900", None])
+def test_a_wrong_last_id_is_rebuilt(
+    owner: Client, namespace: str, stream: ExperienceStream, last: str | None
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(7)])
+    stream.take(1, timeout=5).ack()
+    before = stream.stats().ledger
+    if last is None:
+        owner.execute("HDEL", key(stream, "puts"), "last")
+    else:
+        owner.execute("HSET", key(stream, "puts"), "last", last)
+    with pytest.raises(StoreError, match=r"redrb doctor \w+ --repair"):
+        ExperienceStream(owner, "math", namespace=namespace)
+    [mended] = repaired(owner, checked(owner, namespace))
+    assert (mended.code, mended.done) == ("lost-puts", True)
+    assert stream.stats().ledger == before
+    stream.put(numbered(7))
+    assert numbers(stream.take(7, timeout=5)) == list(range(1, 8))
+    audit(stream)
+
+
+@pytest.mark.parametrize("lost", [("task",), ("task", "puts"), ("task", "groups")])
+@pytest.mark.parametrize("order", ["fifo", "stalest"])
+def test_lost_settings_are_given_again_and_no_group_is_deleted(
+    owner: Client, namespace: str, lost: tuple[str, ...], order: Any
+) -> None:
+    declared: dict[str, Any] = {"order": order, "tags": ["level"], "lease_ms": LEASE_MS}
+    with ExperienceStream(owner, "math", namespace=namespace, **declared) as stream:
+        stream.join_group()
+        for number in range(6):
+            stream.put(numbered(number), policy_version=9 - number, tags={"level": number})
+        owner.execute("DEL", *(key(stream, name) for name in lost))
+        with pytest.raises(StoreError, match=r"redrb doctor \w+ --repair"):
+            stream.put(numbered(6), timeout=1)
+        with pytest.raises(StoreError, match="redrb doctor math --repair"):
+            task_stats(owner, "math", namespace=namespace, group="default")
+        assert owner.execute("XLEN", stream._task.store.keys.stream) == 6
+        for task in ("", "math"):
+            found = check_up(owner, namespace, StateReader(owner, namespace).look, task)
+            assert "lost-settings" in codes(found)
+            assert "name-without-task" not in codes(found)
+        assert all(one.done for one in repaired(owner, found))
+    with ExperienceStream(owner, "math", namespace=namespace, **declared) as again:
+        expected = list(range(6)) if order == "fifo" else list(range(5, -1, -1))
+        assert again.count(where={"level_gt": 2}) == 3
+        lease = again.take(6, timeout=5)
+        assert numbers(lease) == expected
+        lease.ack()
+        again.put(numbered(6), policy_version=1)
+        audit(again)
+
+
+def test_consumer_groups_whose_names_are_lost_lose_nothing(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace, group="late") as late:
+        late.join_group()
+        stream.put_many([[numbered(number)] for number in range(3)])
+        owner.execute("DEL", key(stream, "groups"))
+        stream.put(numbered(3))
+        stream.take(4, timeout=5).ack()
+        assert numbers(late.take(4, timeout=5)) == [0, 1, 2, 3]
+        assert owner.execute("SCARD", key(stream, "groups")) == 2
+        audit(stream)

@@ -12,6 +12,7 @@ from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection.request import Request
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import Ending, TakeScripts
+from redrb.stream.task import scripts as task_scripts
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -307,3 +308,41 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
     stream._consumer.beat()
     assert sorted(endings.sizes[3:]) == [1, 1, 4, 4]
     assert (stream.stats().ledger.leased, stream._consumer._slots) == (0, set())
+
+
+@pytest.mark.parametrize("page", [2, 100])
+def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(
+    open_stream: Callable[..., ExperienceStream], monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(task_scripts, "SETTLE_GROUPS", page)
+    holder, resumed = open_stream(), open_stream()
+    holder.put_many([[numbered(number)] for number in range(5)])
+    lease, other = holder.take(3, timeout=0), holder.take(1, timeout=0)
+    trained = dict.fromkeys(lease.ids[:2], 1)
+    assert resumed.settle(trained, incarnation=lease.incarnation) == 2
+    with pytest.raises(LeaseLost, match="checkpoint"):
+        lease.ack()
+    other.ack()
+    stats = resumed.stats()
+    assert (stats.ledger.acked, stats.samples_acked) == (3, 3)
+    resumed._consumer.beat()
+    assert sorted(numbers(resumed.take(2, timeout=5))) == [2, 4]
+
+
+@pytest.mark.parametrize("leased", [1, 2, 3, 4, 10])
+def test_a_lease_of_a_consumer_group_that_is_removed_is_lost(
+    open_stream: Callable[..., ExperienceStream], pages: Callable[..., None], leased: int
+) -> None:
+    pages(ended_of_group=3)
+    holder, other = open_stream(), open_stream(group="other")
+    other.join_group()
+    holder.put_many([[numbered(number)] for number in range(leased)])
+    lease = holder.take(leased, timeout=0)
+    holder._task.store.run("task/drop_group", ["default"])
+    with pytest.raises(LeaseLost, match="removed the consumer group"):
+        lease.ack()
+    assert other.stats().ledger.waiting == leased
+    if leased >= 3:  # the group is there until the last call
+        stats = holder.stats()
+        assert (stats.ledger.acked, stats.samples_acked) == (0, 0)
+        holder._task.scripts.drop_group("default")

@@ -218,6 +218,69 @@ def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
     audit(stream)
 
 
+@pytest.mark.parametrize("page", [3, 100])
+@pytest.mark.parametrize(
+    "last", ["0", "1", "5", "-5", "x", "nan", "inf", "1.5", "9" * 28, "9007199254740993"]
+)
+def test_a_wrong_last_id_deletes_no_group(
+    client: Client, open_stream: Opener, pages: Callable[..., None], last: str, page: int
+) -> None:
+    pages(orphans=page)
+    stream = open_stream(limit=12, max_deliveries=1)
+    stream.put_many([[numbered(number)] for number in range(8)])
+    stream.take(1, timeout=0).fail("bad")
+    keys = stream._task.store.keys
+    client.execute("HSET", keys.puts, "last", last)
+    calls: list[Callable[[], object]] = [
+        *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
+        *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
+        *(lambda: stream._task.store.run("put/room", ["p", 60_000, 10]),),
+        *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
+        *(lambda: open_stream(group="late").join_group(),),
+        *(lambda: stream._task.store.run("put/evict", ["p", 1, 0, 1, 10, 0, 32]),),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
+            call()
+        assert client.execute("XLEN", keys.stream) == 7
+    client.execute("HSET", keys.puts, "last", 8 if last != "7" else 7)
+    given = client.execute("XINFO", "STREAM", keys.stream)
+    newest = given[given.index(b"last-generated-id") + 1].rpartition(b"-")[2]
+    client.execute("HSET", keys.puts, "last", newest)
+    stream.put(numbered(9))
+    audit(stream)
+
+
+@pytest.mark.parametrize("lost", ["last", "stream"])
+def test_a_put_that_the_stream_does_not_hold_is_no_success(
+    client: Client, namespace: str, lost: str
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    stream.put(numbered(1))
+    keys = stream._task.store.keys
+    if lost == "last":
+        client.execute("HSET", keys.puts, "last", 1000)
+    else:
+        client.execute("DEL", keys.stream)
+    with pytest.raises(StoreError, match="redrb doctor math --repair"):
+        stream.put(numbered(2))
+    with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
+        ExperienceStream(client, "math", namespace=namespace)
+    stream.close()
+
+
+@pytest.mark.parametrize("known", [b"1", b"x"])
+def test_a_put_without_groups_removes_orphans(
+    client: Client, open_stream: Opener, known: bytes
+) -> None:
+    stream = open_stream()
+    stream.put(numbered(1))
+    client.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", known)
+    arguments = ["p", 1, 0, 0, 0, 1, 0, "", "completed", "", "", "", ""]
+    assert stream._task.store.run("put/put", arguments)[0] == b"ok"
+    assert len(stream) == 1
+
+
 @dataclass(frozen=True)
 class Scored:
     """An order whose score can be changed."""

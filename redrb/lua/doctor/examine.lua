@@ -8,7 +8,8 @@
 --@include task clock facts pending uncounted
 
 
-if not exists() then
+local left = left_without_settings()
+if not exists() and left == 0 then
   return {}
 end
 local now = reported_ms()
@@ -56,11 +57,11 @@ local function report_task(all)
   report('facts', redis.call('HLEN', key('facts')))
   report('archived', redis.call('ZCARD', key('archive')))
   report('letters', redis.call('XLEN', key('dead')))
-  local orphans, uncounted, more = uncounted_entries()
-  report('orphans', uncounted == 0 and orphans or 0)
-  report('more_uncounted', more and 1 or 0)
-  report('uncounted', uncounted)
-  report('lost_puts', 1 - redis.call('HEXISTS', puts, 'last'))
+  local fault, orphans, more = fault_of_puts()
+  report('lost_settings', math.min(left, 1))
+  report('lost_puts', fault and 1 or 0)
+  report('orphans', orphans or 0)
+  report('more_orphans', more and 1 or 0)
   report('stuck_puts', stuck_in('#room'))
   report('stuck_admissions', stuck_in('#admission'))
   report('late_rights', redis.call('ZCOUNT', key('holds'), '-inf', string.format('%d', now)))

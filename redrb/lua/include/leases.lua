@@ -33,6 +33,9 @@ local function requeue(group, seqs)
   local moved = redis.call('EXISTS', key('moved', group)) == 1
     and replies_of('HMGET', key('moved', group), members) or {}
   for i, facts in ipairs(facts_of_all(members)) do
+    if not facts and #fields_of(seqs[i]) > 0 then -- its facts are lost, it is not
+      facts = {status = 'completed', score = rules().sampled and 1 or nil}
+    end
     if facts then -- else another client deleted the entry
       local pool = pool_of(group, moved[i] or facts.status)
       pools[pool] = pools[pool] or {members = {}, facts = {}}

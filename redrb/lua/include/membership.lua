@@ -68,6 +68,15 @@ local function join(group, start)
   if redis.call('SISMEMBER', key('groups'), group) == 1 then
     return join_page(group)
   end
+  --@include uncounted pending counted
+  check_puts()
+  local found = by_name(redis.call('XINFO', 'GROUPS', stream)) -- bound: consumer groups
+  if found[group] then -- the names were lost, so all come back
+    for name in pairs(found) do -- bound: consumer groups
+      redis.call('SADD', key('groups'), name)
+    end
+    return join_page(group)
+  end
   local state, last = key('group', group), last_counted()
   redis.call('SADD', key('groups'), group)
   redis.call('XGROUP', 'CREATE', stream, group, '0')

@@ -1,20 +1,23 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
---@include task facts pools groups uncounted
+--@include task counted facts pools uncounted
 
-
--- Take entries that the task does not count out of the stream and the pools.
+-- Take entries that the task does not count out of the stream and the pools. Their facts go first: if this
+-- fails midway, the entries that are left are no groups.
 local function take_out(seqs)
-  for _, seq in ipairs(seqs) do
-    local member = member_of(seq)
-    local facts = facts_of(member)
-    for _, group in ipairs(facts and groups() or {}) do
-      local pool = waits_in(group, seq)
-      if pool then
-        withdraw(group, pool, {member}, {facts})
+  local members = {}
+  for i, seq in ipairs(seqs) do
+    members[i] = member_of(seq)
+  end
+  local all = facts_of_all(members)
+  in_parts('HDEL', key('facts'), members)
+  for i, member in ipairs(members) do
+    for _, group in ipairs(all[i] and groups() or {}) do
+      local pool = pool_of(group, all[i].status)
+      if redis.call('ZSCORE', key('ready', pool), member) then
+        withdraw(group, pool, {member}, {all[i]})
       end
     end
-    redis.call('HDEL', key('facts'), member)
-    redis.call('XDEL', stream, id_of(seq))
+    redis.call('XDEL', stream, id_of(seqs[i]))
   end
 end
 
@@ -31,6 +34,9 @@ end
 -- `last`, the last id that the task counts, and up to the id `to`. Returns whether there may be more.
 local function remove_orphans(last, to)
   local orphans, more = entries_beyond(last, to)
+  if groups_among(orphans) > 0 then
+    refuse_puts('does not count all groups')
+  end
   take_out(orphans)
   if #orphans > 0 then
     redis.call('HSET', puts, 'last', string.format('%d', orphans[#orphans]))
@@ -40,15 +46,18 @@ end
 
 -- The id before the first of the `count` entries that this transaction has added, where entries lie
 -- between these and `last`, the last id that the task counts. These orphans are removed: nil if there are
--- more of them.
+-- more of them. If they are groups, only the entries of this transaction go.
 local function find_added(last, count)
-  local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
-  local before = seq_of(added[count][1]) - 1
-  if remove_orphans(last, id_of(before)) then
+  local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', math.max(count, 1))
+  local before = seq_of(added[math.max(count, 1)][1]) - (count > 0 and 1 or 0)
+  local done, more = pcall(remove_orphans, last, id_of(before))
+  if not done or more then
     take_out_newest(count)
-    return nil
   end
-  return before
+  if not done then
+    error(more, 0)
+  end
+  return not more and before or nil
 end
 
 -- Take out the `count` entries beyond the id `before`; later ids count on behind them.

@@ -96,24 +96,21 @@ local function server_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Names of the consumer groups.
+-- Names of the consumer groups. If their set was lost, they are those that the stream has.
 local function groups()
-  return redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
+  local all = redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
+  if all[1] then
+    return all
+  end
+  local found = redis.pcall('XINFO', 'GROUPS', stream) -- an error, which lists none, without a stream
+  for i, info in ipairs(found) do -- bound: consumer groups
+    all[i] = info[2]
+  end
+  return all
 end
 
 local function exists()
   return redis.call('EXISTS', task) == 1
-end
-
--- The last id that the task counts. It is never guessed, as entries beyond it are removed as those of failed
--- puts: a task that has lost it is refused.
-local function last_counted()
-  local last = redis.call('HGET', puts, 'last')
-  if not last and exists() then
-    error('the key ' .. puts .. ' is lost, so nobody knows which entries are groups; nothing was changed: '
-      .. 'run `redrb doctor TASK --repair`, which rebuilds it', 0)
-  end
-  return tonumber(last or '0')
 end
 
 -- Begin to write. At the memory limit a script may write only after a command that can free memory, such

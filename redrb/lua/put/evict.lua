@@ -8,7 +8,7 @@
 --         most: evict at most so many, or `count` or `least` if that is more: a lowered limit is reached
 --         over several calls
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
---@include task clock capacity candidates eviction epochs puts waiters permissions
+--@include task counted clock capacity candidates eviction epochs puts waiters permissions
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.

@@ -26,7 +26,7 @@
 --       | {'ended', id | ''}: the parts have become another group, or none, or there are more of them now
 --       | {'more'}: history, or entries of failed transactions, were removed, and more of them must go: run
 --         task/trim, then this again
---@include task facts pools arrival refusal
+--@include task counted facts pools arrival refusal
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
@@ -35,8 +35,8 @@ if not known[1] then
   local forbidden = forbidden_command(stream)
   if forbidden then -- entries that this user cannot remove, the next put of another one removes
     --@include puts
-    if known[2] then
-      pcall(remove_orphans, tonumber(known[2]), '+')
+    if counter(known[2]) then
+      pcall(remove_orphans, counter(known[2]), '+')
     end
     return redis.error_reply('NOPERM this user may not run ' .. forbidden .. ', which puts need')
   end
@@ -44,17 +44,18 @@ if not known[1] then
 end
 begin_writing()
 local rule = rules()
-if not rule.exists then
-  return {'gone'}
-end
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 13
 local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
-if not known[2] then -- the entries of this put are the newest ones
+local before, put = counter(known[2]), counter(known[3] or '0')
+if not (before and put and counter(known[4] or '0') and counter(known[5] or '0') and rule.exists) then
   --@include puts
-  take_out_newest(count)
+  take_out_newest(count) -- the entries of this put
+  if rule.exists then
+    refuse_puts(known[2] and 'is damaged' or 'is lost')
+  end
+  return {'gone'}
 end
-local before, put = last_counted(), tonumber(known[3] or '0')
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
   --@include puts
   before = find_added(before, count)
@@ -124,7 +125,7 @@ end
 
 local counted = false
 local function store()
-  local all = redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
+  local all = groups()
   in_parts('HSET', key('facts'), stored)
   for status, pool in pairs(pools) do
     for _, group in ipairs(all) do

@@ -4,7 +4,7 @@
 --         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
 -- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
 --         for more: limit | rate | max_bytes, or ''
---@include task clock capacity waiters waking puts permissions
+--@include task counted clock capacity waiters waking puts permissions
 
 check_permissions(KEYS[1])
 begin_writing()

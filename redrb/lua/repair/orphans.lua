@@ -2,10 +2,13 @@
 -- a group.
 -- KEYS[1] stream
 -- Returns {removed, more}: how many were removed; 1 if there may be more
---@include task puts uncounted waking permissions
+--@include task counted puts uncounted waking permissions
 
-local orphans, known = uncounted_entries()
-if orphans == 0 or known > 0 or not exists() then
+if not exists() then
+  return {0, 0}
+end
+local fault, orphans = fault_of_puts()
+if fault or orphans == 0 then
   return {0, 0}
 end
 check_permissions(KEYS[1])

@@ -1,42 +1,69 @@
--- Rebuild the record of a task's puts, whose key was lost: the last id from the facts, which only groups
--- have, and the number of groups from the ledgers. Samples and bytes are counted anew. Puts that were under
--- way are not recognized, so the epoch is one that none of them names.
+-- Rebuild the record of a task's puts, after its key or a part of it was lost or damaged. The last id is the
+-- one that the stream has given last, once entries of failed puts are removed: only groups have facts. The
+-- number of groups comes from ledgers; samples and bytes are counted anew. If the records of producers are
+-- lost, puts that were under way are not recognized, so the epoch is one that none of them names.
 -- KEYS[1] stream
--- Returns {'more' | 'done', entries of failed puts removed}; with 'more', run it again
---@include task puts uncounted ledger pending permissions
+-- Returns {'more' | 'done', entries of failed puts removed}: with 'more', run it again
+--       | {'groups', 0}: entries without facts are groups, or nothing says that they are none: their facts
+--         are lost, and nothing was changed | {'stream', 0}: the stream is lost
+--@include task counted puts uncounted ledger pending permissions
 
-if not exists() or redis.call('HEXISTS', puts, 'last') == 1 then
+if not exists() or not fault_of_puts() then
   return {'done', 0}
 end
 check_permissions(stream)
-begin_writing()
-local last, orphans, read = nil, {}, 0
-while not last and #orphans < PAGE.orphans and read < PAGE.copied_bytes do -- bound: PAGE.orphans
-  local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-  local seq = newest and seq_of(newest[1]) or 0
-  if not newest or redis.call('HEXISTS', key('facts'), member_of(seq)) == 1 then
-    last = seq
-  else
-    orphans[#orphans + 1] = seq
-    read = read + size_of(newest)
-    take_out({seq})
-  end
+if not last_given() then
+  return {'stream', 0}
 end
-if not last then
+
+-- The newest entries, up to the first one that has facts, a page at most; and whether these are all.
+local function newest_without_facts()
+  local seqs, read, at = {}, 0, '+'
+  while #seqs < PAGE.orphans and read < PAGE.copied_bytes do -- bound: PAGE.orphans
+    local entry = redis.call('XREVRANGE', stream, at, '-', 'COUNT', 1)[1]
+    if not entry or redis.call('HEXISTS', key('facts'), member_of(seq_of(entry[1]))) == 1 then
+      return seqs, true
+    end
+    seqs[#seqs + 1], read, at = seq_of(entry[1]), read + size_of(entry), '(' .. entry[1]
+  end
+  return seqs, false
+end
+
+local orphans, all = newest_without_facts()
+-- bound: consumer groups
+local unnamed = redis.call('EXISTS', key('facts')) == 0 and #redis.call('XINFO', 'GROUPS', stream) == 0
+if groups_among(orphans) > 0 or #orphans > 0 and unnamed then
+  return {'groups', 0}
+end
+begin_writing()
+take_out(orphans)
+if not all then
   return {'more', #orphans}
 end
-local put = redis.call('HLEN', key('facts'))
-redis.call('DEL', puts)
-for _, group in ipairs(groups()) do
-  if redis.call('EXISTS', key('joining', group)) == 0 then
-    local ledger = ledger_of(group)
-    local ended = count_leased(group) - ledger.put
-    for _, fate in ipairs({'waiting', 'acked', 'expired', 'filtered', 'evicted', 'dead'}) do
-      ended = ended + (ledger[fate] or 0)
-    end
-    put = math.max(put, ended)
+local known = redis.call('HMGET', puts, unpack(PUT_COUNTERS))
+if not known[2] then
+  redis.call('DEL', puts)
+  redis.call('HSET', puts, 'epoch', string.format('%.0f', server_ms() / 1000))
+end
+for i = 3, #PUT_COUNTERS do -- bound: counters of puts
+  if known[i] and not counter(known[i]) then
+    redis.call('HDEL', puts, PUT_COUNTERS[i])
   end
 end
-redis.call('HSET', puts, 'last', string.format('%d', last), 'put', string.format('%d', put),
-  'epoch', string.format('%.0f', server_ms() / 1000))
+if not counter(known[2]) then
+  redis.call('HDEL', puts, 'put')
+  local put = redis.call('HLEN', key('facts'))
+  for _, group in ipairs(groups()) do
+    if redis.call('EXISTS', key('joining', group)) == 0 then
+      local ledger = ledger_of(group)
+      local ended = count_leased(group) - ledger.put
+      for _, fate in ipairs({'waiting', 'acked', 'expired', 'filtered', 'evicted', 'dead'}) do
+        ended = ended + (ledger[fate] or 0)
+      end
+      put = math.max(put, ended)
+    end
+  end
+  redis.call('HSET', puts, 'put', string.format('%d', put))
+end
+redis.call('HSET', puts, 'last', string.format('%d', last_given()))
 return {'done', #orphans}

@@ -8,13 +8,14 @@
 --         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
 --              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
 --              expired by or '', failed deliveries, reads}}
---@include task settings groups ledger pending
+--@include task counted settings groups ledger pending uncounted
 
 if not exists() then
   return {}
 end
 local last = last_counted()
 if ARGV[1] == 'task' then
+  check_puts()
   local newest = redis.call('XREVRANGE', key('dead'), '+', '-', 'COUNT', 1)[1]
   local counters = task_fields()
   for _, name in ipairs(PUT_COUNTERS) do

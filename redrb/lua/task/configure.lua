@@ -7,7 +7,7 @@
 --       | {'changed'}: the settings are others than the caller has seen | {'gone'}: there is no such task
 --       | {'unsortable'}: scripts cannot compute the scores of the order, and groups are stored
 --       | {'unversioned'} | {'blocked', ...}: as task/open
---@include task settings misfits changing permissions
+--@include task settings misfits changing uncounted permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -19,7 +19,7 @@ elseif stored == ARGV[1] then
 elseif stored ~= ARGV[2] then
   return {'changed'}
 end
-last_counted() -- refuses a task that has lost it
+check_puts()
 local values, implied, configured = {}, noted_settings('implied'), noted_settings('configured')
 for i = 4, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]

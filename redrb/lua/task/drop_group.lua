@@ -4,7 +4,7 @@
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
 --         member of the task, with fewer and fewer groups
---@include task facts pools waking groups membership permissions
+--@include task facts pools waking groups ended_elsewhere membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -12,7 +12,9 @@ local group, deleted, seqs, leased, most = ARGV[1], 0, {}, {}, PAGE.ended_of_gro
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'done', 0}
 end
-for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', most)) do
+local pending = redis.call('XPENDING', stream, group, '-', '+', most)
+lose_all(group, pending) -- before the first of their groups goes
+for i, entry in ipairs(pending) do
   leased[i], seqs[i] = entry[1], seq_of(entry[1])
 end
 if #leased > 0 then

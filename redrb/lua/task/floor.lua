@@ -3,7 +3,7 @@
 -- ARGV    seq
 -- Returns {incarnation, floor, 1 if this group is stored or 0, id, ...}; all groups up to the id `floor` are
 --         deleted, but those with these ids may come back: include/dead_letters.lua
---@include task
+--@include task counted
 
 -- The reply has at most PAGE.buried_ids ids; if there are more of them, the floor is below the next one.
 

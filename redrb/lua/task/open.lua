@@ -27,21 +27,23 @@
 --         first take needs by the rate: takes and puts would wait for each other; groups is 0 if the rate
 --         leaves groups unread, which fill any limit at last; 1: this call gives the limit
 --       | {'excluded', name, value}: with groups_per_version the task cannot have this setting
---@include task settings producers misfits changing permissions
+--@include task settings producers misfits changing uncounted permissions
 
 check_permissions(KEYS[1])
 begin_writing()
+refuse_lost_settings()
 if ARGV[2] == '0' and not exists() then
   return {'unknown'}
 end
-last_counted() -- refuses a task that has lost it
+check_puts()
 local revision, who, generation = ARGV[1], ARGV[3], tonumber(ARGV[5])
 local stored_incarnation = redis.call('HGET', task, 'incarnation')
 if stored_incarnation and stored_incarnation == ARGV[4] then
   remove_records(server_ms())
   return all_settings()
 end
-local used, created = number(puts, 'put') > 0, not exists()
+local created, rebuilt = not exists(), redis.call('HEXISTS', task, 'rebuilt') == 1
+local used = number(puts, 'put') > 0 and not rebuilt
 local differing, values, defaults, implied = {'differs'}, {}, {}, noted_settings('implied')
 local configured, held = noted_settings('configured'), {}
 local parted = false
@@ -52,7 +54,7 @@ local function unwritten(name, value)
   if used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     return name == 'order' and 'fifo' or '' -- groups were put without
   end
-  return name == 'partitions' and not created and '1' -- the task was created without partitions
+  return name == 'partitions' and not created and not rebuilt and '1' -- it was created without partitions
 end
 
 local function ask(name, value)
@@ -108,6 +110,9 @@ end
 local refused = misfit(values)
 if refused then
   return refused
+end
+if values.order then
+  redis.call('HDEL', task, 'rebuilt')
 end
 if created then
   -- an entry that was deleted leaves its id behind: ids count up from there

@@ -7,7 +7,7 @@
 --         again: it has read its bytes of letters, or has removed entries of failed transactions
 --       | {'unsortable', order, former order or ''}: a group would be stored again, and scripts cannot
 --         compute its score in the order that the task has now; no letter that was read is requeued
---@include task facts pools history groups dead_letters puts waking permissions
+--@include task counted facts pools history groups dead_letters puts waking permissions
 
 check_permissions(stream)
 begin_writing()

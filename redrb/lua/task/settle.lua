@@ -6,7 +6,7 @@
 --         were trained, because the task was created anew since, or was restored from an older save.
 --         Repeated, none is acknowledged. If entries are read several times it does nothing, as they
 --         would be read again anyway.
---@include task facts pools waking groups permissions
+--@include task facts pools waking groups ended_elsewhere permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -38,8 +38,10 @@ for i = 3, #ARGV, 2 do
   if pool then
     withdraw(group, pool, {member_of(seq)})
     add(state, 'taken', 1)
-  elseif found then -- leased by a consumer that is dead, or that will learn that it lost the lease
-    found = redis.call('XACK', stream, group, id_of(seq)) == 1
+  elseif found then -- leased by a consumer that is dead, or that learns now that it lost the lease
+    local pending = redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1)
+    lose_all(group, pending)
+    found = #pending > 0 and redis.call('XACK', stream, group, id_of(seq)) == 1
   end
   if found then
     local facts = rules().keeps and facts_of(member_of(seq))

@@ -14,10 +14,12 @@ from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.damage import Reading
+from redrb.errors import StoreError
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.put.replication import Replication
+from redrb.stream.task.entries import ID_BASE
 from redrb.stream.task.origin import OriginState
 from redrb.stream.task.task import Task
 
@@ -144,13 +146,28 @@ class PutScripts:
             if lacks_script(done):  # the next attempt removes the entries of this one
                 replies = store.client.exchange(pipeline(whole=True))
                 done, confirmed = self._replication.divide(replies)
-            reply = _put_reply(transaction_results(done)[-1], len(groups))
+            results = transaction_results(done)
+            reply = _put_reply(results[-1], len(groups))
+            if groups and reply.outcome == "ok":
+                self._check_ids(results[-2], reply.last)
             if reply.outcome in ("ok", "again", "known", "ended"):
                 self._replication.check(confirmed)
             return reply
 
         first, self._known = not self._known, True  # the first put brings the text of the script
         return Request(store.client, pipeline(whole=first), result)
+
+    def _check_ids(self, stored: bytes | None, counted: int) -> None:
+        """Compare the ids that the stream has given to groups with those that the task counts.
+
+        Raises:
+            StoreError: They differ: the stream is lost, or the task's last id is wrong.
+        """
+        if stored != f"{ID_BASE}{counted}".encode():
+            raise StoreError(
+                f"task {self._store.task!r} counts groups that its stream does not hold, so this "
+                f"put is not stored: run `redrb doctor {self._store.task} --repair`, and put again."
+            )
 
     def find_stored(self, put: PendingPut, retry_s: float | None) -> PutReply | None:
         """Return the reply of an earlier attempt that was stored; None if none was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redrb.connection import Client
+from redrb.errors import StoreError
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.scripts import TaskScripts
@@ -15,9 +16,16 @@ def existing_task(client: Client, task: str, *, namespace: str) -> list[TaskStor
 
     Raises:
         UnknownTask: There is no such task; the message names similar ones.
+        StoreError: Its settings are lost, and its groups are not.
     """
     store = TaskStore.of(client, namespace, task)
     if not store.client.execute("EXISTS", store.keys.task):
+        if store.client.execute("EXISTS", *store.keys.contents):
+            raise StoreError(
+                f"the key {store.keys.task} is lost, with the settings of groups that are stored. "
+                f"Run `redrb doctor {task} --repair`, after which processes can give the settings "
+                "again."
+            )
         raise unknown_task(client, namespace, task)
     return TaskStore.of_partitions(client, namespace, task, store.partitions)
 

@@ -25,6 +25,8 @@ ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 WIRE_FORMAT = 3
 """Version of the layout of a task in Redis."""
 
+_CREATED_WITH = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS}
+
 MOVE_GROUPS = 100
 """Most groups that one script call moves."""
 
@@ -93,7 +95,7 @@ class TaskScripts:
                 limit or capacity is smaller than the rate's `min_size`, or another process gave a
                 setting that `groups_per_version` excludes.
         """
-        asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
+        asked = {**_CREATED_WITH, **settings}
         flat: list[str] = []
         for given, kind in ((asked, ""), (implied or {}, "implied:")):
             for name, value in given.items():
@@ -111,6 +113,11 @@ class TaskScripts:
                 {name: (stored[name], ({**(implied or {}), **asked}).get(name)) for name in stored},
             )
         return self._settled(head, reply)
+
+    def rebuild_settings(self) -> int:
+        """Rebuild the lost settings of a task whose groups are stored; returns their number."""
+        flat = [word for item in _CREATED_WITH.items() for word in item]
+        return int(self._store.run("repair/task", [uuid.uuid4().hex, *flat]))
 
     def configure(
         self, revision: str, expected: str, changes: Mapping[str, str]
