@@ -50,6 +50,8 @@ class Outage:
             traceback: An error whose traceback is logged as well.
         """
         now = time.monotonic()
+        if not self._failing:  # those that failed before are gone
+            self._began = None
         self._failing.add(self if who is None else who)
         if self._began is None:
             self._began, self._pause_s = now, FIRST_PAUSE_S
@@ -61,6 +63,10 @@ class Outage:
             return
         self._due = now + self._pause_s
         _log.warning("%s: %s", text, why, exc_info=traceback)
+
+    def leave(self, who: object) -> None:
+        """Note that an object that fails does nothing more."""
+        self._failing.discard(who)
 
     def over(self, *, who: object = None) -> None:
         """Note a success; logs the end if all that failed have succeeded since, or are gone."""

@@ -76,6 +76,13 @@ class Heartbeat:
         self._nudges.put(True)
 
     def _run(self) -> None:
+        try:
+            self._beat_on()
+        finally:
+            for outage in self._outages:
+                outage.leave(self)
+
+    def _beat_on(self) -> None:
         due = time.monotonic() + self._interval_s
         while self._wait(due):
             due = time.monotonic() + self._interval_s

@@ -63,6 +63,8 @@ def test_a_maker_that_waits_for_the_reference_policy(
         try:
             found = announced(client, lambda worker: worker.waits_for == "weights", most_s=20)
         finally:
+            trainer = kind(worker="trainer", beta=0.1)  # announces its settings
+            RecipeTrainer(client, trainer, lambda *_, **__: None).close()
             actor = recipe.models()["actor"]
             redrb.WeightPublisher(client, recipe.reference_name).publish(actor)
         assert (found.role, found.label) == ("maker", "maker-1")

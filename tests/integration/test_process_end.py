@@ -112,7 +112,7 @@ def test_leases_of_a_program_that_ends_are_requeued_unless_it_failed(
         ended = run(f"{TAKES}\n{ending}")
         assert ("ZeroDivisionError" in ended.stderr) == bool(leased)
         state = StateReader(owner, namespace).look()
-        assert sorted(lives(state)) == ["ended", "live"]
+        assert lives(state).count("ended") == 1
         ledger = stream.stats().ledger
         assert (ledger.leased, ledger.waiting) == (leased, 1 - leased)
 
