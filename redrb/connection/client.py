@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import redis
 from redis.exceptions import RedisError
@@ -63,6 +65,7 @@ class Client:
         self.server_version = server_version
         self.retry_s = retry_s
         self._outage: Outage | None = None
+        self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
@@ -70,15 +73,25 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close(failed=isinstance(error, Exception))
 
     def close(self) -> None:
         """Close every connection, and end the embedded server if this client started one.
 
-        Later requests through it raise `StoreClosed`. Heartbeats end too, so leases that are still
-        held expire and go to other consumers: close streams first.
+        Streams that are still open are closed first, as at the end of the process. Later requests
+        through this client raise `StoreClosed`.
         """
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        for end in list(self.before_close.values()):
+            end(failed)
         self._lender.close()
         if self._on_close is not None:
             self._on_close()
@@ -206,13 +219,16 @@ class Client:
         cause: Any = outcome.exception() if outcome is not None else None
         what = "moves keys" if cause is not None and is_moving(cause) else "is away"
         left_s = max(0.0, retry_s - (state.seconds_since_start or 0.0))
-        self._outage = shared_outage(f"Redis at {self.where} {what}", "")
-        self._outage.failed(
+        outage = shared_outage(f"Redis at {self.where} {what}", "")
+        if outage is not self._outage:
+            self._back()
+            self._outage = outage
+        outage.failed(
             f"{type(cause).__name__}; a request is repeated for {left_s:.0f} s more", who=self
         )
 
     def _back(self) -> None:
-        """Note that the server answers."""
+        """Note that the server answers, or fails in another way."""
         outage, self._outage = self._outage, None
         if outage is not None:
             outage.over(who=self)

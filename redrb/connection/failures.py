@@ -77,7 +77,7 @@ def name_scripts(error: upstream.ResponseError, shas: Sequence[str]) -> None:
 def name_request(error: upstream.ResponseError, *arguments: bytes) -> None:
     """Add command and keys to the error of a server that refused them: it names no key."""
     command, *words = (word[:_KEY_BYTES].decode("ascii", "replace") for word in arguments)
-    keys = [word for word in words if _KEY.match(word)]
+    keys = [word for word in words if _KEY.match(word) and word not in str(error)]
     if is_denied(error) and keys:
         request = " ".join([command, *keys[:_MOST_KEYS]])
         error.args = (f"{str(error).rstrip('.')}, in the request {request}",)

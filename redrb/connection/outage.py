@@ -75,7 +75,7 @@ class Outage:
         if began is None or len(self._failing):
             return
         self._began = None
-        _log.warning("over after %.1f s: %s", time.monotonic() - began, self._what)
+        _log.warning("it is over, after %.1f s: %s", time.monotonic() - began, self._what)
 
 
 def shared_outage(what: str, key: str) -> Outage:

@@ -75,6 +75,7 @@ class EngineWeights:
         self._engine = engine
         self._folders = VersionFolders(Path(folder))
         self._given: WeightVersion | None = None
+        self._missing: MissingWeights | None = None
         self._prefix = f"{model}." if model else ""
         self._config = None if config is None else Path(config)
         if self._config is not None and not self._config.is_dir():
@@ -140,17 +141,18 @@ class EngineWeights:
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
         ends = None if timeout is None else time.monotonic() + timeout
-        keys = WeightKeys.of(self.namespace, self.name)
-        missing = MissingWeights(self.client, keys, self.name)
+        if self._missing is None:
+            keys = WeightKeys.of(self.namespace, self.name)
+            self._missing = MissingWeights(self.client, keys, self.name)
         while True:
             left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
             try:
                 return await asyncio.to_thread(partial(self._look, max(0.0, left)))
             except WeightTimeout:
+                if self._given is None:
+                    await asyncio.to_thread(self._missing.log)
                 if ends is not None and time.monotonic() >= ends:
                     raise
-                if self._given is None:
-                    await asyncio.to_thread(missing.log)
 
     def _look(self, seconds: float) -> WeightVersion:
         """Return the newest version if the server does not have it; else wait for a larger one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,8 +23,6 @@ from redrb.errors import (
 from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
-
-_log = logging.getLogger("redrb")
 
 _OUTAGE_PAUSE_S = 0.5
 """Pause between requests while Redis is away for longer than the client's retries last."""

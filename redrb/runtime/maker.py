@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
@@ -30,8 +29,6 @@ from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_sec
 from redrb.runtime.strategy import Strategy
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender
-
-_log = logging.getLogger("redrb")
 
 
 class ExperienceMakerHolder(MakerLoop):

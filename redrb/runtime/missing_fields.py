@@ -44,9 +44,9 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
     total = sum(map(len, leases))
     why = (
         f"task {tasks!r}: {len(error.ids)} of the {total} groups of a batch have no {field!r}, "
-        f"and are dead letters now: {error} A task keeps the fields of the groups that "
-        f"were put first, so put groups with {field!r} into another task, or into this one after "
-        "`redrb rm`."
+        f"and are dead letters now: {str(error).rstrip('.')}. A task keeps the "
+        f"fields of the groups that were put first, so put groups with {field!r} into another "
+        "task, or into this one after `redrb rm`."
     )
     _log.error("%s", why)
     error.add_note(why)

@@ -1,4 +1,4 @@
-"""Closes the streams that a program has left open, when its process ends normally."""
+"""Closes the streams that a program has left open, when its process or their client ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
+from redrb.connection import Client
 from redrb.connection.deadline import within
 from redrb.errors import StoreError
 from redrb.stream.worker import end_unended
@@ -25,13 +26,22 @@ _log = logging.getLogger("redrb")
 _open: WeakKeyDictionary[object, Callable[..., None]] = WeakKeyDictionary()
 
 
-def close_at_end(stream: T, close: Callable[[T, bool], None]) -> None:
-    """Call `close(stream, requeue)` when the process ends, unless the stream was dropped before.
+def close_at_end(stream: T, close: Callable[[T, bool], None], client: Client) -> None:
+    """Call `close(stream, requeue)` when the process or the client ends, unless it was dropped.
 
-    `requeue` is False after an exception that nobody caught: leased groups are then left to the end
-    of the lease, and count a failed delivery, since they may be the reason.
+    `requeue` is False after an exception: leased groups are then left to the end of the lease, and
+    count a failed delivery, since they may be the reason.
     """
     _open[stream] = close
+    dropped = ref(stream)
+
+    def end(failed: bool) -> None:  # noqa: FBT001 (as the client calls it)
+        one = dropped()
+        if one is not None:
+            with within(EXIT_S):
+                _close(one, requeue=not failed)
+
+    client.before_close[stream] = end
 
 
 def was_closed(stream: object) -> None:
@@ -39,14 +49,20 @@ def was_closed(stream: object) -> None:
     _open.pop(stream, None)
 
 
+def _close(stream: object, *, requeue: bool) -> None:
+    close = _open.get(stream)
+    try:
+        if close is not None:
+            close(stream, requeue)
+    except StoreError as failure:
+        _log.debug("a stream is not closed at the end: %s", failure)
+
+
 def _close_all() -> None:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     with within(EXIT_S):
-        for stream, close in list(_open.items()):
-            try:
-                close(stream, not isinstance(error, Exception))
-            except StoreError as failure:
-                _log.debug("a stream is not closed at the end of the process: %s", failure)
+        for stream in list(_open):
+            _close(stream, requeue=not isinstance(error, Exception))
         end_unended()
 
 

@@ -241,7 +241,7 @@ class ExperienceStream:
         self.worker.holds(self._consumer, self._admitter)
         self._taker: Takes = Taker(task, self._consumer)
         self._ranks: RankTakes = Ranks(task, self._consumer)
-        close_at_end(self, ExperienceStream._close)
+        close_at_end(self, ExperienceStream._close, client)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,9 @@ _OF_TASKS = (
 )
 _FREE = b"0 ended"
 _RANKS = b"ranks:default"
-_EXPIRING = "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*|removed"
+_EXPIRING = (
+    "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*|removed"
+)
 _OF_WEIGHTS = (
     r"versions|manifests|fence|pins|followers|loads|fulls|attempts|trash"
     r"|chunk:\d+:\d+|delta:\d+:\d+"

@@ -99,7 +99,17 @@ def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(
     assert (ended.returncode, ended.stdout) == (0, "live\n"), ended.stderr
 
 
-@pytest.mark.parametrize(("ending", "leased"), [("", 0), ("sys.exit(3)", 0), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("ending", "leased"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 0),
+        ("1 / 0", 1),
+        ("client.close()", 0),
+        ("with client: pass", 0),
+        ("with client: 1 / 0", 1),
+    ],
+)
 def test_leases_of_a_program_that_ends_are_requeued_unless_it_failed(
     run: Callable[..., subprocess.CompletedProcess[str]],
     owner: Client,

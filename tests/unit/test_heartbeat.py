@@ -83,5 +83,5 @@ def test_heartbeats_of_a_server_that_is_away_are_logged_once(
     for heartbeat in heartbeats:
         heartbeat.stop()
     [_, over] = [record.getMessage() for record in caplog.records]
-    assert over.startswith("over after ")
+    assert over.startswith("it is over, after ")
     assert over.endswith(": heartbeat failed, leases may be taken over")

@@ -50,7 +50,7 @@ def test_an_outage_is_logged_at_growing_intervals(
     away.over()
     away.over()
     assert [record.getMessage() for record in caplog.records] == [
-        "over after 86399.0 s: Redis is away"
+        "it is over, after 86399.0 s: Redis is away"
     ]
     away.failed("refused")
     assert caplog.records[-1].getMessage() == "Redis is away: refused"
@@ -72,5 +72,5 @@ def test_a_shared_outage_is_over_when_all_have_succeeded_or_are_gone(
     members.pop()
     gc.collect()
     shared_outage("heartbeats fail", "a").over(who=members[0])
-    assert caplog.records[-1].getMessage().startswith("over after 0.0 s")
+    assert caplog.records[-1].getMessage().startswith("it is over, after 0.0 s")
     assert {record.levelno for record in caplog.records} == {logging.WARNING}

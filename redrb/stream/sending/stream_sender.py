@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -17,8 +16,6 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.rights import Rights
 from redrb.stream.sending.backlog import Backlog
 from redrb.stream.sending.held_items import HeldItems
-
-_log = logging.getLogger("redrb")
 
 OUTAGE_PAUSE_S = 0.5
 """Pause between puts while Redis is away for longer than the client's retries last."""

@@ -255,8 +255,9 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if self._is_listed:
             Registry(self._client, self._namespace).add("task", self.name)
-        if self._is_listed:  # each partition has its part of the limits, and the first one says it
-            self._log_held(stored)
+            self._log_held(
+                stored
+            )  # each partition has its part of the limits: the first one says it
         self._learn(stored)
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import nullcontext
@@ -18,8 +17,6 @@ from redrb.errors import (
 )
 from redrb.weights.reading.background_fetch import BackgroundFetch
 from redrb.weights.reading.prepared_load import PreparedLoad
-
-_log = logging.getLogger("redrb")
 
 _WAIT_S = 1.0
 """Longest wait for the first version; then `wait` checks whether the standby was closed."""
