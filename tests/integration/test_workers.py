@@ -263,10 +263,13 @@ def test_a_second_trainer_takes_the_weights_over_and_the_first_says_so(
 
 @on_one_server
 def test_a_trainer_whose_target_is_reached_already_says_so(start: Start) -> None:
-    trainer = start("workers.trainer", "--target-reward", "0.01")
-    assert trainer.until("end")[0]["why"].startswith("held-out reward 0.")
-    assert trainer.popen.wait(30) == 0
-    assert "has reached the target 0.01 at weight version 1, before" in trainer.error_output()
+    first, maker = start("workers.trainer", "--target-reward", "0.01"), start("workers.maker")
+    assert first.until("end")[0]["why"].startswith("held-out reward 0.")
+    assert first.popen.wait(30) == 0
+    assert maker.popen.wait(60) == 0
+    second = start("workers.trainer", "--target-reward", "0.01")
+    assert second.popen.wait(60) == 0
+    assert "has reached the target 0.01 at weight version" in second.error_output()
 
 
 @pytest.mark.parametrize(
