@@ -590,11 +590,11 @@ def test_all_work_ends_when_the_client_is_closed(
         stream = stream_of(client, tasks[0], namespace, lease_ms=300)
         stream.put([numbered(1)])
         lease = stream.take(1, timeout=0)
+        assert stream._consumer._heartbeat is not None
+        thread = stream._consumer._heartbeat._thread
     for call in (lease.ack, stream.stats, client.primaries):
         with pytest.raises(StoreClosed):
             call()
-    assert stream._consumer._heartbeat is not None
-    thread = stream._consumer._heartbeat._thread
     thread.join(5)
     assert not thread.is_alive()
 

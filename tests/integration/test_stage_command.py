@@ -104,7 +104,7 @@ def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: 
             finally:
                 process.kill()
         assert process.returncode == 0, errors
-        assert "its groups wait again: task 'full' is full" in errors
+        assert "its groups wait again: task 'full' of namespace" in errors
         assert rollouts.stats().ledger.waiting == 1
 
 

@@ -10,7 +10,6 @@ from redrb.cli import main
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("diff", "divided by the largest magnitude that an element of the tensor has in A"),
         ("put", "default: all that are there"),
         ("rm", "Delete all versions of weights, without asking. A trainer that still publishes"),
         ("get", "Exit status: 0 when the command has done its work; 2 when an argument is wrong"),
