@@ -109,11 +109,6 @@ class TaskKeys:
             attempt += 1
         return whole
 
-    @classmethod
-    def of_mixture(cls, namespace: str, group: str, digest: str) -> TaskKeys:
-        """Return the keys of the turn of takes from a mixture; `digest` names its weights."""
-        return cls(f"redrb:{{{namespace}:mixture:{group}:{digest}}}:")
-
     @property
     def namespace(self) -> str:
         """Namespace of the task."""

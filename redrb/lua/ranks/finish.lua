@@ -7,7 +7,7 @@
 --         | leave (the process of the rank ends; its parts are kept)
 --         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
 --         samples: of ack, number of samples trained
--- Returns {'ok'} | {'lost', reason} | {'more'}: run it again without seqs, more groups of the step are to be ended
+-- Returns {'ok'} | {'lost', reason} | {'more'}: run it again without seqs, more groups of the step are left
 --         reason: replaced (another process is this rank) | anew (the step was formed again)
 --         | ended (the ranks have ended, or have ended this step, while this one was silent)
 --         A rank that was silent for too long still ends its parts, while no other process is this rank.
