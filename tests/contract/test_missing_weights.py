@@ -90,6 +90,33 @@ def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_server_that_follows_weights_of_another_namespace_names_it(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine_weights, "_WAIT_S", 0.05)
+    WeightPublisher(client, namespace, namespace="right").publish(nn.Linear(1, 1).state_dict())
+
+    async def follow_until_logged(folder: str) -> None:
+        server: Any = None  # it gets nothing
+        weights = EngineWeights(client, namespace, server, folder, namespace=namespace)
+        following = asyncio.create_task(weights.follow())
+        async with asyncio.timeout(60):
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+        assert not following.done()
+        following.cancel()
+        await asyncio.wait([following])
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(follow_until_logged(folder))
+    assert caplog.messages[0].startswith(f"waiting for weights {namespace!r}")
+    assert caplog.messages[0].endswith("weights of this name: 'right'")
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_wait_for_weights_that_nobody_has_published(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
