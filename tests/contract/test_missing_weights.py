@@ -89,14 +89,14 @@ def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
     assert "weights of this name: 'right'" in logged(caplog, engine, client, namespace, namespace)
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_server_that_follows_weights_of_another_namespace_names_it(
     client: Client,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(engine_weights, "_WAIT_S", 0.05)
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.3)
+    monkeypatch.setattr(engine_weights, "_WAIT_S", 0.1)  # each wait is too short for a log line
     WeightPublisher(client, namespace, namespace="right").publish(nn.Linear(1, 1).state_dict())
 
     async def follow_until_logged(folder: str) -> None:
