@@ -169,6 +169,10 @@ class TaskKeys:
         """A key that never exists."""
         return f"{self.prefix}none"
 
+    def consumers(self, group: str) -> str:
+        """Sorted set: the deadlines of the heartbeats of a consumer group's consumers."""
+        return f"{self.prefix}consumers:{group}"
+
     def wake(self, waiter: str) -> str:
         """The list on which `waiter` blocks."""
         return f"{self.prefix}wake:{waiter}"

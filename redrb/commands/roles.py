@@ -55,7 +55,7 @@ _REGISTRY = {
 }
 _REPLAY = ("sadd", "sismember", "smembers", "time")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
-_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hscan", "xlen")
+_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
     *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
@@ -171,8 +171,12 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
     names = (weights, partial_weights(weights), reference_weights(weights))
     keys = [WeightKeys.of(namespace, name) for name in names]
     stored = [pattern for each in keys for pattern in _patterns(each)]
+    versions = tuple(f"~{each.versions}" for each in keys)
     if role == "observer":
-        return [Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS))]
+        return [
+            Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS)),
+            Rules(versions, frozenset(_RUN_SCRIPTS)),
+        ]
     posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
     if role in ("maker", "episode-maker"):
         # it notes the versions that it reads, and writes nothing else
@@ -180,7 +184,7 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
         read = [f"%R~{name}" for name in (*stored, *posted)]
         return [
             Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
-            Rules(tuple(f"~{each.versions}" for each in keys), frozenset(_RUN_SCRIPTS)),
+            Rules(versions, frozenset(_RUN_SCRIPTS)),
         ]
     publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH)
     if role == "admin":  # it deletes chunks that no version has, and must search for them
@@ -211,7 +215,7 @@ def _namespace_observer(namespace: str) -> list[Rules]:
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
     return [
         Rules((f"%R~{place}*",), looking, writes=False),
-        Rules((f"~{place}stream",), frozenset(_RUN_SCRIPTS)),
+        Rules((f"~{place}stream", f"~{place}versions"), frozenset(_RUN_SCRIPTS)),
     ]
 
 

@@ -16,7 +16,7 @@ import redrb
 from redrb.connection import Client
 from redrb.errors import StoreDenied, UnknownTask
 from redrb.state.model import Staleness, WorkerState
-from redrb.state.observer import Observer
+from redrb.state.observer import LOOK_S, Observer
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
 from tests.samples import numbered
@@ -231,7 +231,7 @@ def test_an_observer_never_waits_for_a_stopped_server(
                 began = time.monotonic()
                 newest = observer.newest()
                 seconds.append(time.monotonic() - began)
-            assert min(seconds) < 0.5
+            assert min(seconds) < LOOK_S / 2
             assert newest.state is not None
             assert newest.age_s > 1.0
             assert "not reachable" in newest.error
@@ -239,7 +239,7 @@ def test_an_observer_never_waits_for_a_stopped_server(
             os.kill(server.pid, signal.SIGCONT)
         while view.error:
             view = observer.wait(view.number, 10, error=view.error)
-        assert view.age_s < 1.0
+        assert view.age_s < time.monotonic() - began  # read since the server goes on
 
 
 def test_an_observer_follows_and_never_waits(client: Client, namespace: str) -> None:

@@ -17,7 +17,7 @@ READING = (
     *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/floor"),
     *("task/observe", "task/stats", "task/versions"),
 )
-SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "weights/take_over")
+SINGLE_WRITE = ("weights/follow", "weights/renew_pin")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",
