@@ -28,7 +28,6 @@ from redrb.commands import (
     set_,
     settings,
     stats,
-    tail,
     top,
     weights,
 )
@@ -48,7 +47,6 @@ _COMMANDS = (
     ls,
     stats,
     inspect_,
-    tail,
     doctor,
     dashboard,
     set_,

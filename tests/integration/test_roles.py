@@ -263,10 +263,10 @@ def test_an_observer_sees_all_and_changes_nothing(
         monkeypatch.setenv("REDRB_URL", client.url)
         ExperienceStream(owner, "secret", namespace=namespace).close()
         redrb.WeightPublisher(owner, "secret", namespace=namespace)
-        with Follower(client, TASK, namespace=namespace) as follower:
-            stream.put(numbered(3))
-            while not follower.next(1.0).shown:
-                pass
+        follower = Follower(client, TASK, namespace=namespace)
+        stream.put(numbered(3))
+        while not follower.next(1.0).groups:
+            pass
         silence(stream)  # from here on nobody but the observer could change a key
         before = content(owner, namespace)
         assert main(["stats", TASK, "--namespace", namespace]) == 0
