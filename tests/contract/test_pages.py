@@ -143,7 +143,7 @@ TOGETHER = {
 """Pages that are reached only if others are small, too."""
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
-    "redrb.browse.arrival_reader._READ_GROUPS": (reports.followed,),
+    "redrb.browse.follower.NEWEST": (reports.followed,),
     "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
     "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),

@@ -22,7 +22,7 @@ from redrb.replay import ReplayBuffer
 from redrb.state.alive import task_use
 from redrb.state.reader import StateReader
 from redrb.stream import heartbeat
-from redrb.stream.exchange import export_task
+from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
 from redrb.weights.inspection.listing import published_in

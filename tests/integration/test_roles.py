@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from redrb.stream.exchange import export_task
 from safetensors.torch import save_file
 
 import redrb
@@ -22,7 +23,6 @@ from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, Wei
 from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
-from redrb.stream.exchange import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
@@ -265,10 +265,10 @@ def test_an_observer_sees_all_and_changes_nothing(
         monkeypatch.setenv("REDRB_URL", client.url)
         ExperienceStream(owner, "secret", namespace=namespace).close()
         redrb.WeightPublisher(owner, "secret", namespace=namespace)
-        with Follower(client, TASK, namespace=namespace) as follower:
-            stream.put(numbered(3))
-            while not follower.next(1.0).shown:
-                pass
+        follower = Follower(client, TASK, namespace=namespace)
+        stream.put(numbered(3))
+        while not follower.next(1.0).groups:
+            pass
         silence(stream)  # from here on nobody but the observer could change a key
         before = content(owner, namespace)
         assert main(["stats", TASK, "--namespace", namespace]) == 0

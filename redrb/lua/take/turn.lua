@@ -2,11 +2,11 @@
 -- served. A task without partitions has no turns.
 -- KEYS[1] stream of the first partition
 -- ARGV    group, caller, turn_ms, queue_ms
---         turn_ms: how long the turn lasts, unless the caller asks again meanwhile; 0: end it, leave the queue
+--         turn_ms: how long the turn lasts unless the caller asks again; 0: end it, leave the queue
 --         queue_ms: how long the caller keeps its place in the queue
 -- Returns 'turn' | 'wait': another take has it | 'ended'
---         turn:<group> holds "<caller> <deadline>". A request that arrives late, after its take has ended, may
---         give the turn to it: until the deadline.
+--         turn:<group> holds "<caller> <deadline>". A request that arrives after its take has ended may give
+--         the turn to it, until the deadline.
 --@include task clock waiters permissions
 
 local turn_ms, queue_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
