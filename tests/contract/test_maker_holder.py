@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from torch import nn
@@ -151,6 +152,14 @@ def test_hooks_come_in_their_order(holder: Callable[..., Holder]) -> None:
     step = ["batch_start", "make_experience_start", "make_experience_end", "send_start"]
     step += ["send_end", "batch_end"]
     assert hooks == ["loop_start", *step, *step, "loop_end"]
+
+
+def test_the_steps_of_a_maker_are_announced(holder: Callable[..., Holder]) -> None:
+    maker = holder()
+    maker.workingloop(lambda: [prompts(1), prompts(2)])
+    said = msgpack.unpackb(maker._streams[0].worker.announcement())
+    assert (said["steps"], said["step_s"]) == (2, 0)
+    assert said["steps_s"] > 0
 
 
 def test_samples_go_round_robin_and_the_cursor_is_kept_across_steps(

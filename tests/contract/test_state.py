@@ -269,8 +269,12 @@ def test_a_trainer_and_a_maker_announce_themselves(client: Client, namespace: st
         assert workers["maker"][1].metrics == {"reward": 0.5}
         assert workers["maker"][1].pid == os.getpid()
         assert workers["trainer"][1].samples == 2
+        with pytest.raises(redrb.BatchTimeout):  # a step lasts until the request for the next batch
+            trained.take(1, timeout=0.01)
     workers = announced(client, namespace, lambda found: found["maker"][1].life == "ended")
     assert workers["trainer"][1].life == "ended"
+    assert workers["trainer"][1].steps == 1
+    assert workers["trainer"][1].steps_s > 0
 
 
 def test_a_worker_says_what_it_waits_for(client: Client, namespace: str) -> None:
