@@ -201,7 +201,6 @@ NO_PAGES = {
     "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
     "redrb.stream.ranks.scripts.MOST_STEPS": "steps that are open; a further one is refused",
-    "redrb.stream.exchange.layout.MAX_LINE_BYTES": "the size of a part of a file",
     "redrb.stream.saving.checking.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.saving.checking._MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",

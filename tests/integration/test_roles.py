@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from redrb.stream.exchange import export_task
 from safetensors.torch import save_file
 
 import redrb
@@ -23,6 +22,7 @@ from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, Wei
 from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
+from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
