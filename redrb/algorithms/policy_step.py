@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.utils import clip_grad_norm_
 
 from redrb.algorithms.aggregation import Aggregation, check_choice, masked_mean
 from redrb.algorithms.batches import PROXIMAL_LOG_PROBS, TrainingBatch
@@ -18,8 +20,56 @@ from redrb.algorithms.metrics import StepMetrics
 from redrb.algorithms.micro_batches import MicroBatches
 from redrb.algorithms.models import action_logits, device_of
 from redrb.algorithms.optimizer_step import check_positive
-from redrb.algorithms.rank_gradients import gradients_of
 from redrb.experience import Experience
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Return the gradients of a model: of all ranks, if it is replicated or sharded over them."""
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+        return RankGradients(sharded=sharded)
+    return Gradients()
+
+
+class RankGradients(Gradients):
+    """Averages over the ranks of torch.distributed.
+
+    Args:
+        sharded: Whether gradients are sharded: each micro-batch then reduces them, because whole
+            gradients would not fit into memory.
+    """
+
+    def __init__(self, *, sharded: bool = False) -> None:
+        self._sharded = sharded
+
+    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """Return the context of one micro-batch; replicas average gradients in the last one."""
+        if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
+            context: AbstractContextManager[object] = model.no_sync()
+            return context
+        return nullcontext()
+
+    def clip(self, model: nn.Module, limit: float) -> Tensor:
+        """Scale the gradients of a model, of all its shards, to the norm `limit` at most."""
+        norm: Any = clip_grad_norm_(list(model.parameters()), limit)
+        whole: Tensor = norm.full_tensor() if self._sharded else norm
+        return whole
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return numbers `[N]` averaged over the ranks."""
+        return self._reduced(values, distributed.ReduceOp.SUM) / distributed.get_world_size()
+
+    def most(self, values: Tensor) -> Tensor:
+        """Return the largest of each number `[N]` on any rank."""
+        return self._reduced(values, distributed.ReduceOp.MAX)
+
+    def _reduced(self, values: Tensor, how: distributed.ReduceOp.RedOpType) -> Tensor:
+        on_accelerator = distributed.get_backend() == "nccl"
+        device = torch.device("cuda") if on_accelerator else torch.device("cpu")
+        reduced = values.detach().to(device, copy=True)
+        distributed.all_reduce(reduced, how)
+        return reduced.to(values.device)
+
 
 LossOf: TypeAlias = Callable[[TrainingBatch], tuple[Tensor, Mapping[str, Tensor]]]
 """Returns the loss and the metrics of a part of a batch: its shares of those of the whole."""

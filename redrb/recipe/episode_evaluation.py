@@ -21,12 +21,47 @@ from redrb.recipe.evaluation import evaluation_of
 from redrb.recipe.language import EVALUATION_SEED
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.recipe import Prompt
-from redrb.recipe.shared_turns import received_turns, send_turns
 from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime.world import rank_here, world_size_here
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
+
+from torch import Tensor, distributed
+
+from redrb.runtime.world import group_device
+
+
+def send_turns(turns: Sequence[Turn]) -> None:
+    """Send a batch to the other ranks, which call `received_turns`; an empty one is the end."""
+    numbers: list[int] = []
+    for turn in turns:
+        numbers += [turn.max_new_tokens, len(turn.stop), len(turn.tokens), *turn.stop, *turn.tokens]
+    _broadcast(torch.tensor([len(numbers)], dtype=torch.int64))
+    if numbers:
+        _broadcast(torch.tensor(numbers, dtype=torch.int64))
+
+
+def received_turns() -> list[Turn]:
+    """Return the next batch of the first rank; empty at the end."""
+    count = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
+    if not count:
+        return []
+    numbers = _broadcast(torch.zeros(count, dtype=torch.int64)).tolist()
+    turns, at = [], 0
+    while at < count:
+        most, stops, length = numbers[at : at + 3]
+        first = at + 3 + stops
+        turns.append(Turn(numbers[first : first + length], most, tuple(numbers[at + 3 : first])))
+        at = first + length
+    return turns
+
+
+def _broadcast(tensor: Tensor) -> Tensor:
+    tensor = tensor.to(group_device())
+    distributed.broadcast(tensor, 0)
+    return tensor
+
 
 GRACE_S = 10.0
 """How long an episode may be late beyond its time limit, because its event loop is busy."""

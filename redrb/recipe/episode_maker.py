@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import nn
 
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
@@ -17,21 +20,126 @@ from redrb.connection import Client
 from redrb.connection.deadline import ending_within
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
+from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.recipe.episode_report import EpisodeReport
+from redrb.recipe.agreed_settings import agreed_settings
 from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.maker import reference_policy, seed_everything
-from redrb.recipe.model_weights import ModelWeights
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime import Strategy
+from redrb.runtime.maker_settings import WeightSettings
+from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import place_models
+from redrb.runtime.stopping import StopRequest
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
+
+
+UPDATE_TIMEOUT_S = 60.0
+"""Seconds for which the models may be locked by an update."""
+
+
+class ModelWeights:
+    """Waits for the first weights, and fetches the later ones beside the episodes.
+
+    Attributes:
+        client: Connection to Redis.
+        namespace: Namespace of the trainer.
+        updates: The models with their weights; whoever samples loads new ones there.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        recipe: EpisodeRecipe,
+        models: Mapping[str, nn.Module],
+        stop: StopRequest,
+    ) -> None:
+        self.client, self.namespace = client, recipe.namespace
+        settings = WeightSettings(
+            follow=recipe.weights_name,
+            wait_for_first=True,
+            first_timeout=recipe.weights_timeout,
+            update_timeout=UPDATE_TIMEOUT_S,
+            in_flight=recipe.in_flight_updates,
+            agree=agreed_settings(recipe),
+        )
+        self.updates = MakerWeights(
+            *(client, recipe.namespace, recipe.worker, models, settings, stop)
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the trainer whose weights are followed."""
+        return self.updates.trainer
+
+    async def update(self) -> None:
+        """Wait for the first weights, or until the maker is asked to end.
+
+        Raises:
+            WeightTimeout: None were published in time.
+            WeightMismatch: They do not fit the models.
+            ConfigError: The trainer has other settings than the maker.
+        """
+        await asyncio.to_thread(self.updates.wait_until_initialised)
+
+    async def follow(self) -> None:
+        """With in-flight updates, fetch weights beside sampling until the task is cancelled."""
+        with self.updates.prefetching():
+            await asyncio.Event().wait()
+
+
+class EpisodeReport:
+    """Writes an event `put` whenever as many groups as a step has prompts are made.
+
+    `step_s` is the time since the event before; `admission_s` the part of it in which the maker had
+    no group and waited for the right to begin one; `fetch_s` the wait for new weights;
+    `backpressure_s` the time for which groups waited for room, which does not hold up the others.
+    """
+
+    def __init__(self, maker: EpisodeRecipeMaker, groups: int, write: Write) -> None:
+        self._maker, self._each, self._write = maker, groups, write
+        self._steps = self._groups = 0
+        self._rewards: list[float] = []
+        self._before = (0.0, 0.0, 0.0, 0.0)
+
+    def add_group(self, items: list[BufferItem]) -> None:
+        """Count a complete group; write the step if it is the last of one."""
+        if not any(self._before):
+            self._before = (time.perf_counter(), 0.0, 0.0, 0.0)
+        self._groups += 1
+        self._rewards += [float(item.reward) for item in items if item.reward is not None]
+        if self._groups == self._each:
+            self._write_step()
+
+    def _write_step(self) -> None:
+        maker, rewards = self._maker, self._rewards
+        before = self._before
+        now = (time.perf_counter(), maker.admission_s, maker.backpressure_s, maker.fetch_s)
+        step_s, admission_s, backpressure_s, fetch_s = (
+            new - old for new, old in zip(now, before, strict=True)
+        )
+        self._steps += 1
+        self._write(
+            "put",
+            step=self._steps,
+            step_s=step_s,
+            admission_s=admission_s,
+            fetch_s=fetch_s,
+            groups=self._groups,
+            samples=len(rewards),
+            policy_version=maker.policy_version,
+            reward=sum(rewards) / len(rewards),
+            send_s=backpressure_s,
+            backpressure_s=backpressure_s,
+        )
+        self._groups, self._rewards, self._before = 0, [], now
+
 
 DRAIN_TIMEOUT_S = 10.0
 """Longest time that episodes get to return after a maker was asked to end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle  # noqa: TID251 (the name of an error; nothing is unpickled by us)
+import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgpack
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,9 +28,35 @@ from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
-from redrb.runtime.random_state import random_state, restore_random_state
 from redrb.staging import staging, sync_folder
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all generators, in types that `torch.load(weights_only=True)` reads."""
+    version, numbers, gauss = random.getstate()
+    name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": (version, list(numbers), gauss),
+        "numpy": (str(name), torch.tensor(np.asarray(keys, np.int64)), place, has_gauss, cached),
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set all generators to a state that `random_state` returned.
+
+    The state of CUDA is ignored if this machine has another number of GPUs.
+    """
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, place, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, cached))
+
 
 FORMAT = 4
 

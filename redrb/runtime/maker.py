@@ -11,6 +11,7 @@ from torch import Tensor
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
+from redrb.errors import ConfigError
 from redrb.keys import check_name
 from redrb.runtime.batch_rights import BatchRights
 from redrb.runtime.callbacks import Callbacks, MakerCallback
@@ -24,11 +25,52 @@ from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import PlacedModels, place_models
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.progress import ProgressBar
-from redrb.runtime.prompt_batches import prompt_batches
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.strategy import Strategy
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender
+
+
+def prompt_batches(
+    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int, stop: StopRequest
+) -> Iterator[Any]:
+    """Yield batches of prompts; no batch is drawn from the loader without being yielded.
+
+    Args:
+        dataloader_fn: Returns the loader; it is called once.
+        epochs: Passes over the loader, if `steps` is 0.
+        steps: Number of batches, over as many passes as they need; 0: `epochs` passes.
+        stop: Ends the iteration.
+
+    Raises:
+        ConfigError: `steps` is above 0, and the loader has no batch; or another pass is needed over
+            an iterator, which yields its batches once.
+    """
+    if stop:
+        return
+    done, loader = 0, dataloader_fn()
+    if steps <= 0 and epochs > 1:
+        _check_repeatable(loader)
+    for _ in iter(int, 1) if steps > 0 else range(epochs):
+        before = done
+        for batch in loader:
+            yield batch
+            done += 1
+            if done == steps or stop:
+                return
+        if steps > 0 and done == before:
+            raise ConfigError("dataloader_fn returned a loader without a single batch.")
+        if steps > 0:
+            _check_repeatable(loader)
+
+
+def _check_repeatable(loader: Iterable[Any]) -> None:
+    if isinstance(loader, Iterator):
+        raise ConfigError(
+            f"dataloader_fn returned a {type(loader).__name__}, which yields its batches once, and "
+            "it is called once for all passes: return a DataLoader, a list, or another object that "
+            "can be iterated over again."
+        )
 
 
 class ExperienceMakerHolder(MakerLoop):

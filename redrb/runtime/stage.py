@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection.deadline import ending_within, most_s
@@ -22,12 +24,100 @@ from redrb.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.runtime.stage_calls import Group, Result, check_function, result_of, together
-from redrb.runtime.stage_events import StageEvents
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
+
+
+class StageEvents:
+    """Writes an event `stage` for each batch: its groups, and the seconds of each part of the work.
+
+    The event has `groups` (forwarded), `filtered`, `failed`, `wait_for_batch_s`, `function_s` and
+    `forward_s`. A batch whose lease was lost is the event `stage_lost`.
+    """
+
+    def __init__(self, write: Write | None) -> None:
+        """Write events by a function; None: write nothing."""
+        self._write = write
+        self._figures: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+        self._batches = 0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time of a block to the batch."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
+
+    def count(self, name: str, groups: int) -> None:
+        """Add groups of the batch that are not forwarded."""
+        self._figures[name] += groups
+
+    def end(self, groups: int) -> None:
+        """Write the batch, which had so many groups."""
+        filtered, failed = self._figures["filtered"], self._figures["failed"]
+        figures = {"groups": groups - filtered - failed, "filtered": filtered, "failed": failed}
+        self._report("stage", {**figures, **self._seconds})
+
+    def lost(self) -> None:
+        """Write that the lease of the batch was lost: another stage has its groups."""
+        self._report("stage_lost", {})
+
+    def _report(self, event: str, values: dict[str, float]) -> None:
+        self._batches += 1
+        self._figures.clear()
+        self._seconds = {}
+        if self._write is not None:
+            self._write(event, step=self._batches, **values)
+
+
+Group: TypeAlias = list[BufferItem]
+Result: TypeAlias = ForwardedGroup | Exception
+"""The group to forward, None to filter it, or the error that the function raised."""
+
+
+def check_function(function: object) -> None:
+    """Check that a stage can call a function.
+
+    Raises:
+        ConfigError: It cannot be called with one argument.
+    """
+    if not callable(function):
+        raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"function={function!r:.80} cannot be called with one argument ({error}): give a "
+            "function of a group's samples, or with batched=True of a list of groups."
+        ) from error
+    except ValueError:  # a function of C that does not say what it takes
+        pass
+
+
+def result_of(function: Callable[[Group], Any], group: Group) -> Result:
+    """Return what a function returns for a group, or the error that it raises."""
+    try:
+        result: Result = function(group)
+    except Exception as error:  # noqa: BLE001 (the user's function: its group fails)
+        return error
+    return result
+
+
+async def together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
+    """Return the results of coroutines that run at the same time, an error where one raised it."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for each in results:
+        if isinstance(each, BaseException) and not isinstance(each, Exception):
+            raise each
+    return results  # type: ignore[return-value]
+
 
 _log = logging.getLogger("redrb")
 

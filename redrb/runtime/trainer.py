@@ -18,7 +18,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import ending_within
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
-from redrb.keys import check_name
+from redrb.keys import check_name, consumer_key
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer, implied_limit
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
@@ -26,16 +26,42 @@ from redrb.runtime.checkpoint import Stateful, Unacked, stateful_parts
 from redrb.runtime.client import client_for
 from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.hooks import TrainerHooks
-from redrb.runtime.predecessor import replace_predecessor
 from redrb.runtime.resuming import Resumption
 from redrb.runtime.sharded_models import whole_tensors
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
 from redrb.runtime.training_loop import LoopConfig, TrainingLoop
 from redrb.runtime.world import any_rank, default_device
+from redrb.stream import ExperienceStream
 from redrb.weights import WeightVersion
 
 _log = logging.getLogger("redrb")
+
+
+def replace_predecessor(
+    client: Client, namespace: str, trainer: str, stream: ExperienceStream
+) -> None:
+    """Requeue at once all groups that an earlier trainer of this name leases.
+
+    Trainers that share a task as ranks need no such call: `take` requeues for them.
+
+    Args:
+        client: Connection to Redis.
+        namespace: Namespace of the trainer.
+        trainer: Name of the trainer.
+        stream: The new trainer's stream, whose consumer is noted for the trainer after it.
+    """
+    key = consumer_key(namespace, trainer)
+    client = client.at(key)
+    noted = client.execute("GET", key)
+    task, _, consumer = (noted or b"").decode(errors="replace").partition(" ")
+    if consumer and task == stream.task and consumer != stream.consumer:
+        requeued = stream.dismiss(consumer)
+        if requeued:
+            _log.warning(
+                "trainer %r: %d groups of the trainer before it were requeued", trainer, requeued
+            )
+    client.execute("SET", key, f"{stream.task} {stream.consumer}")
 
 
 class DetachedTrainer(TrainerHooks, ABC):

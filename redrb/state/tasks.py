@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,19 +13,99 @@ from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.damage import Reading, whole
-from redrb.errors import RedrbError, StoreDenied
+from redrb.errors import DecodeError, RedrbError, StoreDenied
 from redrb.keys import is_name
 from redrb.lua.scripts import add_to, load
 from redrb.registry import ODD_NAME
 from redrb.state.announced import Announced
-from redrb.state.histogram import Histogram
-from redrb.state.holdings import with_holdings
+from redrb.state.histogram import BOUNDS, Histogram
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
-from redrb.state.staleness_reply import histogram
 from redrb.state.workers import in_order, worker_state
-from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
+
+
+def histogram(reply: Reply, version: int | None) -> Histogram:
+    """Return the histogram in a reply of `include/staleness_counts.lua`.
+
+    Args:
+        reply: The reply.
+        version: Newest weight version that the task knows; None: none.
+    """
+    kind, number, *rest = reply
+    if kind == b"facts":
+        return _sampled(int(number), rest, version)
+    if version is None or not rest[0]:
+        return Histogram(unknown=int(number))
+    counts = dict(zip(map(int, rest[1::2]), map(int, rest[2::2]), strict=True))
+    beyond = counts.pop(BOUNDS[-1] + 1, 0)
+    exact = Histogram.of(counts, unknown=int(number))
+    if not beyond:
+        return exact
+    largest = max(BOUNDS[-1] + 1, version - int(float(rest[0])))
+    middle = (BOUNDS[-1] + 1 + largest) / 2
+    last = Histogram((*[0] * len(BOUNDS), beyond), mean=middle, largest=largest)
+    return Histogram.summed([exact, last])
+
+
+def _sampled(number: int, packed: Reply, version: int | None) -> Histogram:
+    """Return the histogram of the groups whose facts were read, of a number of groups."""
+    found: Counter[int] = Counter()
+    unknown = 0
+    for each in packed:
+        made_by = _version(each)
+        if made_by is None or version is None:
+            unknown += 1
+        else:
+            found[max(0, version - made_by)] += 1
+    if not packed:
+        return Histogram(unknown=number)
+    return Histogram.of(found, unknown=unknown, sampled=number > len(packed))
+
+
+def _version(packed: bytes | None) -> int | None:
+    """Return the version in packed facts; None if there is none, or they are damaged."""
+    try:
+        version = unpack_facts(packed).get("version") if packed else None
+    except DecodeError:
+        return None
+    return int(version) if isinstance(version, int | float) and abs(version) < 2**53 else None
+
+
+def with_holdings(
+    workers: Sequence[WorkerState], groups: Sequence[ConsumerGroupState]
+) -> tuple[WorkerState, ...]:
+    """Return the workers; those that are dead or have ended with what the task says they hold.
+
+    Rights are counted by process. Leases are not counted by consumer: a dead worker holds at most
+    those that no living worker has announced.
+
+    Args:
+        workers: All workers of a task, as they announced themselves.
+        groups: The consumer groups of the task, the first of which has the counters of rights.
+    """
+    living = sum(each.leased for each in workers if not _is_over(each))
+    leased = max(0, sum(group.stats.ledger.leased for group in groups) - living)
+    rights = (groups[0].stats.admission if groups else None) or AdmissionStats()
+    unlisted = max(0, rights.held - sum(rights.makers.values()))
+
+    def held(worker: WorkerState) -> WorkerState:
+        process = worker.name.rpartition("-")[0] + "-"  # its name as a maker begins so, too
+        found = sum(count for name, count in rights.makers.items() if name.startswith(process))
+        return replace(
+            worker,
+            leased=min(worker.leased, leased),
+            rights=min(worker.rights, found + unlisted),
+        )
+
+    return tuple(held(worker) if _is_over(worker) else worker for worker in workers)
+
+
+def _is_over(worker: WorkerState) -> bool:
+    return worker.life in ("dead", "ended")
+
 
 SCRIPT = "task/observe"
 

@@ -29,8 +29,7 @@ from redrb.connection import Client
 from redrb.errors import RecordError
 from redrb.stream import waiting
 from redrb.stream.mixture import Mixture, MixtureLease
-from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.split import Split
+from redrb.stream.mixture.ratio import Ratio, Split
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers

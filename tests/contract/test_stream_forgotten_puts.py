@@ -11,7 +11,7 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.errors import OutcomeUnknown, SendFailed
-from redrb.stream.put import epoch
+from redrb.stream.put import producer
 from redrb.stream.sending import ExperienceSender
 from tests.samples import numbered, numbers
 from tests.scenes import pass_epochs
@@ -152,7 +152,7 @@ def test_a_connection_that_broke_while_a_maker_idled_costs_no_put(
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put(numbered(1))
     pass_epochs(stream, 9)
-    monkeypatch.setattr(epoch, "FRESH_S", 0.0)
+    monkeypatch.setattr(producer, "FRESH_S", 0.0)
     exchange, broken = client.exchange, []
 
     def broken_once(pipeline: Pipeline) -> Any:

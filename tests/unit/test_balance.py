@@ -10,7 +10,7 @@ import torch
 
 from redrb import BufferItem
 from redrb.codec import encode_groups, parse_group
-from redrb.stream.ranks.balance import balanced, dealt, tokens_of
+from redrb.stream.ranks.dealing import balanced, dealt, tokens_of
 from tests.samples import numbered
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 

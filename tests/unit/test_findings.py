@@ -9,8 +9,8 @@ import pytest
 from redrb.state.finding import SEVERITIES
 from redrb.state.findings import KINDS, connection_finding, findings_of
 from redrb.state.histogram import Histogram
-from redrb.state.holdings import with_holdings
 from redrb.state.model import WorkerState
+from redrb.state.tasks import with_holdings
 from redrb.state.workers import in_order
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 from tests.sample_state import sample_state

@@ -16,8 +16,7 @@ from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import BatchTimeout, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
-from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.split import Split
+from redrb.stream.mixture.ratio import Ratio, Split
 from redrb.stream.mixture.starvation import Shortages, Starvation, Waiting
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
@@ -21,7 +22,6 @@ from redrb.stream.partitions.collector import Collector
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
-from redrb.stream.partitions.reports import summed_reports
 from redrb.stream.partitions.settings import divided, summed_settings
 from redrb.stream.put.items import Items
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
@@ -30,7 +30,7 @@ from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.dead_letters import DeadLetter
-from redrb.stream.task.expiration import StalenessReport
+from redrb.stream.task.expiration import Staleness, StalenessReport
 from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.numbering import Numbering
@@ -44,6 +44,23 @@ from redrb.stream.task.settings import (
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.waiting import Wait
+
+
+def summed_reports(parts: Sequence[StalenessReport]) -> StalenessReport:
+    """Return the sum of the partitions' histograms of staleness."""
+    names = [field.name for field in fields(StalenessReport) if field.name != "current_version"]
+    version = max(part.current_version for part in parts)
+    return StalenessReport(
+        version, *(_histogram(getattr(part, name) for part in parts) for name in names)
+    )
+
+
+def _histogram(parts: Iterable[Staleness]) -> Staleness:
+    groups: Counter[int] = Counter()
+    for part in parts:
+        groups.update(part.histogram)
+    return Staleness(dict(groups))
+
 
 MOST_PARTITIONS = 1024
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import time
 from collections import deque
 
 from redrb.connection import deadline
 from redrb.connection.request import Request
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.epoch import Epoch
 from redrb.stream.put.fitting import fitted
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
@@ -17,10 +19,78 @@ from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
-from redrb.stream.put.stale_arrivals import StaleArrivals
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import Wait
+from redrb.stream.waiting import WARN_EVERY_S, Wait
 from redrb.stream.worker import Worker
+
+_log = logging.getLogger("redrb")
+
+STALE_ROW = 8
+"""Groups in a row that expire on arrival before a producer warns."""
+
+
+class StaleArrivals:
+    """Warns when every group of a producer expires on arrival: nothing is ever trained then."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._row = 0
+        self._warned_at = -math.inf
+
+    def note(self, groups: int, expired: int) -> None:
+        """Count the groups of one reply, and those of them that expired on arrival."""
+        if not expired or expired < groups:
+            self._row = 0
+            return
+        self._row += groups
+        now = time.monotonic()
+        if self._row >= STALE_ROW and now - self._warned_at >= WARN_EVERY_S:
+            self._warned_at = now
+            _log.warning(
+                "task %r: the last %d groups were too stale when they arrived, none is left to "
+                "train on: raise max_staleness, publish weights less often, or make groups faster",
+                self._task,
+                self._row,
+            )
+
+
+FRESH_S = 1200.0
+"""Age at which the epoch is read again: a third of the shortest epoch (`include/producers.lua`).
+
+A put that names an older epoch is refused and sent again, so this is about round trips only.
+"""
+
+
+class Epoch:
+    """The epoch that new puts name; safe among threads."""
+
+    def __init__(self, task: Task, scripts: PutScripts) -> None:
+        self._task = task
+        self._scripts = scripts
+        description = task.description
+        self._learned = (description.incarnation, description.epoch, time.monotonic())
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is known without a request."""
+        incarnation, _, learned = self._learned
+        fresh = time.monotonic() - learned < FRESH_S
+        return fresh and incarnation == self._task.description.incarnation
+
+    def current(self, retry_s: float | None) -> tuple[str, int]:
+        """Return the task's incarnation and the epoch in it; reads it again when it is old.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        if not self.is_fresh:
+            self.learn(self._scripts.epoch(retry_s=retry_s))
+        incarnation, epoch, _ = self._learned
+        return incarnation, epoch
+
+    def learn(self, epoch: int) -> None:
+        """Note the epoch that the task has named."""
+        self._learned = (self._task.description.incarnation, epoch, time.monotonic())
 
 
 class PartsEnded(Exception):

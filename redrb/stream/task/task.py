@@ -11,11 +11,11 @@ from typing import Any
 from redrb.connection import Client
 from redrb.damage import Reading
 from redrb.errors import TaskMismatch
-from redrb.keys import TaskKeys
+from redrb.keys import TaskKeys, WeightKeys
+from redrb.lua.scripts import load, run
 from redrb.registry import Registry
 from redrb.stream.task.configuring import configure, stored_names
 from redrb.stream.task.description import TaskDescription
-from redrb.stream.task.follower import Follower
 from redrb.stream.task.registration import forget_name
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
@@ -23,6 +23,28 @@ from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, read_settings, setting_text
 from redrb.stream.waiting import Wait
+
+
+class Follower:
+    """Subscribes a task to the versions of published weights.
+
+    After each commit the publisher advances the current version of every task that follows it
+    (`redrb/weights/publishing/publisher.py`).
+    """
+
+    def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
+        """Address the weights `weights`; nothing is asked of Redis."""
+        self._store = store
+        self._versions = WeightKeys.of(namespace, weights).versions
+
+    def follow(self) -> None:
+        """Subscribe the task, and advance it to the newest version."""
+        client = self._store.client.at(self._versions)  # perhaps another node than the task's
+        arguments = [self._store.keys.stream]
+        newest = int(run(client, load("weights/follow"), [self._versions], arguments))
+        if newest:
+            TaskScripts(self._store).advance(newest)
+
 
 SEARCH_AGAIN_S = 30.0
 
