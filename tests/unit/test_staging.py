@@ -37,7 +37,6 @@ from pathlib import Path
 import redrb
 from redrb import ReplayBuffer
 from redrb.replay import saving
-from tests.samples import numbered
 
 save = saving.save_task
 
@@ -53,7 +52,7 @@ async def main():
     with redrb.connect("fake://staging") as client:
         async with ReplayBuffer(client) as buffer:
             for task in "abc":
-                await buffer.put([numbered(1)], task)
+                await buffer.put([{"reward": 1.0}], task)
             await buffer.save(Path(sys.argv[1]))
 
 asyncio.run(main())
@@ -149,7 +148,7 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
     async def main() -> None:
         with redrb.connect("fake://staging-buffer") as client:
             async with ReplayBuffer(client) as buffer:
-                await buffer.put([numbered(1)], "task")
+                await buffer.put([{"reward": 1.0}], "task")
                 await buffer.save(tmp_path)
                 earlier = set(tmp_path.iterdir())
                 _kill(_until_it_writes(SAVES_A_BUFFER, tmp_path))
