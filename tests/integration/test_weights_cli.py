@@ -150,7 +150,6 @@ def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run)
         "shape": [300],
         "tied_to": None,
         "nbytes": 1200,
-        "pieces": 1,
     }
     _, out, _ = run("show", "policy", "--version", 1)
     assert "read.weight   float32  [500, 300]  600,000  embed.weight  " in out

@@ -11,7 +11,7 @@ from redrb.errors import EncodeError
 from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES
 from redrb.weights.tensors.names import StateLike, describe_type, named_values
 from redrb.weights.tensors.shard import is_dtensor
-from redrb.weights.wire.layout import ALIGNMENT, Layout, Piece, TensorEntry
+from redrb.weights.wire.layout import ALIGNMENT, Layout, TensorEntry
 from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
 
@@ -55,12 +55,10 @@ def lay_out(
             dtype = DTYPE_NAMES[cast]
         if owner is None:
             offset = -(-end // ALIGNMENT) * ALIGNMENT
-            piece = Piece((0,) * len(shape), shape, offset)
-            owner = entry = TensorEntry(name, dtype, shape, (piece,))
-            owners[view] = entry
-            end = offset + piece.elements * entry.item_bytes
+            owners[view] = entry = TensorEntry(name, dtype, shape, offset)
+            end = offset + entry.nbytes
         else:
-            entry = TensorEntry(name, dtype, shape, owner.pieces, owner.name)
+            entry = TensorEntry(name, dtype, shape, owner.offset, owner.name)
         entries.append(entry)
     nbytes = -(-end // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(entries), nbytes, chunk_bytes)
