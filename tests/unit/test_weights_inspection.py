@@ -15,14 +15,12 @@ from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.tensors.published_state import lay_out
-from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
+from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, TensorEntry
 
 
 def layout_of(tensors: dict[str, Tensor]) -> Layout:
-    whole = {name: TensorShard.whole(tensor) for name, tensor in tensors.items()}
-    return lay_out(whole, CHUNK_BYTES)
+    return lay_out(tensors, CHUNK_BYTES)
 
 
 def test_every_dtype_is_written_as_safetensors_reads_it(tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_tied_tensors_are_one_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_files_lack_is_refused_by_name(tmp_path: Path) -> None:
-    entry = TensorEntry("odd", "complex128", (2,), (Piece((0,), (2,), 0),))
+    entry = TensorEntry("odd", "complex128", (2,), 0)
     assert dtype_of(entry) == torch.complex128
     with (
         pytest.raises(EncodeError, match="'odd' is complex128"),

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import DecodeError
-from redrb.weights.wire.layout import Layout, Piece, TensorEntry
+from redrb.weights.wire.layout import Layout, TensorEntry
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source
 from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest
 from redrb.weights.wire.tensor_list import layout_hash
 
 
 def entry(name, dtype, shape, offset, alias=None):
-    return TensorEntry(name, dtype, shape, (Piece((0,) * len(shape), shape, offset),), alias)
+    return TensorEntry(name, dtype, shape, offset, alias)
 
 
 LAYOUT = Layout(
@@ -30,9 +30,7 @@ LAYOUT = Layout(
         entry("scale", "float32", (), 640),
         entry("none", "int64", (0, 7), 704),
         entry("head", "bfloat16", (10, 30), 0, alias="embed"),
-        TensorEntry(
-            "sharded", "uint8", (4, 9), (Piece((0, 0), (4, 5), 704), Piece((0, 5), (4, 4), 768))
-        ),
+        entry("odd", "uint8", (4, 25), 704),
     ),
     832,
     256,
@@ -97,16 +95,11 @@ def test_spans_cover_each_stored_byte_once():
         for index, spans in enumerate(LAYOUT.spans())
         for span in spans
     ]
-    assert covered == [(0, 256), (256, 256), (512, 88), (640, 4), (704, 20), (768, 16)]
+    assert covered == [(0, 256), (256, 256), (512, 88), (640, 4), (704, 64), (768, 36)]
 
 
 def tensor(**changes):
     return {"name": "a", "dtype": "uint8", "shape": [64], "offset": 0} | changes
-
-
-def sharded(*pieces, shape=(4, 64)):
-    made = {"name": "a", "dtype": "uint8", "shape": list(shape)}
-    return made | {"pieces": [list(piece) for piece in pieces]}
 
 
 def hostile(manifest, changes):
@@ -190,24 +183,6 @@ HOSTILE = {
         "tensors": [tensor(shape=[832]), tensor(name="b", alias="a", shape=[832], dtype="int8")]
     },
     "tied elsewhere": {"tensors": [tensor(shape=[64]), tensor(name="b", alias="a", offset=768)]},
-    "no pieces": {"tensors": [sharded()]},
-    "pieces as map": {"tensors": [tensor() | {"pieces": {}}]},
-    "piece as map": {"tensors": [sharded() | {"pieces": [{}]}]},
-    "piece too short": {"tensors": [sharded([[0, 0], [4, 64]])]},
-    "piece of other dimensions": {"tensors": [sharded([[0], [256], 0])]},
-    "piece outside": {"tensors": [sharded([[1, 0], [4, 64], 0])]},
-    "piece negative": {"tensors": [sharded([[-1, 0], [4, 64], 0])]},
-    "pieces leave a gap": {"tensors": [sharded([[0, 0], [1, 64], 0], [[2, 0], [2, 64], 576])]},
-    "pieces overlap": {"tensors": [sharded([[0, 0], [3, 64], 0], [[2, 0], [2, 64], 576])]},
-    "pieces overlap and leave a gap": {
-        "tensors": [sharded([[0, 0], [2, 64], 0], [[1, 0], [2, 64], 576])]
-    },
-    "one piece twice": {"tensors": [sharded([[0, 0], [2, 64], 0], [[0, 0], [2, 64], 576])]},
-    "pieces off the grid": {
-        "tensors": [sharded([[0, 0], [2, 63], 0], [[2, 0], [2, 64], 256], [[0, 63], [2, 1], 768])]
-    },
-    "pieces in one place": {"tensors": [sharded([[0, 0], [2, 64], 0], [[2, 0], [2, 64], 0])]},
-    "an empty piece of more": {"tensors": [sharded([[0, 0], [0, 64], 0])]},
     "no sources": {"sources": None},
     "sources as map": {"sources": {}},
     "source as number": {"sources": [1, 2]},
@@ -273,13 +248,6 @@ def test_hostile_deltas_are_refused(changes):
     if "delta" in changes:
         with pytest.raises(DecodeError):
             decode_manifest(hostile(ANCHOR, changes))
-
-
-def test_a_tensor_of_no_elements_may_be_in_pieces():
-    tensors = [sharded([[0, 0], [0, 2], 0], [[0, 2], [0, 1], 0], shape=(0, 3))]
-    changes = {"nbytes": 0, "checksums": b"", "sources": [], "tensors": tensors}
-    (found,) = decode_manifest(hostile(FULL, changes)).layout.tensors
-    assert found.pieces == (Piece((0, 0), (0, 2), 0), Piece((0, 2), (0, 1), 0))
 
 
 @pytest.mark.parametrize("base", [7, 8, -1, True, "6", None])
@@ -410,7 +378,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.sampled_from(["name", "dtype", "shape", "offset", "pieces", "alias", "base"]),
+            st.sampled_from(["name", "dtype", "shape", "offset", "alias", "base"]),
             inner,
             max_size=4,
         ),

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from redrb.errors import WeightError
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.copying import plain
-from redrb.weights.tensors.published_state import lay_out, state_shards
+from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import Layout, Piece, TensorEntry, runs_of, tile
+from redrb.weights.wire.layout import Layout, TensorEntry, runs_of
 from tests.published import bits, every_kind
 
 CHUNK = 256
 
 
 def layout_of(state, chunk_bytes=CHUNK):
-    return lay_out(state_shards(state), chunk_bytes)
+    return lay_out(published_tensors(state), chunk_bytes)
 
 
 def live_state(state, chunk_bytes=CHUNK):
@@ -50,7 +50,7 @@ def expected(state):
     whole = bytearray(layout.nbytes)
     for entry in layout.tensors:
         raw = bits(state[entry.name])[2]
-        offset = entry.pieces[0].offset
+        offset = entry.offset
         whole[offset : offset + len(raw)] = raw
     return bytes(whole)
 
@@ -132,7 +132,7 @@ def test_read_bytes_may_be_changed_and_written():
 def test_reading_in_threads_does_not_mix():
     """What is cast is put together in memory of each thread."""
     tensors = {"a": torch.randn(4000)}
-    layout = lay_out(state_shards(tensors), CHUNK, torch.bfloat16)
+    layout = lay_out(published_tensors(tensors), CHUNK, torch.bfloat16)
     state = State(layout, tensors)
     wanted = [state.read(index).tobytes() for index in range(layout.chunks)]
     wrong = []
@@ -165,13 +165,13 @@ def test_autograd_knows_the_written_tensors():
 def test_a_state_without_memory_has_no_other_tensors():
     layout = layout_of({"a": torch.zeros(3)})
     state = State(layout, {"a": torch.zeros(3)})
-    other = TensorEntry("b", "float32", (3,), (Piece((0,), (3,), 0),))
+    other = TensorEntry("b", "float32", (3,), 0)
     with pytest.raises((WeightError, KeyError)):
-        state.value(other, other.pieces[0])
+        state.value(other)
 
 
 def test_a_state_that_no_memory_holds_is_reported():
-    entry = TensorEntry("a", "uint8", (1 << 52,), (Piece((0,), (1 << 52,), 0),))
+    entry = TensorEntry("a", "uint8", (1 << 52,), 0)
     layout = Layout((entry,), 1 << 52, 1 << 46)
     with pytest.raises(WeightError, match="not enough memory"):
         State(layout)
@@ -186,52 +186,19 @@ def test_a_state_of_no_bytes(dtype):
     assert (found[1].shape, found[1].dtype) == ((0, 3), dtype)
 
 
-def sharded(shape, dtype, cuts):
-    """A layout of one tensor in boxes, and the tensor."""
-    torch.manual_seed(0)
-    tensor = torch.randint(0, 100, shape).to(dtype)
-    edges = [
-        [0, *sorted({c for c in own if 0 < c < n}), n] for own, n in zip(cuts, shape, strict=True)
-    ]
-    boxes = [[]]
-    for own in edges:
-        steps = list(itertools.pairwise(own))
-        boxes = [box + [step] for box in boxes for step in steps]
-    pieces, end = [], 0
-    for box in boxes:
-        start = tuple(at for at, _ in box)
-        size = tuple(stop - at for at, stop in box)
-        pieces.append(Piece(start, size, end))
-        end += -(-pieces[-1].elements * tensor.itemsize // 64) * 64
-    entry = TensorEntry("a", str(dtype).removeprefix("torch."), tuple(shape), tuple(pieces))
-    assert tile(entry.shape, entry.pieces)
-    return Layout((entry,), end, CHUNK), tensor
-
-
-def filled(layout, tensor):
-    state = State(layout)
-    (entry,) = layout.tensors
-    for piece in entry.pieces:
-        ends = zip(piece.start, piece.shape, strict=True)
-        box = tuple(slice(at, at + size) for at, size in ends)
-        state.value(entry, piece).copy_(tensor[box])
-    return state
-
-
-CUTS = st.lists(st.integers(1, 20), max_size=3)
-
-
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    cuts=st.tuples(CUTS, CUTS),
     start=st.tuples(st.integers(0, 20), st.integers(0, 20)),
     size=st.tuples(st.integers(0, 20), st.integers(0, 20)),
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.int64]),
 )
-def test_any_box_is_loaded_from_any_shards(shape, cuts, start, size, dtype):
-    layout, tensor = sharded(shape, dtype, cuts)
-    state = filled(layout, tensor)
+def test_any_box_is_loaded(shape, start, size, dtype):
+    torch.manual_seed(0)
+    tensor = torch.randint(0, 100, shape).to(dtype)
+    layout = layout_of({"a": tensor}, CHUNK)
+    state = State(layout)
+    state.value(layout.tensors[0]).copy_(tensor)
     assert torch.equal(dict(named_tensors(state))["a"], tensor)
     start = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
     size = tuple(min(n, whole - at) for n, at, whole in zip(size, start, shape, strict=True))
@@ -250,32 +217,11 @@ def test_any_box_is_loaded_from_any_shards(shape, cuts, start, size, dtype):
 
 
 def test_only_chunks_that_are_needed_are_named():
-    layout, _ = sharded((64, 64), torch.uint8, ([], []))  # 4 rows a chunk
+    layout = layout_of({"a": torch.zeros(64, 64, dtype=torch.uint8)}, CHUNK)  # 4 rows a chunk
     rows = TensorShard(torch.zeros(8, 64, dtype=torch.uint8), (64, 64), (10, 0))
     assert LoadTarget({"a": rows}, True).chunks(layout) == {2, 3, 4}
     nothing = TensorShard(torch.zeros(0, 64, dtype=torch.uint8), (64, 64), (10, 0))
     assert LoadTarget({"a": nothing}, True).chunks(layout) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("shape", "boxes", "fits"),
-    [
-        ((), [((), ())], True),
-        ((), [((), ()), ((), ())], False),
-        ((4,), [((0,), (4,))], True),
-        ((4,), [((0,), (3,))], False),
-        ((4,), [((0,), (2,)), ((2,), (2,))], True),
-        ((4,), [((2,), (2,)), ((0,), (2,))], True),
-        ((4,), [((0,), (3,)), ((2,), (1,))], False),
-        ((4,), [((0,), (4,)), ((2,), (0,))], True),
-        ((0,), [((0,), (0,))], True),
-        ((0, 3), [((0, 0), (0, 3)), ((0, 0), (0, 2))], True),
-        ((2, 2), [((0, 0), (1, 2)), ((1, 0), (1, 1)), ((1, 1), (1, 1))], False),
-    ],
-)
-def test_boxes_that_make_up_a_tensor(shape, boxes, fits):
-    """The last of them does, but not on a grid."""
-    assert tile(shape, [Piece(start, size, 0) for start, size in boxes]) == fits
 
 
 def test_runs_cover_all_that_may_differ():

@@ -66,7 +66,7 @@ def _versions(versions: Iterable[KeptVersion]) -> list[str]:
 
 
 def _tensors(tensors: Iterable[ListedTensor]) -> list[str]:
-    head = ("tensor", "dtype", "shape", "bytes", "tied to", "shards")
+    head = ("tensor", "dtype", "shape", "bytes", "tied to")
     rows = [
         (
             listed.name,
@@ -74,7 +74,6 @@ def _tensors(tensors: Iterable[ListedTensor]) -> list[str]:
             str(list(listed.shape)),
             f"{listed.nbytes:,}",
             listed.tied_to or "-",
-            str(listed.pieces),
         )
         for listed in tensors
     ]

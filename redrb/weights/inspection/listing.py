@@ -73,7 +73,6 @@ class ListedTensor:
         shape: Its shape.
         tied_to: The tensor whose bytes it shares, or None.
         nbytes: Its bytes; tied tensors are stored once.
-        pieces: Number of shards that it was published in, 1 for a whole tensor.
     """
 
     name: str
@@ -81,7 +80,6 @@ class ListedTensor:
     shape: tuple[int, ...]
     tied_to: str | None
     nbytes: int
-    pieces: int
 
 
 def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
@@ -163,7 +161,6 @@ def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[
             entry.shape,
             entry.alias,
             entry.nbytes,
-            sum(1 for piece in entry.pieces if piece.elements) or 1,
         )
         for entry in layout_of(steps).tensors
     ]

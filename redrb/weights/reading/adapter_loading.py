@@ -100,7 +100,7 @@ def _loading(selection: LoadTarget, adapter: Adapter) -> Callable[[], None]:
     def load() -> None:
         for name, value in values.items():
             target: TensorShard = selection.targets[name]
-            load_in_place(target, value, (0,) * value.dim())
+            load_in_place(target, value)
         synchronize(selection.targets[name] for name in values)
 
     return load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.tensors.fitting import Strict, check_fits
 from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import Layout, Piece, TensorEntry
+from redrb.weights.wire.layout import Layout, TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,14 @@ class LoadTarget:
         entries = {entry.name: entry for entry in layout.tensors}
         found: set[int] = set()
         for name in self.names(layout):
-            for piece in entries[name].pieces:
-                rows = _rows(piece, self.targets[name])
-                if rows:
-                    row = piece.elements // max(piece.shape[0], 1) if piece.shape else 1
-                    width = row * entries[name].item_bytes
-                    begin = piece.offset + rows.start * width
-                    last = piece.offset + rows.stop * width - 1
-                    size = layout.chunk_bytes
-                    found.update(range(begin // size, last // size + 1))
+            entry = entries[name]
+            rows = _rows(entry, self.targets[name])
+            if rows:
+                width = entry.nbytes // entry.shape[0] if entry.shape else entry.nbytes
+                begin = entry.offset + rows.start * width
+                last = entry.offset + rows.stop * width - 1
+                size = layout.chunk_bytes
+                found.update(range(begin // size, last // size + 1))
         return frozenset(found)
 
     def live(self, layout: Layout) -> dict[str, Tensor]:
@@ -69,7 +68,7 @@ class LoadTarget:
             tensor = target.tensor
             plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
             plain = plain and tensor.dtype == dtype_of(entry)
-            if plain and target.is_whole and _is_whole(entry):
+            if plain and target.is_whole:
                 found.setdefault(entry.alias or name, tensor)
         return found
 
@@ -84,60 +83,32 @@ class LoadTarget:
         loaded = self.names(state.layout)
         with torch.inference_mode(mode=False):  # inference tensors must not become parameters' data
             values = [
-                (self.targets[name], state.value(entry, piece), piece)
+                (self.targets[name], state.value(entries[entries[name].alias or name]))
                 for name in loaded
-                for entry in [entries[entries[name].alias or name]]
-                for piece in entry.pieces
             ]
-        for target, value, piece in values:
+        for target, value in values:
             if adopt and _can_adopt(target, value):
                 target.tensor.data = value
             elif not _same_memory(value, target.tensor):
-                load_in_place(target, value, piece.start)
+                load_in_place(target, value)
         synchronize(self.targets[name] for name in loaded)
 
 
 def named_tensors(state: State) -> list[tuple[str, Tensor]]:
-    """Return all tensors of a state by name; unsharded tensors share its memory."""
-    whole: dict[str, Tensor] = {}
+    """Return all tensors of a state by name, which share its memory."""
+    found: dict[str, Tensor] = {}
     for entry in state.layout.tensors:
-        if entry.alias is not None:
-            whole[entry.name] = whole[entry.alias]
-        else:
-            whole[entry.name] = _whole(state, entry)
-    return list(whole.items())
+        found[entry.name] = found[entry.alias] if entry.alias else state.value(entry)
+    return list(found.items())
 
 
-def _whole(state: State, entry: TensorEntry) -> Tensor:
-    if _is_whole(entry):
-        return state.value(entry, entry.pieces[0])
-    parts: Sequence[tuple[Piece, Tensor]] = [
-        (piece, state.value(entry, piece)) for piece in entry.pieces
-    ]
-    whole = TensorShard.whole(parts[0][1].new_empty(entry.shape))
-    for piece, value in parts:
-        load_in_place(whole, value, piece.start)
-    return whole.tensor
-
-
-def _is_whole(entry: TensorEntry) -> bool:
-    return len(entry.pieces) == 1 and entry.pieces[0].shape == entry.shape
-
-
-def _rows(piece: Piece, target: TensorShard) -> range:
-    """Return the rows of a piece, along its first dimension, that overlap the target."""
-    if not piece.elements:
+def _rows(entry: TensorEntry, target: TensorShard) -> range:
+    """Return the rows of a tensor, along its first dimension, that the target holds."""
+    if not entry.elements or not target.tensor.numel():
         return range(0)
-    if target.is_whole:
-        return range(piece.shape[0]) if piece.shape else range(1)
-    box = zip(piece.start, piece.shape, target.start, target.tensor.shape, strict=True)
-    overlaps = [
-        range(max(first, target_first) - first, min(first + size, target_first + rows) - first)
-        for first, size, target_first, rows in box
-    ]
-    if not all(overlaps):
-        return range(0)
-    return overlaps[0] if overlaps else range(1)
+    if not entry.shape:
+        return range(1)
+    return range(target.start[0], target.start[0] + target.tensor.shape[0])
 
 
 def _can_adopt(target: TensorShard, value: Tensor) -> bool:

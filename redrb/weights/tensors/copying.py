@@ -23,29 +23,20 @@ def flat_view(tensor: Tensor) -> Bytes:
     return view
 
 
-def load_in_place(target: TensorShard, value: Tensor, start: tuple[int, ...]) -> None:
-    """Copy the elements that a box of values and a target share; `check_fits` was called before.
+def load_in_place(target: TensorShard, value: Tensor) -> None:
+    """Copy a tensor, or the box of it that the target holds; `check_fits` was called before.
 
     Args:
         target: A whole tensor or a shard.
-        value: A box of the same tensor, on the CPU.
-        start: Index of the box's first element in the whole tensor.
+        value: The whole tensor, on the CPU.
     """
     live = target.tensor
     with torch.inference_mode(live.is_inference()), torch.no_grad():
-        if target.is_whole and tuple(value.shape) == target.shape:
+        if target.is_whole:
             _copy(value, live)
-            return
-        ends = zip(start, value.shape, target.start, live.shape, strict=True)
-        into, out = [], []
-        for first, size, target_first, target_size in ends:
-            low = max(first, target_first)
-            high = min(first + size, target_first + target_size)
-            if low >= high:
-                return
-            into.append(slice(low - target_first, high - target_first))
-            out.append(slice(low - first, high - first))
-        live[tuple(into)].copy_(value[tuple(out)])
+        else:
+            box = zip(target.start, live.shape, strict=True)
+            live.copy_(value[tuple(slice(at, at + size) for at, size in box)])
 
 
 def synchronize(targets: Iterable[TensorShard]) -> None:

@@ -15,7 +15,7 @@ from redrb.errors import WeightError
 from redrb.weights.tensors.copying import flat_view
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.wire.delta import Bytes, Run
-from redrb.weights.wire.layout import Layout, Piece, Span, TensorEntry, runs_of
+from redrb.weights.wire.layout import Layout, Span, TensorEntry, runs_of
 
 
 class State:
@@ -49,20 +49,18 @@ class State:
             WeightError: There is not enough memory.
         """
         self.layout = layout
-        self._pieces = layout.pieces()
-        self._numbers = {
-            (entry.name, piece.offset): number for number, (entry, piece) in enumerate(self._pieces)
-        }
+        self._owners = layout.owners()
+        self._numbers = {entry.name: number for number, entry in enumerate(self._owners)}
         self._live: dict[int, Tensor] = {}
         self._plain: dict[int, Bytes] = {}
-        for number, (entry, _) in enumerate(self._pieces):
+        for number, entry in enumerate(self._owners):
             tensor = (live or {}).get(entry.name)
             if tensor is not None:
                 self._live[number] = tensor.detach().reshape(-1)
                 if tensor.device.type == "cpu" and tensor.dtype == dtype_of(entry):
                     self._plain[number] = flat_view(tensor)
         self.memory = memory
-        if memory is None and len(self._live) < len(self._pieces):
+        if memory is None and len(self._live) < len(self._owners):
             self.memory = _allocate(layout.nbytes)
         self._scratch = threading.local()
         self._written: set[int] = set()
@@ -71,10 +69,10 @@ class State:
         """Return the parts of memory that make up a chunk; None if a cast is needed."""
         spans = self._spans[index]
         size = self.layout.size(index)
-        if self.memory is not None and not any(span.piece in self._live for span in spans):
+        if self.memory is not None and not any(span.owner in self._live for span in spans):
             begin = index * self.layout.chunk_bytes
             return [self.memory[begin : begin + size]]
-        if any(span.piece in self._live and span.piece not in self._plain for span in spans):
+        if any(span.owner in self._live and span.owner not in self._plain for span in spans):
             return None
         found: list[Bytes] = []
         end = 0
@@ -110,22 +108,22 @@ class State:
         """Set the bytes of a chunk; `data` may be the view that `read` returned."""
         for span in self._spans[index]:
             part = data[span.in_chunk : span.in_chunk + span.nbytes]
-            if span.piece not in self._live or span.piece in self._plain:
+            if span.owner not in self._live or span.owner in self._plain:
                 place = self._bytes(index, span)
                 if place.ctypes.data != part.ctypes.data:
                     place[:] = part
             else:
-                entry, _ = self._pieces[span.piece]
+                entry = self._owners[span.owner]
                 begin, end = _elements(span, entry)
                 value = torch.from_numpy(part.copy()).view(dtype_of(entry))
-                live = self._live[span.piece]
+                live = self._live[span.owner]
                 with torch.inference_mode(live.is_inference()), torch.no_grad():
                     live[begin:end].copy_(value)
         self.touched(index)
 
     def touched(self, index: int) -> None:
         """Note that the caller has written to a chunk's segments."""
-        self._written.update(span.piece for span in self._spans[index])
+        self._written.update(span.owner for span in self._spans[index])
 
     def finish(self) -> None:
         """Tell autograd which live tensors were written; wait for casts on accelerators."""
@@ -137,19 +135,17 @@ class State:
                 torch.cuda.current_stream(tensor.device).synchronize()
         self._written.clear()
 
-    def value(self, entry: TensorEntry, piece: Piece) -> Tensor:
-        """Return a piece as a tensor that shares memory with the state."""
-        number = self._numbers[entry.name, piece.offset]
-        live = self._live.get(number)
+    def value(self, entry: TensorEntry) -> Tensor:
+        """Return a tensor, not a tied one, that shares memory with the state."""
+        live = self._live.get(self._numbers[entry.name])
         if live is not None:
-            return live.reshape(piece.shape)
-        if not piece.elements:
-            return torch.empty(piece.shape, dtype=dtype_of(entry))
+            return live.reshape(entry.shape)
+        if not entry.elements:
+            return torch.empty(entry.shape, dtype=dtype_of(entry))
         if self.memory is None:
             raise WeightError("this state has no memory beside its live tensors.")
-        nbytes = piece.elements * entry.item_bytes
-        flat = torch.from_numpy(self.memory[piece.offset : piece.offset + nbytes])
-        return flat.view(dtype_of(entry)).reshape(piece.shape)
+        flat = torch.from_numpy(self.memory[entry.offset : entry.offset + entry.nbytes])
+        return flat.view(dtype_of(entry)).reshape(entry.shape)
 
     def runs(self, index: int) -> list[Run]:
         """Return the runs of items of equal width in a chunk."""
@@ -161,12 +157,12 @@ class State:
         return self.layout.spans()
 
     def _bytes(self, index: int, span: Span) -> Bytes:
-        plain = self._plain.get(span.piece)
+        plain = self._plain.get(span.owner)
         if plain is not None:
-            return plain[span.in_piece : span.in_piece + span.nbytes]
-        live = self._live.get(span.piece)
+            return plain[span.in_tensor : span.in_tensor + span.nbytes]
+        live = self._live.get(span.owner)
         if live is not None:
-            entry, _ = self._pieces[span.piece]
+            entry = self._owners[span.owner]
             begin, end = _elements(span, entry)
             return flat_view(live[begin:end].to(dtype_of(entry)).cpu())
         if self.memory is None:
@@ -182,8 +178,8 @@ class State:
 
 
 def _elements(span: Span, entry: TensorEntry) -> tuple[int, int]:
-    """Return the range of elements of its piece that a span holds."""
-    return span.in_piece // entry.item_bytes, (span.in_piece + span.nbytes) // entry.item_bytes
+    """Return the range of elements of its tensor that a span holds."""
+    return span.in_tensor // entry.item_bytes, (span.in_tensor + span.nbytes) // entry.item_bytes
 
 
 def _allocate(nbytes: int) -> Bytes:

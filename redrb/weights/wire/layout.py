@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,41 +42,21 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of a tensor whose bytes are contiguous: the whole tensor, or one rank's shard.
-
-    Attributes:
-        start: Index of its first element in the tensor.
-        shape: Shape of the box.
-        offset: Offset of its first byte in the state, a multiple of `ALIGNMENT`.
-    """
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def elements(self) -> int:
-        """Number of its elements."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a version, and the places of its bytes.
+    """One tensor of a version, and the place of its bytes.
 
     Attributes:
         name: Name in the state dict.
         dtype: A key of `ITEM_BYTES`.
-        shape: Shape of the whole tensor.
-        pieces: Boxes that make up the tensor: one, or several if it was published in shards.
+        shape: Its shape.
+        offset: Offset of its first byte in the state, a multiple of `ALIGNMENT`.
         alias: The earlier tensor that it is tied to, or None. Tied tensors are stored once.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    offset: int
     alias: str | None = None
 
     @property
@@ -85,9 +65,14 @@ class TensorEntry:
         return ITEM_BYTES[self.dtype]
 
     @property
+    def elements(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return math.prod(self.shape) * self.item_bytes
+        return self.elements * self.item_bytes
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -95,19 +80,19 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes of one piece inside one chunk.
+    """Bytes of one tensor inside one chunk.
 
     Attributes:
-        piece: Index of the piece in `Layout.pieces`.
+        owner: Index of the tensor in `Layout.owners`.
         width: Bytes of one number.
-        in_piece: Offset of the first byte in the piece.
+        in_tensor: Offset of the first byte in the tensor.
         in_chunk: Offset of the first byte in the chunk.
         nbytes: Number of bytes.
     """
 
-    piece: int
+    owner: int
     width: int
-    in_piece: int
+    in_tensor: int
     in_chunk: int
     nbytes: int
 
@@ -129,36 +114,25 @@ class Layout:
         """Return the bytes of chunk `index`."""
         return min(self.chunk_bytes, self.nbytes - index * self.chunk_bytes)
 
-    def pieces(self) -> list[tuple[TensorEntry, Piece]]:
-        """Return the pieces of all tensors that are not tied to an earlier one."""
-        return [
-            (tensor, piece)
-            for tensor in self.tensors
-            if tensor.alias is None
-            for piece in tensor.pieces
-        ]
+    def owners(self) -> list[TensorEntry]:
+        """Return the tensors that are not tied to an earlier one."""
+        return [tensor for tensor in self.tensors if tensor.alias is None]
 
     def spans(self) -> list[list[Span]]:
         """Return the spans in each chunk, in order."""
         by_chunk: list[list[Span]] = [[] for _ in range(self.chunks)]
-        for number, (tensor, piece) in enumerate(self.pieces()):
-            for span, index in self._spans_of(number, tensor, piece):
-                by_chunk[index].append(span)
+        for number, tensor in enumerate(self.owners()):
+            # a complex number is two numbers
+            width = tensor.item_bytes // (2 if tensor.dtype.startswith("complex") else 1)
+            done = 0
+            while done < tensor.nbytes:
+                index, in_chunk = divmod(tensor.offset + done, self.chunk_bytes)
+                part = min(self.chunk_bytes - in_chunk, tensor.nbytes - done)
+                by_chunk[index].append(Span(number, width, done, in_chunk, part))
+                done += part
         for spans in by_chunk:
             spans.sort(key=lambda span: span.in_chunk)
         return by_chunk
-
-    def _spans_of(
-        self, number: int, tensor: TensorEntry, piece: Piece
-    ) -> Iterator[tuple[Span, int]]:
-        # a complex number is two numbers
-        width = tensor.item_bytes // (2 if tensor.dtype.startswith("complex") else 1)
-        done, nbytes = 0, piece.elements * tensor.item_bytes
-        while done < nbytes:
-            index, in_chunk = divmod(piece.offset + done, self.chunk_bytes)
-            part = min(self.chunk_bytes - in_chunk, nbytes - done)
-            yield Span(number, width, done, in_chunk, part), index
-            done += part
 
 
 def runs_of(spans: Sequence[Span]) -> list[Run]:
@@ -172,25 +146,3 @@ def runs_of(spans: Sequence[Span]) -> list[Run]:
         else:
             runs.append(Run(span.in_chunk, span.nbytes, span.width))
     return runs
-
-
-def tile(shape: tuple[int, ...], pieces: Sequence[Piece]) -> bool:
-    """Whether boxes inside of `shape` cover each element exactly once.
-
-    Ranks' boxes lie on a grid, so each box must fill the gap between two cuts in every dimension.
-    """
-    if sum(piece.elements for piece in pieces) != math.prod(shape):
-        return False
-    boxes = [piece for piece in pieces if piece.elements]
-    if not boxes:
-        return True
-    cuts = [sorted({piece.start[axis] for piece in boxes}) for axis in range(len(shape))]
-    ends = [
-        dict(zip(starts, [*starts[1:], size], strict=True))
-        for starts, size in zip(cuts, shape, strict=True)
-    ]
-    for piece in boxes:
-        for axis, (start, size) in enumerate(zip(piece.start, piece.shape, strict=True)):
-            if ends[axis][start] != start + size:
-                return False
-    return len({piece.start for piece in boxes}) == len(boxes)

@@ -13,9 +13,8 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
     chunk_bytes   int, bytes of every chunk but the last, a multiple of 64
     layout        int, xxh3_64 of the packed list of tensors
     tensors       list of maps: name, dtype, shape, offset; alias names the earlier tensor whose
-                  bytes a tied one shares, at the same offset; of a tensor that was published in
-                  shards pieces, a list of [start, shape, offset], in place of offset. Only with
-                  kinds "full" and "lora": a delta's tensors are those of the version before
+                  bytes a tied one shares, at the same offset. Only with kinds "full" and "lora": a
+                  delta's tensors are those of the version before
     checksums     bytes: xxh3_64 of each chunk of the state, 8 bytes big-endian
     sources       list of [token, first, count]: chunks first .. first + count - 1 are in the keys
                   chunk:<token>:<index>; some may be those of an earlier version
@@ -47,7 +46,6 @@ MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_CHUNK_BYTES: Final = 64 << 20
 MAX_CHUNKS: Final = 1 << 20
 MAX_TENSORS: Final = 1 << 18
-MAX_PIECES: Final = 1 << 20
 MAX_LISTS: Final = 4 << 20
 MAX_DIMENSIONS: Final = 64
 MAX_NAME_LENGTH: Final = 1024
