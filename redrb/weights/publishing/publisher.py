@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,7 +20,6 @@ from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
 from redrb.weights.publishing.rank_publishing import FollowingRank, LeadingRank, RankPublisher
 from redrb.weights.publishing.single_publishing import SinglePublishing
-from redrb.weights.publishing.submission import Submission
 from redrb.weights.tensors.copying import plain
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
@@ -31,8 +28,6 @@ from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
-
-_log = logging.getLogger("redrb")
 
 
 class WeightPublisher:
@@ -94,8 +89,6 @@ class WeightPublisher:
         self._committer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._single = SinglePublishing(client, self._keys, self._committer, self._baseline, name)
         self._publishing = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._submitted: Submission | None = None
         self._closed = False
         self._ranks: RankPublisher | None = None
         if rank:
@@ -150,7 +143,6 @@ class WeightPublisher:
         """
         layout, shards = self._prepared(state, version)
         with self._publishing:
-            self._wait_for_submitted()
             self._check_open()
             return self._publish(layout, shards, version)
 
@@ -184,69 +176,13 @@ class WeightPublisher:
         shards = self._shards(tensors)
         layout = self._laid_out(shards)
         with self._publishing:
-            self._wait_for_submitted()
             self._check_open()
             return self._publish(layout, shards, version, adapter=configs_to_wire(configs))
 
-    def submit(self, state: StateLike, *, version: int | None = None) -> Future[WeightVersion]:
-        """Publish beside training: copy the tensors, then encode and send them in a thread.
-
-        When this returns, training may go on. The copy needs as much memory on the host as a
-        version. One version is under way at a time: the next call waits until it is published.
-
-        Returns:
-            The future of the version. An error is logged, and `close` raises it unless the caller
-            has asked the future for it.
-        """
-        layout, shards = self._prepared(state, version)
-        with self._publishing:
-            self._wait_for_submitted()
-            self._check_open()
-            copied = {
-                entry.name: _copied(shards[entry.name])
-                for entry in layout.tensors
-                if entry.alias is None
-            }
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="redrb-publisher")
-            self._submitted = Submission()
-            self._thread.submit(self._end, self._submitted, layout, copied, version)
-            return self._submitted
-
     def close(self) -> None:
-        """Wait for the submitted version, and end the thread of `submit`.
-
-        Raises:
-            RedrbError: The last submitted version failed, and no caller has asked for its outcome.
-        """
+        """Wait for a call that another thread has begun, and refuse further ones."""
         with self._publishing:
             self._closed = True
-            last, self._submitted = self._submitted, None
-            if self._thread is not None:
-                self._thread.shutdown()
-        if last is not None and not last.seen:
-            last.result()
-
-    def _end(
-        self,
-        submission: Submission,
-        layout: Layout,
-        shards: Mapping[str, TensorShard],
-        version: int | None,
-    ) -> None:
-        try:
-            published = self._publish(layout, shards, version)
-        except BaseException as error:  # noqa: BLE001 (the future raises it)
-            _log.warning(
-                "weights %r: the submitted version is not published: %s", self._name, error
-            )
-            submission.set_exception(error)
-        else:
-            submission.set_result(published)
-
-    def _wait_for_submitted(self) -> None:
-        if self._submitted is not None:
-            wait([self._submitted])
 
     def _check_open(self) -> None:
         if self._closed:
@@ -263,7 +199,6 @@ class WeightPublisher:
         except (ConfigError, EncodeError) as error:
             if self._ranks is not None:
                 with self._publishing:
-                    self._wait_for_submitted()
                     self._ranks.give_up(error)
             raise
 
@@ -299,7 +234,3 @@ class WeightPublisher:
         if self._ranks is not None:
             return self._ranks.publish(source, version)
         return self._single.publish(source, version, adapter)
-
-
-def _copied(shard: TensorShard) -> TensorShard:
-    return replace(shard, tensor=shard.tensor.detach().to("cpu", copy=True))
