@@ -40,7 +40,12 @@ class RecipeSettings(RangeChecks, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherited = {item.name: item for base in cls.__mro__[1:] for item in _own_fields(base)}
+        inherited = {
+            item.name: item
+            for base in cls.__mro__[1:]
+            if "__dataclass_fields__" in vars(base)
+            for item in dataclasses.fields(base)
+        }
         own = dict(_declared(cls, inherited))
         annotations = inspect.get_annotations(cls)
         for name in vars(cls).keys() - own.keys():
@@ -78,10 +83,6 @@ def converted(value: object, kind: type) -> Any:
 
 
 _NOUNS = {bool: "True or False", int: "an int", float: "a number", str: "a text"}
-
-
-def _own_fields(base: type) -> tuple[Field[Any], ...]:
-    return dataclasses.fields(base) if "__dataclass_fields__" in vars(base) else ()
 
 
 def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str, Field[Any]]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self, TypeAlias
 
 from redrb.errors import ConfigError, StoreError
+from redrb.staging import staging, sync_folder
 from redrb.stream.saving.file import SaveWriter
 from redrb.stream.saving.records import TaskEnd
-from redrb.stream.saving.replacing import replacing
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
 
@@ -106,3 +108,25 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `target` when the block ends without an error.
+
+    Until then it is in a folder of `staging`.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        with staging(target) as folder:
+            fresh = folder / target.name
+            with fresh.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(target)
+            sync_folder(target.parent)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}.") from error
