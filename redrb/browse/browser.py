@@ -349,11 +349,7 @@ def _rewards(blob: bytes | None) -> tuple[float | None, ...]:
 
 
 def _tags_of(store: TaskStore) -> tuple[str, ...]:
-    """Return the names of the declared tags of a task.
-
-    Raises:
-        StoreError: They cannot be read.
-    """
+    """Return the names of the declared tags of a task."""
     stored = store.client.execute("HGET", store.keys.task, "tags")
     with Reading(f"the tags of task {store.task!r}"):
         return declared_tags({"tags": (stored or b"").decode()})

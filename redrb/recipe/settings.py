@@ -111,11 +111,7 @@ def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str
 def _check_spelling(
     cls: type, name: str, annotation: str, inherited: dict[str, Field[Any]]
 ) -> None:
-    """Refuse an ordinary attribute that is most likely a misspelt setting.
-
-    Raises:
-        ConfigError: Its name and its type are nearly those of a setting; the message names it.
-    """
+    """Refuse an ordinary attribute that is most likely a misspelt setting."""
     value = vars(cls)[name]
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
     if not new or not isinstance(value, tuple(KINDS.values())) or "ClassVar" in annotation:

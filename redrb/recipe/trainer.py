@@ -228,11 +228,7 @@ class RecipeTrainer(AlgorithmTrainer):
 
 
 def _strategy(recipe: Recipe, ranks: int) -> Strategy:
-    """Return the strategy that a recipe's settings name.
-
-    Raises:
-        ConfigError: `shard` on a single rank.
-    """
+    """Return the strategy that a recipe's settings name."""
     if recipe.shard and ranks == 1:
         raise ConfigError(
             "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "

@@ -263,15 +263,7 @@ def _parse_ending(head: Any) -> TaskEnd:
 
 
 def _checked_sources(head: Any, last: int) -> SourceRecord:
-    """Return the records of forwarded groups that a frame holds.
-
-    Args:
-        head: Head of the frame.
-        last: Newest id of the saved task.
-
-    Raises:
-        ValueError: A record is malformed.
-    """
+    """Return the records of forwarded groups that a frame holds."""
     if not (isinstance(head, list) and len(head) == 3 and isinstance(head[2], dict)):
         raise ValueError("forwarded groups")
     origin, row, records = head

@@ -193,11 +193,7 @@ class Restoring:
             raise self.gone()
 
     def _merged(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that the task was given, and those of the file for all others.
-
-        Raises:
-            TaskMismatch: The task has another order, or other tags, than the saved groups.
-        """
+        """Return the settings that the task was given, and those of the file for all others."""
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
         defaults = {"format": str(WIRE_FORMAT), "order": "fifo", "sampled": "0", "partitions": "1"}
