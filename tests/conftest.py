@@ -16,7 +16,6 @@ from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from redrb.stream import waiting
-from redrb.stream.mixture import turn_timeout
 from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
@@ -135,7 +134,6 @@ LOOK_AGAIN_S = 15.0
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
     monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (LOOK_AGAIN_S,))
-    monkeypatch.setattr(turn_timeout, "SLICE_S", LOOK_AGAIN_S)
     for module in (taker, room, ranks):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 

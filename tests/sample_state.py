@@ -105,6 +105,8 @@ def _math() -> TaskState:
             groups=11_776,
             samples=94_208,
             leased=32,
+            steps=368,
+            steps_s=6_900.0,
             groups_per_s=6.2,
             samples_per_s=49.6,
             metrics={"reward": 0.74, "loss": 0.031, "kl": 0.012},

@@ -62,8 +62,6 @@ class Job:
         if worker == TRAINER and recipe.max_seconds and trained_s:
             flags["max_seconds"] = max(recipe.max_seconds - trained_s, 0.001)
         flags |= {"worker": worker, "metrics": "-"}
-        if recipe.metrics_port:  # each process needs a port of its own
-            flags["metrics_port"] = recipe.metrics_port + [TRAINER, *self.maker_names].index(worker)
         module = "redrb.workers.trainer" if worker == TRAINER else "redrb.workers.maker"
         file = [f"--settings={self.settings_file}"] if self.settings_file else []
         words = [f"{flag_of(name)}={shown(value)}" for name, value in flags.items()]

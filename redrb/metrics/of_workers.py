@@ -148,6 +148,19 @@ WORKER_METRICS: tuple[Metric, ...] = (
         _waits,
     ),
     _of_worker(
+        "redrb_worker_steps_total",
+        "counter",
+        "Steps that the worker has ended since it began: of a trainer or stage from a batch to the "
+        "request for the next one, of a maker from its right to begin groups until they are put.",
+        lambda _, worker: worker.steps,
+    ),
+    _of_worker(
+        "redrb_worker_step_seconds_total",
+        "counter",
+        "Seconds that these steps lasted; the rest of a trainer's time it waited for batches.",
+        lambda _, worker: worker.steps_s,
+    ),
+    _of_worker(
         "redrb_worker_reward",
         "gauge",
         "Mean reward that the worker announced last.",

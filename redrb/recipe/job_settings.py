@@ -45,16 +45,6 @@ class JobSettings(RecipeSettings):
         20.0, "seconds that the worker may spend on Redis after SIGTERM or Ctrl-C", least=0
     )
     metrics: str = option("", "file for metrics as JSON lines; - is standard output")
-    metrics_port: int = option(
-        0,
-        "port where the worker serves its metrics to Prometheus; a rank of several adds its "
-        "number; 0: none",
-        least=0,
-        most=65_535,
-    )
-    metrics_host: str = option(
-        "127.0.0.1", "address of that port; 127.0.0.1: only this machine, 0.0.0.0: all interfaces"
-    )
     tensorboard: str = option("", "folder for TensorBoard, with a folder for each worker")
     wandb: str = option("", "project of Weights & Biases, in which each worker is a run")
     tracing: bool = option(

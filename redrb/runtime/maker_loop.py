@@ -101,6 +101,8 @@ class MakerLoop(MakerHooks):
 
     def _make_and_send(self, inputs: Any, granted: Granted) -> None:
         self._on_batch_start()
+        for stream in self._streams:
+            stream.worker.steps.begin()
         samples = groups = 0
         for experience in self._made(inputs):
             self._on_send_start()
@@ -110,6 +112,8 @@ class MakerLoop(MakerHooks):
             self._graceful_sender.send(rows, granted.each)
             self._on_send_end()
             samples += len(experience)
+        for stream in self._streams:
+            stream.worker.steps.end()
         self._on_batch_end()
         if self._debug:
             _log.info("maker %r made %d samples", self.name, samples)

@@ -49,6 +49,8 @@ class WorkerState:
             step before has ended; 0 between two steps.
         usual_step_s: Its longest step of late; 0 before its first one has ended.
         step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
+        steps: Steps that it has ended since it began.
+        steps_s: Seconds that these lasted.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
         samples_per_s: The same in samples.
@@ -78,6 +80,8 @@ class WorkerState:
     step_s: float = 0.0
     usual_step_s: float = 0.0
     step_limit_s: float = 0.0
+    steps: int = 0
+    steps_s: float = 0.0
     groups_per_s: float | None = None
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

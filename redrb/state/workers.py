@@ -73,6 +73,8 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         step_s=step_s + seen_s if (step_s := _number(said.get("step_s"))) and not ended else 0.0,
         usual_step_s=_number(said.get("usual_step_s")),
         step_limit_s=_number(said.get("step_limit_s")),
+        steps=_count(said.get("steps")),
+        steps_s=_number(said.get("steps_s")),
         metrics=_metrics(said.get("metrics")),
     )
 

@@ -19,10 +19,13 @@ class Steps:
     Attributes:
         limit_s: Seconds after which a step hangs; 0: as its steps before show.
         usual_s: Longest step of late: after each further step it counts less; 0 before the first.
+        ended: Steps that have ended.
+        total_s: Seconds that they lasted.
     """
 
     def __init__(self, limit_s: float = 0.0) -> None:
         self.limit_s, self.usual_s = limit_s, 0.0
+        self.ended, self.total_s = 0, 0.0
         self._thread = threading.local()
         self._began: float | None = None
 
@@ -39,8 +42,9 @@ class Steps:
     def end(self) -> None:
         """Note that the step has ended, if one had begun."""
         if self._began is not None:
-            self.usual_s = max(self.lasted_s, _SHARE * self.usual_s)
-            self._began = None
+            lasted_s, self._began = self.lasted_s, None
+            self.usual_s = max(lasted_s, _SHARE * self.usual_s)
+            self.ended, self.total_s = self.ended + 1, self.total_s + lasted_s
 
     @contextmanager
     def fetching(self) -> Iterator[None]:

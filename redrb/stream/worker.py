@@ -233,6 +233,8 @@ class Worker:
             "step_s": whole.steps.lasted_s,
             "usual_step_s": whole.steps.usual_s,
             "step_limit_s": whole.steps.limit_s,
+            "steps": whole.steps.ended,
+            "steps_s": whole.steps.total_s,
             "metrics": dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
             "ended": False,
         }

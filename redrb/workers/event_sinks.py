@@ -1,4 +1,4 @@
-"""Where a worker's events go: JSON lines, Prometheus, TensorBoard, Weights & Biases."""
+"""Where a worker's events go: JSON lines, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import Any
 from redrb.metrics.events import Write, write_to_all
 from redrb.recipe.recipe import Recipe
 from redrb.workers.metrics_log import MetricsLog
-from redrb.workers.served_metrics import metrics_served
 
 
 @contextmanager
 def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
     """Open the sinks that a recipe's settings name; returns the function that writes to all.
 
-    Ranks beside the first have only metrics for Prometheus.
+    Ranks beside the first write nothing.
 
     Args:
         recipe: The recipe with its settings.
         rank: This process' rank among data-parallel trainers.
 
     Raises:
-        ConfigError: A sink cannot be opened: a library is missing, a port or file cannot be used.
+        ConfigError: A sink cannot be opened: a library is missing, or a file cannot be used.
     """
     with ExitStack() as scope:
         writes: list[Write] = []
@@ -39,20 +38,7 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
                 writes.append(scope.enter_context(TensorBoardLog(folder)).write)
             if recipe.wandb:
                 writes.append(_wandb(recipe, scope))
-        if recipe.metrics_port:
-            writes.append(_prometheus(recipe, rank, scope))
         yield write_to_all(writes)
-
-
-def _prometheus(recipe: Recipe, rank: int, scope: ExitStack) -> Write:
-    served = metrics_served(
-        *(recipe.metrics_host, recipe.metrics_port),
-        namespace=recipe.namespace,
-        task=recipe.task_name,
-        worker=recipe.worker,
-        rank=rank,
-    )
-    return scope.enter_context(served)
 
 
 def _wandb(recipe: Recipe, scope: ExitStack) -> Write:

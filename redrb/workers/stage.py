@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.options import CommandParser, add_options, settings_from
 from redrb.workers.ending import end, exit_status
-from redrb.workers.served_metrics import metrics_served
 from redrb.workers.stage_settings import StageSettings
 from redrb.workers.trace_export import tracing_to_collector
 
 if TYPE_CHECKING:
     from redrb.connection import Client
-    from redrb.metrics.events import Write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,23 +85,9 @@ def _work(function: str, settings: StageSettings) -> None:
                 batch=settings.batch,
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
-                write=_metrics(settings, source.worker.name, scope),
             )
         with ending_within(stage.stop_time), scope.pop_all():
             stage.run()
-
-
-def _metrics(settings: StageSettings, worker: str, scope: ExitStack) -> Write | None:
-    """Serve metrics if a port is given; returns the function that events are written with."""
-    if not settings.metrics_port:
-        return None
-    served = metrics_served(
-        *(settings.metrics_host, settings.metrics_port),
-        namespace=settings.namespace,
-        task=settings.from_,
-        worker=worker,
-    )
-    return scope.enter_context(served)
 
 
 def _warn_if_new(client: Client, settings: StageSettings) -> None:

@@ -35,15 +35,6 @@ class StageSettings(Settings):
     stop_timeout: float = option(
         20.0, "seconds that the stage may spend on Redis after SIGTERM or Ctrl-C", least=0
     )
-    metrics_port: int = option(
-        0,
-        "port where the stage serves its metrics to Prometheus; 0: none",
-        least=0,
-        most=65_535,
-    )
-    metrics_host: str = option(
-        "127.0.0.1", "address of that port; 127.0.0.1: only this machine, 0.0.0.0: all interfaces"
-    )
     tracing: bool = option(
         False, "trace the groups whose makers trace them with OpenTelemetry (variables OTEL_*)"
     )

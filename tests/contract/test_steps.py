@@ -49,6 +49,7 @@ def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(
     lease = stream.take(1, ack=lease)
     clock.now += 1
     assert (said(stream)["step_s"], said(stream)["usual_step_s"]) == (1, 3)
+    assert (said(stream)["steps"], said(stream)["steps_s"]) == (1, 3)
     with ThreadPoolExecutor(1) as threads:
         waiting = threading.Event()
 
@@ -62,6 +63,7 @@ def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(
             pass
         clock.now += 1000
         assert (said(stream)["step_s"], said(stream)["usual_step_s"]) == (0, pytest.approx(2.94))
+        assert (said(stream)["steps"], said(stream)["steps_s"]) == (2, 4)
         stream.put(numbered(3))
         taking.result(60)
 

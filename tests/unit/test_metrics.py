@@ -70,6 +70,9 @@ def test_a_state_becomes_metrics() -> None:
     assert value(text, "redrb_worker_groups_total", **dead) is None
     assert value(text, "redrb_workers", task="math", role="maker", life="dead") == 1
     assert value(text, "redrb_worker_behind_versions", **dead | {"worker": "gpu-03-1312"}) == 11
+    trainer = {"task": "math", "role": "trainer", "worker": "trainer-0"}
+    assert value(text, "redrb_worker_steps_total", **trainer) == 368
+    assert value(text, "redrb_worker_step_seconds_total", **trainer) == 6_900
     assert value(text, "redrb_staleness_bound_versions", task="code") is None
     assert value(text, "redrb_findings", severity="warning", code="dead-worker") == 1
     for name, labels, _ in samples(text):
