@@ -21,6 +21,8 @@ from redrb.errors import StoreError
 from tests.samples import numbered
 from tests.servers import Server
 
+pytestmark = pytest.mark.every_server
+
 
 def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:
     value = bytes(range(256)) * 40 + b"\r\n$5\r\n"
