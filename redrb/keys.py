@@ -220,15 +220,6 @@ class WeightKeys:
         return f"{self.prefix}trash"
 
     @property
-    def rendezvous(self) -> str:
-        """Stream of messages to rank 0 from the other ranks that publish with it."""
-        return f"{self.prefix}rendezvous"
-
-    def replies(self, call: str) -> str:
-        """Stream of rank 0's replies to one call of another rank."""
-        return f"{self.prefix}replies:{call}"
-
-    @property
     def followers(self) -> str:
         """Set of the streams of tasks that follow the newest version."""
         return f"{self.prefix}followers"

@@ -19,7 +19,6 @@ from redrb.runtime.announcements import (
     AnnouncementReader,
     announce,
 )
-from redrb.runtime.sharded_models import whole_tensors
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora import LoraConfig, lora_of
 from redrb.weights.tensors.dtypes import published_dtype
@@ -120,7 +119,7 @@ class Broadcast:
 
         Args:
             models: Models by name, such as actor and critic.
-            tensors: Their whole tensors, as `whole_tensors` returns them; None: it is called here.
+            tensors: Their whole tensors, as `whole_tensors` returns them; default: the live ones.
             fully: Publish all weights; otherwise only trained ones (`requires_grad`). The first
                 update is always full.
             lora_only: Publish only `lora_A` and `lora_B` of the trained weights; makers merge them.
@@ -130,23 +129,23 @@ class Broadcast:
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
-        everything = whole_tensors(models) if tensors is None else tensors
         inner = {name: unwrapped(model) for name, model in models.items()}
+        tensors = models_tensors(inner) if tensors is None else tensors
         fully = fully or not self._announcement.full
-        trained = everything if fully else _trained(inner, everything)
+        trained = tensors if fully else _trained(inner, tensors)
         if lora_only and any(
             hasattr(tensor, "full_tensor") for tensor in models_tensors(inner).values()
         ):
             raise ConfigError("update_lora_weights cannot send LoRA weights of sharded models.")
         adapter = _adapter(inner) if lora_only else None
         self.published = ()
-        if trained.keys() == everything.keys() and not (lora_only and not fully):
-            self._publish(self._trainer, everything)
+        if trained.keys() == tensors.keys() and not (lora_only and not fully):
+            self._publish(self._trainer, tensors)
             self._announcement = replace(self._announcement, full=self.version, partial=0)
         if adapter is not None:  # after a full update too: makers without LoRA layers merge it
-            self._publish_adapter(adapter, _trained(inner, everything))
+            self._publish_adapter(adapter, _trained(inner, tensors))
             self._announcement = replace(self._announcement, partial=self.version)
-        elif trained.keys() != everything.keys():
+        elif trained.keys() != tensors.keys():
             self._publish(partial_weights(self._trainer), trained)
             self._announcement = replace(self._announcement, partial=self.version)
         announce(self._client, self._keys, self._announcement)

@@ -9,26 +9,84 @@ import torch
 from torch import Tensor, distributed, nn
 
 from redrb.weights.tensors.names import models_tensors
+from redrb.weights.tensors.shard import is_dtensor, local_shard
 from redrb.weights.tensors.wrapping import unwrapped
 
 
 @torch.no_grad()
-def whole_tensors(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def whole_tensors(models: Mapping[str, nn.Module], memory: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of models by name, `<model>.<tensor>`: live ones, or gathered shards.
 
-    Of a sharded model, whose parameters are `DTensor`s, all ranks call it, and each gets all of it.
+    Of a sharded model, whose parameters are `DTensor`s, all ranks call it. They send their shards
+    to the first rank, which gathers them in the memory of its host; the other ranks get only the
+    tensors that are not sharded.
+
+    Args:
+        models: The models by name.
+        memory: Holds the gathered tensors until the next call, which overwrites them: new memory
+            takes several times as long to fill.
     """
-    inner = {name: unwrapped(model) for name, model in models.items()}
-    gathered: dict[int, Tensor] = {}
-    found: dict[str, Tensor] = {}
-    for name, tensor in models_tensors(inner).items():
-        if not hasattr(tensor, "full_tensor"):
-            found[name] = tensor
-            continue
-        if id(tensor) not in gathered:  # tied tensors have two names
-            gathered[id(tensor)] = tensor.full_tensor()
-        found[name] = gathered[id(tensor)]
-    return found
+    tensors = models_tensors({name: unwrapped(model) for name, model in models.items()})
+    sharded = {name: tensor for name, tensor in tensors.items() if is_dtensor(tensor)}
+    if not sharded:
+        return tensors
+    first: dict[int, str] = {}  # tied tensors have several names, and are sent once
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in sharded.items()}
+    gathered = _gathered({name: sharded[name] for name in first.values()}, memory)
+    return {
+        name: gathered[names[name]] if name in names else tensor
+        for name, tensor in tensors.items()
+        if name not in names or gathered
+    }
+
+
+def _gathered(sharded: Mapping[str, Any], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Send this rank's shards to the first rank; there, return the whole tensors."""
+    own = {name: local_shard(tensor) for name, tensor in sharded.items() if not _is_copy(tensor)}
+    boxes = {
+        name: (shard.start, tuple(shard.tensor.shape))
+        for name, shard in own.items()
+        if shard.tensor.numel()
+    }
+    of_ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_ranks, boxes)
+    if distributed.get_rank():
+        for name in boxes:
+            distributed.send(_flat(own[name].tensor.contiguous()), 0)
+        return {}
+    whole = {}
+    for name, tensor in sharded.items():
+        kept = memory.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            kept = memory[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        whole[name] = kept
+    for rank, received in enumerate(of_ranks):
+        for name, (start, shape) in received.items():
+            place = whole[name][
+                tuple(slice(at, at + n) for at, n in zip(start, shape, strict=True))
+            ]
+            device = sharded[name].to_local().device
+            if rank == 0:
+                place.copy_(own[name].tensor)
+            elif place.is_contiguous() and device.type == "cpu":
+                distributed.recv(_flat(place), rank)
+            else:
+                part = torch.empty(shape, dtype=place.dtype, device=device)
+                distributed.recv(_flat(part), rank)
+                place.copy_(part)
+    return whole
+
+
+def _is_copy(tensor: Any) -> bool:
+    """Whether another rank has the same shard of a `DTensor`, and sends it."""
+    coordinate = tensor.device_mesh.get_coordinate() or []
+    placed = zip(coordinate, tensor.placements, strict=False)
+    return any(at and placement.is_replicate() for at, placement in placed)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the bytes of a contiguous tensor, for backends that do not send every dtype."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 @torch.no_grad()
@@ -45,7 +103,7 @@ def give_all_ranks(models: Mapping[str, nn.Module], first: Mapping[str, nn.Modul
     for name, model in models.items():
         source = first[name].state_dict() if distributed.get_rank() == 0 else {}
         for key, tensor in model.state_dict().items():
-            if not hasattr(tensor, "full_tensor"):
+            if not is_dtensor(tensor):
                 if key in source and source[key] is not tensor:
                     tensor.copy_(source[key])
                 distributed.broadcast(tensor, 0)

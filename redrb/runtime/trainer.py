@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.checks import checked_int, checked_number
@@ -158,6 +158,7 @@ class DetachedTrainer(TrainerHooks, ABC):
                 train_batch_size, buffer_limit, task=task, namespace=namespace, **stream_options
             )
             makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
+            self._gathered: dict[str, Tensor] = {}  # whole tensors of sharded models
             self._broadcast = Broadcast(
                 *(self._client, namespace, name, makers),
                 dtype=weights_dtype,
@@ -361,7 +362,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
-        state = whole_tensors(models)  # of sharded models all ranks gather them
+        state = whole_tensors(models, self._gathered)
         if self._batches.rank:
             return self._broadcast.version
         version = self._broadcast.push(models, tensors=state, fully=fully_update, lora_only=lora)

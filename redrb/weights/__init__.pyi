@@ -8,5 +8,4 @@ from .publishing.publisher import WeightPublisher as WeightPublisher
 from .reading.standby import WeightStandby as WeightStandby
 from .reading.state_copies import Adapter as Adapter
 from .reading.subscriber import WeightSubscriber as WeightSubscriber
-from .tensors.shard import TensorShard as TensorShard
 from .wire.manifest import WeightVersion as WeightVersion

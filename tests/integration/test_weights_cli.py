@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,29 +188,6 @@ def test_a_version_goes_to_a_file_and_back(
     assert subscriber.fetch()["norm.bias"].dtype == torch.bfloat16
     assert json_of(run, "get", "policy", file, "--version", 2)["version"] == 2
     assert load_safetensors(file)["norm.bias"].dtype == torch.float32
-
-
-def test_shards_of_ranks_are_whole_in_a_file(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
-    whole = torch.randn(6, 4)
-
-    def publish_rank(rank: int) -> None:
-        publisher = redrb.WeightPublisher(
-            store, "policy", namespace=namespace, rank=rank, world_size=2
-        )
-        own = redrb.weights.TensorShard(whole[3 * rank : 3 * rank + 3], (6, 4), (3 * rank, 0))
-        publisher.publish({"a": own, f"of {rank}": torch.arange(3) + rank})
-
-    with ThreadPoolExecutor(2) as ranks:
-        list(ranks.map(publish_rank, range(2)))
-    shown = {t["name"]: t for t in json_of(run, "show", "policy", "--tensors")["tensors"]}
-    assert (shown["a"]["pieces"], shown["of 1"]["pieces"]) == (2, 1)
-    json_of(run, "get", "policy", tmp_path / "file")
-    found = load_safetensors(tmp_path / "file")
-    assert found.keys() == {"a", "of 0", "of 1"}
-    assert torch.equal(found["a"], whole)
-    assert torch.equal(found["of 1"], torch.arange(3) + 1)
 
 
 def test_a_running_publisher_is_fenced_by_a_put(

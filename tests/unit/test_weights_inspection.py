@@ -15,14 +15,12 @@ from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.tensors.published_state import lay_out
-from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
 
 
 def layout_of(tensors: dict[str, Tensor]) -> Layout:
-    whole = {name: TensorShard.whole(tensor) for name, tensor in tensors.items()}
-    return lay_out(whole, CHUNK_BYTES)
+    return lay_out(tensors, CHUNK_BYTES)
 
 
 def test_every_dtype_is_written_as_safetensors_reads_it(tmp_path: Path) -> None:

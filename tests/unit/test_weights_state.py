@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redrb.errors import WeightError
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.copying import plain
-from redrb.weights.tensors.published_state import lay_out, state_shards
+from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout, Piece, TensorEntry, runs_of, tile
@@ -24,7 +24,7 @@ CHUNK = 256
 
 
 def layout_of(state, chunk_bytes=CHUNK):
-    return lay_out(state_shards(state), chunk_bytes)
+    return lay_out(published_tensors(state), chunk_bytes)
 
 
 def live_state(state, chunk_bytes=CHUNK):
@@ -132,7 +132,7 @@ def test_read_bytes_may_be_changed_and_written():
 def test_reading_in_threads_does_not_mix():
     """What is cast is put together in memory of each thread."""
     tensors = {"a": torch.randn(4000)}
-    layout = lay_out(state_shards(tensors), CHUNK, torch.bfloat16)
+    layout = lay_out(published_tensors(tensors), CHUNK, torch.bfloat16)
     state = State(layout, tensors)
     wanted = [state.read(index).tobytes() for index in range(layout.chunks)]
     wrong = []

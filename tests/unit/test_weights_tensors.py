@@ -12,7 +12,7 @@ from redrb.weights.tensors.copying import load_in_place as load_box
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.fitting import check_fits, checked_strict, target_shards
 from redrb.weights.tensors.names import models_tensors, module_tensors
-from redrb.weights.tensors.published_state import lay_out, state_shards
+from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.wire.layout import CHUNK_BYTES
 
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def layout_of(**tensors):
-    return lay_out(whole(tensors), CHUNK_BYTES)
+    return lay_out(tensors, CHUNK_BYTES)
 
 
 def test_module_gives_its_live_parameters_and_persistent_buffers():
@@ -55,7 +55,7 @@ def test_module_gives_its_live_parameters_and_persistent_buffers():
 
 
 def test_tied_tensors_are_stored_once():
-    layout = lay_out(whole(module_tensors(Model())), CHUNK_BYTES)
+    layout = lay_out(module_tensors(Model()), CHUNK_BYTES)
     by_name = {entry.name: entry for entry in layout.tensors}
     assert by_name["head.weight"].alias == "embed.weight"
     assert layout.nbytes == 64 + 64
@@ -81,8 +81,8 @@ def test_tensors_of_several_models_have_their_names_before_theirs():
     assert list(found) == [
         "actor.steps", "actor.embed.weight", "actor.head.weight", "critic.weight", "critic.bias",
     ]  # fmt: skip
-    assert list(state_shards(models)) == list(target_shards(models)) == list(found)
-    layout = lay_out(state_shards(models | {"same": models["actor"]}), CHUNK_BYTES)
+    assert list(published_tensors(models)) == list(target_shards(models)) == list(found)
+    layout = lay_out(published_tensors(models | {"same": models["actor"]}), CHUNK_BYTES)
     aliases = {entry.name: entry.alias for entry in layout.tensors}
     assert aliases["same.embed.weight"] == "actor.embed.weight"
     assert aliases["same.steps"] == "actor.steps"
@@ -90,7 +90,7 @@ def test_tensors_of_several_models_have_their_names_before_theirs():
 
 def test_floats_are_cast_in_the_layout_and_nothing_else():
     state = {"a": torch.zeros(3), "b": torch.zeros(3).half(), "c": torch.zeros(3, dtype=torch.int8)}
-    layout = lay_out(whole(state), CHUNK_BYTES, published_dtype("bfloat16"))
+    layout = lay_out(state, CHUNK_BYTES, published_dtype("bfloat16"))
     assert [entry.dtype for entry in layout.tensors] == ["bfloat16", "bfloat16", "int8"]
     assert [entry.pieces[0].offset for entry in layout.tensors] == [0, 64, 128]
     assert published_dtype(None) is None
@@ -103,15 +103,6 @@ def test_a_dtype_to_cast_to_may_be_torchs():
     for wrong in (torch.int8, torch.bits8, "torch.bfloat16", "fp16", 16, []):
         with pytest.raises(ConfigError, match="bfloat16"):
             published_dtype(wrong)
-
-
-@pytest.mark.parametrize(
-    ("shape", "start"),
-    [((4,), (0,)), ((4, 4), (0,)), ((4, 4), (3, 0)), ((4, 4), (-1, 0)), ((1, 4), (0, 0))],
-)
-def test_a_shard_is_inside_of_its_tensor(shape, start):
-    with pytest.raises(ConfigError, match="not inside"):
-        TensorShard(torch.zeros(2, 3), shape, start)
 
 
 def test_a_shard_takes_its_overlap_with_a_box():
@@ -155,7 +146,7 @@ def test_a_shard_takes_its_overlap_with_a_box():
 @pytest.mark.filterwarnings("ignore")
 def test_unpublishable_values_are_refused(state):
     with pytest.raises(EncodeError):
-        state_shards(state)
+        published_tensors(state)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +167,11 @@ def test_unpublishable_values_are_refused(state):
 )
 def test_other_values_than_states_are_refused_with_advice(state, message):
     with pytest.raises(EncodeError, match=message):
-        state_shards(state)
+        published_tensors(state)
 
 
 def test_pairs_may_be_lists():
-    assert list(state_shards([["a", torch.zeros(1)]])) == ["a"]
+    assert list(published_tensors([["a", torch.zeros(1)]])) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -201,11 +192,6 @@ def test_pairs_may_be_lists():
 def test_target_is_a_module_or_a_dict_with_tensors(target, message):
     with pytest.raises(ConfigError, match=message):
         target_shards(target)
-
-
-def test_a_shard_is_of_a_tensor():
-    with pytest.raises(ConfigError, match="a list: give it a tensor"):
-        TensorShard([1.0], (1,), (0,))
 
 
 @pytest.mark.parametrize("strict", ["foo", "Model", None, 0, 1, 1.0, []])
@@ -258,7 +244,7 @@ def test_a_model_without_memory_is_to_get_some_first():
     model = nn.Linear(2, 1, device="meta")
     for tensors in ({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, {"a": torch.zeros(1)}):
         with pytest.raises(WeightMismatch, match=r"model\.to_empty\(device=\.\.\.\)") as caught:
-            check_fits(lay_out(whole(tensors), CHUNK_BYTES), target_shards(model), strict=True)
+            check_fits(lay_out(tensors, CHUNK_BYTES), target_shards(model), strict=True)
         assert "shapes must be equal" not in str(caught.value)
         assert ("Publish the same model" in str(caught.value)) == ("a" in tensors)
 

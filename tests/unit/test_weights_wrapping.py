@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from redrb.errors import EncodeError
 from redrb.weights.tensors.fitting import target_shards
 from redrb.weights.tensors.names import models_tensors, module_tensors
-from redrb.weights.tensors.published_state import state_shards
+from redrb.weights.tensors.published_state import published_tensors
 from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
 
 
@@ -49,11 +49,12 @@ def check_same(wrapped: nn.Module, model: nn.Module) -> None:
     assert all(found[name] is tensor for name, tensor in wanted.items())
     several = models_tensors({"actor": wrapped})
     assert all(several[f"actor.{name}"] is tensor for name, tensor in wanted.items())
-    for shards in (state_shards(wrapped), target_shards(wrapped)):
-        assert {name: shard.tensor for name, shard in shards.items()}.keys() == wanted.keys()
-        assert all(shards[name].tensor is tensor for name, tensor in wanted.items())
-    assert list(state_shards({"a": wrapped})) == [f"a.{name}" for name in wanted]
-    assert list(state_shards([("a", wrapped)])) == [f"a.{name}" for name in wanted]
+    targets = {name: shard.tensor for name, shard in target_shards(wrapped).items()}
+    for tensors in (published_tensors(wrapped), targets):
+        assert tensors.keys() == wanted.keys()
+        assert all(tensors[name] is tensor for name, tensor in wanted.items())
+    assert list(published_tensors({"a": wrapped})) == [f"a.{name}" for name in wanted]
+    assert list(published_tensors([("a", wrapped)])) == [f"a.{name}" for name in wanted]
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
@@ -102,7 +103,7 @@ class Odd(nn.Module):
 
 def test_two_names_that_would_be_one_are_refused() -> None:
     assert inside(Odd(same=False)) is None
-    for of in (module_tensors, state_shards, target_shards):
+    for of in (module_tensors, published_tensors, target_shards):
         with pytest.raises(EncodeError, match="both 'weight'"):
             of(Odd(same=False))
         assert list(of(Odd(same=True))) == ["weight"]
@@ -112,11 +113,11 @@ def test_names_in_dicts_and_pairs_stay_as_they_are() -> None:
     state = compiled(nn.Linear(2, 1)).state_dict()
     names = ["_orig_mod.weight", "_orig_mod.bias"]
     assert list(state) == names
-    for found in (state_shards(state), state_shards(state.items()), target_shards(state)):
+    for found in (published_tensors(state), published_tensors(state.items()), target_shards(state)):
         assert list(found) == names
     module = nn.Module()
     module.module = nn.Linear(2, 1)
-    assert list(state_shards(module)) == ["module.weight", "module.bias"]
+    assert list(published_tensors(module)) == ["module.weight", "module.bias"]
 
 
 def test_only_the_parts_of_wrappers_leave_a_name() -> None:

@@ -3,13 +3,12 @@
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
 -- fence is a hash: owner, "<microseconds> <name>" of the publisher that may publish, and when it took over;
--- token, a number for each attempt; data, a name for the data of this server, new after they were lost;
--- first, the first version of the window (include/retention.lua).
+-- token, a number for each attempt; first, the first version of the window (include/retention.lua).
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline> <ttl>".
 -- loads is a sorted set: versions of the window by the state that each loads: an adapter's base (0: none),
 -- else the version itself. fulls is a sorted set: versions that are stored in full.
 -- attempts is a hash: token of an attempt -> 'keys <range>;...': its keys, which expire no more, until it is
--- committed; or 'dropped': it is refused. trash is a set of ranges whose keys are to be deleted.
+-- committed. trash is a set of ranges whose keys are to be deleted.
 -- A range is "chunk <token> <first> <count>" or "delta <token> <first> <count>"; it names the keys
 -- chunk:<token>:<n> and delta:<token>:<n>. Clients keep and delete keys, as they may be on other nodes.
 --
@@ -83,8 +82,8 @@ end
 
 -- Let the keys of all attempts be deleted: none of them can be committed any more.
 local function discard_attempts()
-  local noted = redis.call('HGETALL', attempts) -- bound: ranks
-  for i = 2, #noted, 2 do -- bound: ranks
+  local noted = redis.call('HGETALL', attempts) -- bound: attempts
+  for i = 2, #noted, 2 do -- bound: attempts
     discard_attempt(noted[i])
   end
   redis.call('DEL', attempts)

@@ -26,7 +26,7 @@ if not is_owner(owner) then
   return {'fenced'}
 end
 if redis.call('HGET', fence, 'owner') ~= owner or redis.call('HGET', fence, 'token') ~= token
-    or (redis.call('HGET', attempts, token) or 'dropped') == 'dropped' then
+    or not redis.call('HGET', attempts, token) then
   return {'gone'} -- or the server lost its data, or its last second, before it was restarted
 end
 if last and last.version >= version then

@@ -2,8 +2,7 @@
 -- attempt deletes them.
 -- KEYS[1] versions
 -- ARGV    owner, token, ranges of its keys
--- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun, or a rank
---         dropped its part of this one
+-- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun
 --@include weights permissions
 
 check_permissions(pins)
@@ -15,11 +14,5 @@ end
 if redis.call('HGET', fence, 'owner') ~= ARGV[1] or redis.call('HGET', fence, 'token') ~= ARGV[2] then
   return 'gone'
 end
-for token in string.gmatch(ARGV[3], '%a+ (%d+) ') do
-  if redis.call('HGET', attempts, token) == 'dropped' then
-    return 'gone'
-  end
-end
 redis.call('HSET', attempts, ARGV[2], 'keys ' .. ARGV[3])
-redis.call('PERSIST', attempts)
 return 'ok'

@@ -7,7 +7,7 @@ import logging
 from redrb.errors import WeightError
 from redrb.weights.publishing.full_or_delta import is_stored_in_full
 from redrb.weights.publishing.snapshot import Difference, Snapshot
-from redrb.weights.publishing.staging import Anchor, StagedPart
+from redrb.weights.publishing.staging import Anchor, StagedVersion
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.manifest import Manifest
 
@@ -19,7 +19,7 @@ class Baseline:
 
     Attributes:
         anchor: The last version that was stored in full, whose chunks need not be sent again.
-        checksums: Chunk checksums, of all ranks, of the version that a delta would start from.
+        checksums: Chunk checksums of the version that a delta would start from.
     """
 
     def __init__(self, *, deltas: bool, anchor_every: int) -> None:
@@ -38,11 +38,6 @@ class Baseline:
             anchor_every=self._anchor_every,
         )
 
-    @property
-    def version(self) -> int:
-        """The version that a delta would start from, 0 for none."""
-        return 0 if self._snapshot is None else self._snapshot.version
-
     def difference(self, source: State, newest: int) -> Difference | None:
         """Return the difference from version `newest`; None if it is not known, or too large."""
         snapshot = self._snapshot
@@ -51,21 +46,25 @@ class Baseline:
         return snapshot.difference(source)
 
     def advance(
-        self, manifest: Manifest, source: State, part: StagedPart, difference: Difference | None
+        self,
+        manifest: Manifest,
+        source: State,
+        staged: StagedVersion,
+        difference: Difference | None,
     ) -> None:
         """Make a committed version the baseline.
 
         Args:
-            manifest: The version, of all ranks.
-            source: This publisher's part of its state.
-            part: The staged part.
+            manifest: The version.
+            source: Its state.
+            staged: As it was staged.
             difference: The difference from the version before, if there is one.
         """
         whole = manifest.kind == "full"
         self.checksums = manifest.checksums
         self._since_anchor = 0 if whole else self._since_anchor + 1
         if whole:
-            self.anchor = Anchor(manifest, part)
+            self.anchor = Anchor(manifest, staged)
         if not self._deltas:
             return
         before, self._snapshot = self._snapshot, None  # None while its memory holds a mixture
@@ -73,7 +72,7 @@ class Baseline:
             if difference is not None and before is not None:
                 self._snapshot = before.advance(manifest.version, difference)
             else:
-                self._snapshot = Snapshot.of(manifest.version, source, part.checksums, before)
+                self._snapshot = Snapshot.of(manifest.version, source, staged.checksums, before)
         except (WeightError, MemoryError) as error:  # the version is published all the same
             _log.warning(
                 "weights: no copy of version %d is kept, so the next version is sent in full: %s",

@@ -38,15 +38,13 @@ class BegunVersion:
 
     Attributes:
         version: Its number.
-        token: Token of its keys. Of several ranks it is rank 0's, and rank r has `token - r`.
+        token: Token of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
-        ranks: Number of ranks.
     """
 
     version: int
     token: int
     newest_state: int
-    ranks: int = 1
 
 
 class Committer:
@@ -71,7 +69,7 @@ class Committer:
         """Become the owner of the name: the owner before can commit nothing more."""
         self._owner = self._run("weights/take_over", uuid.uuid4().hex)
 
-    def begin(self, version: int | None, *, ranks: int = 1) -> BegunVersion:
+    def begin(self, version: int | None) -> BegunVersion:
         """Begin a version.
 
         Raises:
@@ -80,7 +78,7 @@ class Committer:
         """
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
-        reply = self._run("weights/begin", self._owner, ranks, self._token)
+        reply = self._run("weights/begin", self._owner, self._token)
         if reply[0] == b"fenced":
             raise self._fenced()
         _, token, newest, newest_state, trash = reply
@@ -95,7 +93,7 @@ class Committer:
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return BegunVersion(number, token, newest_state, ranks)
+        return BegunVersion(number, token, newest_state)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
@@ -144,18 +142,11 @@ class Committer:
         self._advance_followers(manifest.version)
         return manifest.describe(self._name, int(reply[1]) / 1000)
 
-    def discard(self, attempt: StagingAttempt, *, of_rank: bool = False) -> None:
-        """Delete the keys of an attempt; if Redis does not answer, they are deleted later.
-
-        Args:
-            attempt: The attempt.
-            of_rank: Whether it is the part of a rank other than 0. Rank 0 can commit no such part.
-        """
+    def discard(self, attempt: StagingAttempt) -> None:
+        """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
         place = attempt.place
         with contextlib.suppress(StoreError):
-            outcome, *trash = self._run(
-                *("weights/discard", place.token, place.version, int(of_rank)), retry_s=0
-            )
+            outcome, *trash = self._run("weights/discard", place.token, place.version, retry_s=0)
             if outcome == b"ok":
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
             if trash == [1]:
@@ -163,12 +154,13 @@ class Committer:
 
     def _prepare(self, begun: BegunVersion, manifest: Manifest) -> bool:
         """Make the keys of a version permanent; return whether all exist."""
-        tokens = range(begun.token - begun.ranks + 1, begun.token + 1)
-        staged = stored_keys.staged_ranges(manifest, tokens)
+        staged = stored_keys.staged_ranges(manifest, begun.token)
         outcome = self._run("weights/prepare", self._owner, begun.token, staged)
         if outcome == b"fenced":
             raise self._fenced()
-        return outcome == b"ok" and stored_keys.keep(self._everywhere, self._keys, manifest, tokens)
+        return outcome == b"ok" and stored_keys.keep(
+            self._everywhere, self._keys, manifest, begun.token
+        )
 
     def _trim(self, more: int, after: bytes, trash: int) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""

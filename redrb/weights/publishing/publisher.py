@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
@@ -18,13 +17,11 @@ from redrb.registry import Registry
 from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.rank_publishing import FollowingRank, LeadingRank, RankPublisher
 from redrb.weights.publishing.single_publishing import SinglePublishing
 from redrb.weights.tensors.copying import plain
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
-from redrb.weights.tensors.published_state import lay_out, state_shards
-from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
@@ -50,11 +47,6 @@ class WeightPublisher:
         deltas: Send only the changes, exactly, if that is less. This needs as much memory on the
             host as a version. False sends every version in full.
         anchor_every: Store every n-th version in full, for readers that join.
-        rank: Rank of this process, if several publish together. Each calls `publish` as often as
-            the others with its part (`DTensor`s or `TensorShard`s) and sends its shards; rank 0
-            commits the version.
-        world_size: Number of ranks.
-        timeout: Seconds that ranks wait for each other.
 
     Raises:
         ConfigError: A name or number is not usable.
@@ -72,13 +64,9 @@ class WeightPublisher:
         dtype: str | torch.dtype | None = None,
         deltas: bool = True,
         anchor_every: int = 25,
-        rank: int = 0,
-        world_size: int = 1,
-        timeout: float = 300.0,
     ) -> None:
         check_client(client)
-        keep, world_size = checked_int("keep", keep, 1), checked_int("world_size", world_size, 1)
-        rank = checked_int("rank", rank, 0, world_size - 1)
+        keep = checked_int("keep", keep, 1)
         anchor_every = checked_int("anchor_every", anchor_every, 1)
         max_bytes = checked_int_or_none("max_bytes", max_bytes, 1)
         self._client = client
@@ -90,22 +78,6 @@ class WeightPublisher:
         self._single = SinglePublishing(client, self._keys, self._committer, self._baseline, name)
         self._publishing = threading.Lock()
         self._closed = False
-        self._ranks: RankPublisher | None = None
-        if rank:
-            self._ranks = FollowingRank(
-                *(client, self._keys, self._committer, self._baseline),
-                name=name,
-                rank=rank,
-                timeout=timeout,
-            )
-            return
-        if world_size > 1:
-            self._ranks = LeadingRank(
-                *(client, self._keys, self._committer, self._baseline),
-                name=name,
-                world_size=world_size,
-                timeout=timeout,
-            )
         self._committer.take_over()
         Registry(client, namespace).add("weights", name)
 
@@ -141,10 +113,12 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
         """
-        layout, shards = self._prepared(state, version)
+        version = checked_int_or_none("version", version, 1, MAX_VERSION)
+        tensors = published_tensors(state)
+        layout = self._laid_out(tensors)
         with self._publishing:
             self._check_open()
-            return self._publish(layout, shards, version)
+            return self._publish(layout, tensors, version)
 
     def publish_lora(
         self,
@@ -168,16 +142,12 @@ class WeightPublisher:
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
         version = checked_int_or_none("version", version, 1, MAX_VERSION)
-        if self._ranks is not None:
-            raise ConfigError(
-                "ranks cannot publish an adapter together: use a WeightPublisher without rank=."
-            )
-        tensors, configs = adapter_of(model)
-        shards = self._shards(tensors)
-        layout = self._laid_out(shards)
+        layers, configs = adapter_of(model)
+        tensors = published_tensors(layers)
+        layout = self._laid_out(tensors)
         with self._publishing:
             self._check_open()
-            return self._publish(layout, shards, version, adapter=configs_to_wire(configs))
+            return self._publish(layout, tensors, version, adapter=configs_to_wire(configs))
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
@@ -188,34 +158,8 @@ class WeightPublisher:
         if self._closed:
             raise ConfigError("this publisher was closed: create a new WeightPublisher.")
 
-    def _prepared(
-        self, state: StateLike, version: int | None
-    ) -> tuple[Layout, dict[str, TensorShard]]:
-        """Return the checked state; report to the other ranks if it cannot be published."""
-        try:
-            version = checked_int_or_none("version", version, 1, MAX_VERSION)
-            shards = self._shards(state)
-            return self._laid_out(shards), shards
-        except (ConfigError, EncodeError) as error:
-            if self._ranks is not None:
-                with self._publishing:
-                    self._ranks.give_up(error)
-            raise
-
-    def _shards(self, state: StateLike) -> dict[str, TensorShard]:
-        shards = state_shards(state)
-        for name, shard in shards.items():
-            if not shard.is_whole and self._ranks is None:
-                raise EncodeError(
-                    f"{name!r} is one rank's shard: publish on all ranks together, with rank= and "
-                    "world_size=."
-                )
-        return shards
-
-    def _laid_out(self, shards: Mapping[str, TensorShard]) -> Layout:
-        layout = lay_out(shards, CHUNK_BYTES, self._cast)
-        if self._ranks is not None:  # each rank's part begins with a new chunk
-            layout = replace(layout, nbytes=layout.chunks * layout.chunk_bytes)
+    def _laid_out(self, tensors: Mapping[str, Tensor]) -> Layout:
+        layout = lay_out(tensors, CHUNK_BYTES, self._cast)
         if layout.chunks > MAX_CHUNKS:
             raise EncodeError(
                 f"{layout.nbytes} bytes: the limit of a version is {MAX_CHUNKS * CHUNK_BYTES}."
@@ -225,12 +169,10 @@ class WeightPublisher:
     def _publish(
         self,
         layout: Layout,
-        shards: Mapping[str, TensorShard],
+        tensors: Mapping[str, Tensor],
         version: int | None,
         adapter: Any = None,
     ) -> WeightVersion:
         owners = (entry.name for entry in layout.tensors if entry.alias is None)
-        source = State(layout, {name: plain(shards[name].tensor) for name in owners})
-        if self._ranks is not None:
-            return self._ranks.publish(source, version)
+        source = State(layout, {name: plain(tensors[name]) for name in owners})
         return self._single.publish(source, version, adapter)

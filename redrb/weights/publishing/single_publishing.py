@@ -19,7 +19,7 @@ _ATTEMPTS = 3
 
 
 class SinglePublishing:
-    """Publishes states and adapters without other ranks."""
+    """Publishes states and adapters."""
 
     def __init__(
         self, client: Client, keys: WeightKeys, committer: Committer, baseline: Baseline, name: str
@@ -50,7 +50,7 @@ class SinglePublishing:
 
     def _attempt(self, source: State, begun: BegunVersion, adapter: Any) -> WeightVersion | None:
         """Publish once; None if chunks that the version needs are gone."""
-        place = StagingPlace(begun.version, begun.token, 0, self._committer.spread)
+        place = StagingPlace(begun.version, begun.token, self._committer.spread)
         attempt = StagingAttempt(self._client, self._keys, place, source)
         try:
             if adapter is not None:
@@ -74,7 +74,7 @@ class SinglePublishing:
         self, attempt: StagingAttempt, begun: BegunVersion, adapter: Any
     ) -> Manifest:
         part = attempt.stage(None, whole=True)
-        return assemble_manifest([part], kind="lora", base=begun.newest_state, adapter=adapter)
+        return assemble_manifest(part, kind="lora", base=begun.newest_state, adapter=adapter)
 
     def _publish_state(
         self, attempt: StagingAttempt, begun: BegunVersion, source: State
@@ -84,7 +84,7 @@ class SinglePublishing:
         whole = baseline.stores_in_full(difference)
         part = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
         manifest = assemble_manifest(
-            [part],
+            part,
             kind="full" if whole else "delta",
             base=difference.base if difference is not None else 0,
             before=baseline.checksums if difference is not None else (),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,30 +32,28 @@ class TokenUsedError(WeightError):
 
 @dataclass(frozen=True, slots=True)
 class StagingPlace:
-    """Where one publisher's part of a version goes.
+    """Where a version goes.
 
     Attributes:
         version: The version.
         token: Number of the attempt, which is in the names of its keys.
-        first: Index of its first chunk among the chunks of all ranks.
         spread: Slots of a cluster that keys are spread over, else 0.
     """
 
     version: int
     token: int
-    first: int = 0
     spread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPart:
-    """The part of a version that one publisher has staged; each rank stages one.
+class StagedVersion:
+    """A version that was staged.
 
     Attributes:
         place: Where it is.
-        layout: Layout of this publisher's tensors.
+        layout: Layout of the tensors.
         checksums: Checksum of each chunk.
-        sources: Keys of the chunks, if they are staged; indices count the chunks of all ranks.
+        sources: Keys of the chunks, if they are staged.
         sizes: Bytes of each chunk's difference, if a delta is staged.
         pieces: Checksums of the delta's pieces.
         heads: Checksum of each chunk's first bytes, if chunks are staged.
@@ -76,44 +73,33 @@ class Anchor:
     """A version that is stored in full, whose chunks need not be sent again.
 
     Attributes:
-        manifest: Manifest of the version, of all ranks.
-        part: The part of this publisher.
+        manifest: Manifest of the version.
+        staged: As it was staged.
     """
 
     manifest: Manifest
-    part: StagedPart
-
-    def fits(self, layout: Layout, first: int) -> bool:
-        """Whether a state of `layout` has its chunks, from index `first` on, in the same places."""
-        return self.part.place.first == first and self.part.layout == layout
+    staged: StagedVersion
 
 
 class StagingAttempt:
     """Stages one version under a token that no other attempt has."""
 
     def __init__(
-        self,
-        client: Client,
-        keys: WeightKeys,
-        place: StagingPlace,
-        source: State,
-        *,
-        waits_s: float = 0.0,
+        self, client: Client, keys: WeightKeys, place: StagingPlace, source: State
     ) -> None:
-        """Prepare to stage `source`; it may have to wait `waits_s` seconds for other ranks."""
+        """Prepare to stage `source`."""
         self._client = client
         self._keys = keys
         self._source = source
         self._pool: list[Bytes] = []
         self._chunks = range(0)
         self._pieces = 0
-        slowly_s = source.layout.nbytes // _SLOWEST_BYTES_PER_S
-        self._expire_s = _STAGING_S + slowly_s + math.ceil(2 * waits_s)
+        self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
         self.place = place
 
     def stage(
         self, difference: Difference | None, *, whole: bool, anchor: Anchor | None = None
-    ) -> StagedPart:
+    ) -> StagedVersion:
         """Store the difference, the whole state, or both.
 
         Args:
@@ -131,12 +117,12 @@ class StagingAttempt:
             sizes = tuple(map(len, difference.blocks))
             pieces = self._stage_difference(difference)
         if not whole and difference is not None:
-            return StagedPart(self.place, layout, difference.checksums, (), sizes, pieces)
+            return StagedVersion(self.place, layout, difference.checksums, (), sizes, pieces)
         known = None if difference is None else difference.checksums
-        if anchor is not None and not anchor.fits(layout, self.place.first):
+        if anchor is not None and anchor.staged.layout != layout:
             anchor = None
         checksums, sources, heads = self._stage_chunks(known, anchor)
-        return StagedPart(self.place, layout, checksums, sources, sizes, pieces, heads)
+        return StagedVersion(self.place, layout, checksums, sources, sizes, pieces, heads)
 
     def staged_keys(self) -> list[str]:
         """Return the keys that this attempt may have staged."""
@@ -154,20 +140,20 @@ class StagingAttempt:
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
         layout, place = self._source.layout, self.place
-        self._chunks = range(place.first, place.first + layout.chunks)
+        self._chunks = range(layout.chunks)
         had = {} if anchor is None else _tokens(anchor.manifest)
         hashes: list[_Hash] = []
         tokens: list[int] = []
 
         def outgoing() -> Iterator[Outgoing]:
             slot = 0
-            for number, index in enumerate(self._chunks):
-                segments = self._segments(number, slot)
-                checksum = None if known is None else known[number]
+            for index in self._chunks:
+                segments = self._segments(index, slot)
+                checksum = None if known is None else known[index]
                 head = checksum_of([part[:_HEAD] for part in segments[:1]])
-                if checksum is None and anchor is not None and head == anchor.part.heads[number]:
+                if checksum is None and anchor is not None and head == anchor.staged.heads[index]:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
-                same = anchor is not None and checksum == anchor.part.checksums[number]
+                same = anchor is not None and checksum == anchor.staged.checksums[index]
                 hashes.append(_Hash(head, checksum))
                 tokens.append(had[index] if same else place.token)
                 if not same:
@@ -177,7 +163,7 @@ class StagingAttempt:
 
         self._store(self._chunk_keys(), outgoing())
         checksums = tuple(chunk.digest() for chunk in hashes)
-        return checksums, _sources(tokens, place.first), tuple(chunk.head for chunk in hashes)
+        return checksums, _sources(tokens), tuple(chunk.head for chunk in hashes)
 
     def _segments(self, number: int, slot: int) -> list[Bytes]:
         """Return a chunk's bytes; if they must be copied, in one of `BATCH` slots of memory."""
@@ -257,10 +243,10 @@ def _tokens(manifest: Manifest) -> dict[int, int]:
     }
 
 
-def _sources(tokens: list[int], first: int) -> tuple[Source, ...]:
+def _sources(tokens: list[int]) -> tuple[Source, ...]:
     """Return runs of chunks whose keys have the same token."""
     runs: list[Source] = []
-    for index, token in enumerate(tokens, first):
+    for index, token in enumerate(tokens):
         if runs and runs[-1].token == token:
             runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
         else:

@@ -117,7 +117,7 @@ class WeightSubscriber:
 
         Args:
             target: A module (its parameters and persistent buffers), several by name, or a dict
-                of tensors, `DTensor`s and `TensorShard`s. If the modules are others than in the
+                of tensors and `DTensor`s. If the modules are others than in the
                 last call, all is loaded; a dict must always hold the same tensors.
             strict: True demands the same names on both sides; "model" demands all names of the
                 target and ignores other published names; False loads the names that both have.

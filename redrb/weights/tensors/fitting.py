@@ -48,9 +48,7 @@ def target_shards(target: Target) -> dict[str, TensorShard]:
     for name, value in named_values(target):
         if not isinstance(name, str):
             raise ConfigError(f"cannot load weights into {name!r:.80}: names are strings.")
-        if isinstance(value, TensorShard):
-            shards[name] = value
-        elif is_dtensor(value):
+        if is_dtensor(value):
             shards[name] = local_shard(value)
         elif isinstance(value, Tensor):
             shards[name] = TensorShard.whole(value)

@@ -8,13 +8,11 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from redrb.errors import EncodeError
-from redrb.weights.tensors.shard import TensorShard
 from redrb.weights.tensors.wrapping import plain_name, unwrapped
 
-Value: TypeAlias = "Tensor | TensorShard"
 Models: TypeAlias = nn.Module | Mapping[str, nn.Module]
-StateLike: TypeAlias = Models | Mapping[str, Value] | Iterable[tuple[str, Value]]
-Target: TypeAlias = Models | Mapping[str, Value]
+StateLike: TypeAlias = Models | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+Target: TypeAlias = Models | Mapping[str, Tensor]
 _STATES = "give a module, several by name, a state dict or (name, tensor) pairs"
 _NAMED = "give the module, its state dict, or named_parameters()"
 

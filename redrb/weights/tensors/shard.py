@@ -7,41 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from redrb.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorShard:
-    """A box of a larger tensor: the part that one rank has.
+    """A box of a larger tensor: the whole tensor, or the part of a `DTensor` that one rank has.
 
-    `DTensor`s need no `TensorShard`; it is for shards that are plain tensors.
-
-    Args:
+    Attributes:
         tensor: The elements from `start` to `start + tensor.shape`.
         shape: Shape of the whole tensor.
         start: Index of the first element in the whole tensor.
-
-    Raises:
-        ConfigError: `tensor` is not a tensor, or the box is not inside of `shape`.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     start: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tensor, Tensor):
-            raise ConfigError(f"TensorShard of a {type(self.tensor).__name__}: give it a tensor.")
-        sizes = tuple(self.tensor.shape)
-        fits = len(sizes) == len(self.start) == len(self.shape) and all(
-            at >= 0 and at + size <= whole
-            for at, size, whole in zip(self.start, sizes, self.shape, strict=True)
-        )
-        if not fits:
-            raise ConfigError(
-                f"a shard of {list(sizes)} that starts at {list(self.start)} is not inside of "
-                f"{list(self.shape)}."
-            )
 
     @classmethod
     def whole(cls, tensor: Tensor) -> TensorShard:

@@ -46,16 +46,16 @@ def pieces_of(manifest: Manifest) -> list[Source]:
     return [Source(blob.token, 0, len(blob.checksums)) for blob in blobs]
 
 
-def staged_ranges(manifest: Manifest, tokens: range) -> str:
-    """Return the ranges of the keys that an attempt with these tokens has staged."""
-    chunks = [run for run in manifest.sources if run.token in tokens]
-    pieces = [run for run in pieces_of(manifest) if run.token in tokens]
+def staged_ranges(manifest: Manifest, token: int) -> str:
+    """Return the ranges of the keys that an attempt with this token has staged."""
+    chunks = [run for run in manifest.sources if run.token == token]
+    pieces = [run for run in pieces_of(manifest) if run.token == token]
     return ";".join(filter(None, (ranges(chunks, "chunk"), ranges(pieces, "delta"))))
 
 
-def keep(client: Client, keys: WeightKeys, manifest: Manifest, tokens: range) -> bool:
-    """Make the keys that have these tokens permanent; return whether all keys exist."""
-    staged = set(_keys_of(keys, manifest, lambda token: token in tokens))
+def keep(client: Client, keys: WeightKeys, manifest: Manifest, token: int) -> bool:
+    """Make the keys that have this token permanent; return whether all keys exist."""
+    staged = set(_keys_of(keys, manifest, token.__eq__))
     names = list(_keys_of(keys, manifest, lambda _: True))
     return _sum(client, names, "EXISTS", kept=staged) == len(names)
 
