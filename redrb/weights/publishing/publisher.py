@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
@@ -23,7 +23,7 @@ from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
 from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import CHUNK_BYTES, Layout
+from redrb.weights.wire.layout import CHUNK_BYTES
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
 
 
@@ -113,12 +113,7 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
         """
-        version = checked_int_or_none("version", version, 1, MAX_VERSION)
-        tensors = published_tensors(state)
-        layout = self._laid_out(tensors)
-        with self._publishing:
-            self._check_open()
-            return self._publish(layout, tensors, version)
+        return self._publish(state, checked_int_or_none("version", version, 1, MAX_VERSION))
 
     def publish_lora(
         self,
@@ -142,37 +137,24 @@ class WeightPublisher:
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
         version = checked_int_or_none("version", version, 1, MAX_VERSION)
-        layers, configs = adapter_of(model)
-        tensors = published_tensors(layers)
-        layout = self._laid_out(tensors)
-        with self._publishing:
-            self._check_open()
-            return self._publish(layout, tensors, version, adapter=configs_to_wire(configs))
+        tensors, configs = adapter_of(model)
+        return self._publish(tensors, version, adapter=configs_to_wire(configs))
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
         with self._publishing:
             self._closed = True
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("this publisher was closed: create a new WeightPublisher.")
-
-    def _laid_out(self, tensors: Mapping[str, Tensor]) -> Layout:
+    def _publish(self, state: StateLike, version: int | None, adapter: Any = None) -> WeightVersion:
+        tensors = published_tensors(state)
         layout = lay_out(tensors, CHUNK_BYTES, self._cast)
         if layout.chunks > MAX_CHUNKS:
             raise EncodeError(
                 f"{layout.nbytes} bytes: the limit of a version is {MAX_CHUNKS * CHUNK_BYTES}."
             )
-        return layout
-
-    def _publish(
-        self,
-        layout: Layout,
-        tensors: Mapping[str, Tensor],
-        version: int | None,
-        adapter: Any = None,
-    ) -> WeightVersion:
-        owners = (entry.name for entry in layout.tensors if entry.alias is None)
-        source = State(layout, {name: plain(tensors[name]) for name in owners})
-        return self._single.publish(source, version, adapter)
+        with self._publishing:
+            if self._closed:
+                raise ConfigError("this publisher was closed: create a new WeightPublisher.")
+            owners = (entry.name for entry in layout.tensors if entry.alias is None)
+            source = State(layout, {name: plain(tensors[name]) for name in owners})
+            return self._single.publish(source, version, adapter)
