@@ -62,7 +62,8 @@ class CommandParser(argparse.ArgumentParser):
             flag = next((word for word in unknown if word.startswith("-")), "")
             name = flag.partition("=")[0]
             if flag:
-                self.error(f"there is no flag {name}{did_you_mean(name, self._flags(), least=0.7)}")
+                flags = [word for action in self._actions for word in action.option_strings]
+                self.error(f"there is no flag {name}{did_you_mean(name, flags, least=0.7)}")
             self.error(f"there is no place for the argument {unknown[0]!r}.")
         return options, unknown
 
@@ -87,9 +88,6 @@ class CommandParser(argparse.ArgumentParser):
         known = getattr(options, lists[-1].dest) or []
         setattr(options, lists[-1].dest, [*known, *more])
         return []
-
-    def _flags(self) -> list[str]:
-        return [word for action in self._actions for word in action.option_strings]
 
 
 class UrlFlag(argparse.Action):

@@ -113,12 +113,12 @@ class TrainingBatch:
         inputs = ModelInputs.of(experience.tensors, sequences, side=experience.padding_side)
         shift = None
         if experience.padding_side == "right":
-            shift = trailing(mask | (log_probs != 0))
-            padding = trailing(attention_mask != 0)
-            sequences = rolled(sequences, padding)
-            attention_mask = rolled(attention_mask, padding)
-            inputs = inputs.reordered(rolled_places(sequences, padding))
-            mask, log_probs = rolled(mask, shift), rolled(log_probs, shift)
+            shift = _trailing(mask | (log_probs != 0))
+            padding = _trailing(attention_mask != 0)
+            sequences = _rolled(sequences, padding)
+            attention_mask = _rolled(attention_mask, padding)
+            inputs = inputs.reordered(_rolled_places(sequences, padding))
+            mask, log_probs = _rolled(mask, shift), _rolled(log_probs, shift)
         batch = cls(
             sequences=sequences,
             attention_mask=attention_mask.long(),
@@ -169,7 +169,7 @@ class TrainingBatch:
         if self._shift is None:
             beyond, tensor = tensor[:, :-actions], tensor[:, -actions:]
         else:
-            beyond, tensor = tensor[:, actions:], rolled(tensor[:, :actions], self._shift)
+            beyond, tensor = tensor[:, actions:], _rolled(tensor[:, :actions], self._shift)
         if beyond.numel() and bool((beyond != 0).any()):
             raise RecordError(
                 f"{name} holds numbers beyond the {actions} actions: pad it as the actions are.",
@@ -254,7 +254,7 @@ class TrainingBatch:
 
     def stored(self, values: Tensor) -> Tensor:
         """Return values `[B, A]` that are aligned as here in the order of the stored fields."""
-        return values if self._shift is None else rolled(values, -self._shift)
+        return values if self._shift is None else _rolled(values, -self._shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,3 +281,22 @@ def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
     if tensor is None:
         raise RecordError(f"{algorithm} needs {name}: the maker must fill it.", field=name)
     return tensor
+
+
+def _trailing(marks: Tensor) -> Tensor:
+    """Return the number of entries after each row's last mark, int64 `[B]`; 0 without a mark."""
+    length = marks.shape[1]
+    places = torch.arange(1, length + 1, device=marks.device)
+    last = (places * marks).amax(1)
+    return torch.where(last > 0, length - last, 0)
+
+
+def _rolled(tensor: Tensor, by: Tensor) -> Tensor:
+    """Return each row of `[B, T]` rotated to the right by its entry in `by`, int64 `[B]`."""
+    return tensor.gather(1, _rolled_places(tensor, by))
+
+
+def _rolled_places(tensor: Tensor, by: Tensor) -> Tensor:
+    """Return the indices, int64 `[B, T]`, by which `gather` rotates the rows of a tensor."""
+    length = tensor.shape[1]
+    return (torch.arange(length, device=tensor.device) - by[:, None]) % length

@@ -277,8 +277,13 @@ class GRPOExperienceMaker(CompletionScorer):
     ) -> tuple[Completions, Experience]:
         """Return groups of completions, and their experience without rewards and advantages."""
         tokens, mask = read_prompts(inputs, pad_token_id=generate_kwargs.get("pad_token_id"))
-        names = self._group_names(len(tokens), group_ids)
+        names = [uuid.uuid4().hex for _ in tokens] if group_ids is None else list(group_ids)
+        if len(names) != len(tokens):
+            raise RecordError(
+                f"{len(names)} group_ids came for {len(tokens)} prompts.", field="group_id"
+            )
         size = self.group_size
+        names = repeated(names, size)
         keys = {key: repeated(values, size) for key, values in further_keys(inputs).items()}
         batch = {"input_ids": repeated(tokens, size), "attention_mask": repeated(mask, size)}
         with evaluating(self.actor, self.initial_model):
@@ -308,15 +313,6 @@ class GRPOExperienceMaker(CompletionScorer):
             reward, group_size=self.group_size, scale_by_std=self.scale_by_std
         )
         return replace(experience, reward=reward, advantages=advantages)
-
-    def _group_names(self, prompts: int, group_ids: Sequence[str] | None) -> list[str]:
-        """Return the name of each sample's group."""
-        names = [uuid.uuid4().hex for _ in range(prompts)] if group_ids is None else group_ids
-        if len(names) != prompts:
-            raise RecordError(
-                f"{len(names)} group_ids came for {prompts} prompts.", field="group_id"
-            )
-        return [name for name in names for _ in range(self.group_size)]
 
     def _divergence(
         self, done: Completions, temperature: float

@@ -96,7 +96,11 @@ class Browser:
         with within(self._timeout_s):
             stores = existing_task(self._client, self.task, namespace=self._namespace)
             if choice.status == "dead":
-                return self._letters(stores, choice, full=full)
+                looked = _Counter(choice.most_looked)
+                letters = islice(self._letter_views(stores, looked, full=full), choice.count)
+                views = tuple(letters)
+                total = sum(int(each.client.execute("XLEN", each.keys.dead)) for each in stores)
+                return Page(self.task, self._group, None, views, looked.count, total)
             return self._look(stores, choice, full=full)
 
     def group(self, group: int) -> GroupView | None:
@@ -263,13 +267,6 @@ class Browser:
             notes=(*view.notes, *samples.notes),
         )
 
-    def _letters(self, stores: list[TaskStore], choice: Choice, *, full: bool) -> Page:
-        looked = _Counter(choice.most_looked)
-        found = islice(self._letter_views(stores, looked, full=full), choice.count)
-        views = tuple(found)
-        total = sum(int(store.client.execute("XLEN", store.keys.dead)) for store in stores)
-        return Page(self.task, self._group, None, views, looked.count, total)
-
     def _dead_by_id(
         self, stores: list[TaskStore], ids: set[int], *, full: bool
     ) -> dict[int, GroupView]:
@@ -352,11 +349,7 @@ def _rewards(blob: bytes | None) -> tuple[float | None, ...]:
 
 
 def _tags_of(store: TaskStore) -> tuple[str, ...]:
-    """Return the names of the declared tags of a task.
-
-    Raises:
-        StoreError: They cannot be read.
-    """
+    """Return the names of the declared tags of a task."""
     stored = store.client.execute("HGET", store.keys.task, "tags")
     with Reading(f"the tags of task {store.task!r}"):
         return declared_tags({"tags": (stored or b"").decode()})

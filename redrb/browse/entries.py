@@ -162,7 +162,9 @@ def _entry(
                 state=name,
                 status=_text(more[0]) if name == "waiting" else "",
                 lease=_lease(*more) if name == "leased" else None,
-                ended=_time(more[0]) if name == "history" else None,
+                ended=datetime.fromtimestamp(float(more[0]) / 1000, UTC)
+                if name == "history"
+                else None,
             )
     except RedrbError as error:
         return replace(entry, damaged=str(error))
@@ -173,10 +175,6 @@ def _lease(slot: bytes, idle_ms: int) -> LeaseView:
     consumer = slot.decode(errors="replace").rpartition("/")[0]
     host, pid = place_of(consumer)
     return LeaseView(consumer, host, pid, idle_ms / 1000)
-
-
-def _time(score: bytes) -> datetime:
-    return datetime.fromtimestamp(float(score) / 1000, UTC)
 
 
 def _text(value: object) -> str:

@@ -116,14 +116,13 @@ class Walk:
         return page
 
 
-def _by_version(entry: Entry) -> tuple[Any, ...]:
-    return (entry.version if entry.version is not None else float("inf"), entry.seq)
-
-
 _KEYS: dict[str, Callable[[Entry], Any]] = {
     "newest": lambda entry: (-entry.seq, entry.place),
     "history": lambda entry: -entry.ended.timestamp() if entry.ended else 0.0,
     "leased": lambda entry: (entry.seq, entry.place),
-    "stalest": _by_version,
+    "stalest": lambda entry: (
+        entry.version if entry.version is not None else float("inf"),
+        entry.seq,
+    ),
 }
 """Source -> what its groups are sorted by; others are in the order of each partition."""

@@ -161,16 +161,13 @@ class _RowColumn:
         self._code = dtype.code
         self._shape = tuple(tensor.shape[1:])
         check_shape(name, self._shape)
-        self._start, self._step = self._tensor.data_ptr(), _row_bytes(self._tensor)
+        self._start = self._tensor.data_ptr()
+        self._step = self._tensor[0].numel() * self._tensor.element_size()
 
     def row(self, row: int) -> EncodedColumn:
         """Return one row as the column of a group."""
         at = self._start + row * self._step
         return (self._key, self._code, -1, [(at, self._shape)], self._checked)
-
-
-def _row_bytes(tensor: Tensor) -> int:
-    return tensor[0].numel() * tensor.element_size()
 
 
 def plain_memory(name: str, tensor: Tensor) -> Tensor:

@@ -110,15 +110,11 @@ def parse_group(blob: Blob) -> GroupLayout:
         layout.group_id = None
         layout.tags = [{} for _ in range(samples)]
     else:
-        tail = unpack(_list_head(group.tails) + (group.tail or b""), "header")
+        tail = unpack(b"\xdd" + group.tails.to_bytes(4, "big") + (group.tail or b""), "header")
         parse_tail(layout, *tail[:4])
     extras = group.extras
     layout.extras = parse_extras(extras, samples) if extras else [{} for _ in range(samples)]
     return layout
-
-
-def _list_head(count: int) -> bytes:
-    return bytes([0xDD]) + count.to_bytes(4, "big")
 
 
 def check_bytes(blob: object) -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +35,12 @@ def add_to(commands: Commands) -> None:
     showing = add_command(parts, "show", "show a dead letter", _show, subject=TASK)
     showing.add_argument("id", type=int, metavar="ID", help="id of its group")
     showing.add_argument("--group", help="consumer group that gave it up (default: any)")
-    _add_change(parts, "requeue", "let dead letters wait again, in their old places", _requeue)
-    add_yes(_add_change(parts, "drop", "delete dead letters for good", _drop))
+    _add_change(parts, "requeue", "let dead letters wait again, in their old places", "requeued")
+    add_yes(_add_change(parts, "drop", "delete dead letters for good", "dropped"))
 
 
-def _add_change(
-    parts: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser = add_command(parts, name, text, run, subject=TASK)
+def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.ArgumentParser:
+    parser = add_command(parts, name, text, partial(_change, verb=verb), subject=TASK)
     parser.add_argument("ids", type=int, nargs="*", metavar="ID", help="ids of their groups")
     parser.add_argument("--all", action="store_true", help="all of the consumer group")
     parser.add_argument(
@@ -102,16 +101,6 @@ def _show(options: argparse.Namespace) -> int:
         show(record, figures(texts), as_json=options.json)
 
     return _with_stores(options, run)
-
-
-def _requeue(options: argparse.Namespace) -> int:
-    """Let letters wait again."""
-    return _change(options, "requeued")
-
-
-def _drop(options: argparse.Namespace) -> int:
-    """Delete letters, after a question if they are not named by ids."""
-    return _change(options, "dropped")
 
 
 def _change(options: argparse.Namespace, verb: str) -> int:

@@ -86,7 +86,7 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
         changes["namespace"] = recipe.name
     if not recipe.checkpoints:
         changes["checkpoints"] = str(checkpoints)
-    elif options["fresh"] and _has_files(Path(recipe.checkpoints)):
+    elif options["fresh"] and any(Path(recipe.checkpoints).glob("*")):
         raise ConfigError(
             f"--fresh deletes only what runs make in their folder: the checkpoints in "
             f"{recipe.checkpoints} are from {parsed.resolved.origins['checkpoints']}, delete them "
@@ -101,10 +101,6 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
         makers=settings.makers,
         restarts=settings.restarts,
     )
-
-
-def _has_files(directory: Path) -> bool:
-    return directory.is_dir() and any(directory.iterdir())
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:

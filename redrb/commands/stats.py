@@ -50,12 +50,7 @@ class _Stats:
         return 0
 
     def _looked(self, client: Client, options: argparse.Namespace) -> list[TaskState]:
-        """Return the states of the tasks.
-
-        Raises:
-            UnknownTask: There is no such task.
-            StoreDenied: The user may not read a task.
-        """
+        """Return the states of the tasks."""
         from redrb.errors import StoreDenied, StoreError
         from redrb.state.rates import RateWindow
         from redrb.state.reader import StateReader

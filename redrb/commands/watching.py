@@ -132,11 +132,7 @@ class _Picture(io.StringIO):
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of the option.
-
-    Raises:
-        argparse.ArgumentTypeError: It is not a possible time.
-    """
+    """Return the seconds of the option."""
     try:
         seconds = float(text)
     except ValueError:

@@ -148,7 +148,11 @@ class _Checks:
 
     def examine_tasks(self, state: State) -> tuple[Examination, ...]:
         """Return what is stored of the tasks, and note the findings."""
-        unread = self._unread_tasks(state)
+        if self._task:
+            unread: Sequence[str] = [] if state.tasks else [self._task]
+        else:
+            look = partial(registry_names.unread_tasks, self._client, state)
+            unread = self._allowed("registry", look)
         examined = tuple(
             each
             for task in (*state.tasks, *map(TaskState, unread))
@@ -161,11 +165,6 @@ class _Checks:
             for part in (storage, leases, waiters):
                 self.findings += part.find(state, each)
         return examined
-
-    def _unread_tasks(self, state: State) -> Sequence[str]:
-        if self._task:
-            return [] if state.tasks else [self._task]
-        return self._allowed("registry", partial(registry_names.unread_tasks, self._client, state))
 
     def check_names(self, state: State) -> tuple[LeftName, ...]:
         """Return names that name nothing, and note the findings about names and weights."""

@@ -229,12 +229,7 @@ class Engine(ABC):
     async def _sampled(
         self, tokens: list[int], *, max_new_tokens: int, **sampling: Any
     ) -> Part | None:
-        """Return the checked reply to a request; None if the request was given up.
-
-        Raises:
-            EngineError: The server was away, refused the request, or has not answered by a
-                completion.
-        """
+        """Return the checked reply to a request; None if the request was given up."""
         request = self._request(tokens, max_new_tokens=max_new_tokens, **sampling)
         part = await self._reply(request)
         if part is None:

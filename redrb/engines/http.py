@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -14,13 +13,6 @@ MOST_CONNECTIONS = 1024
 """Most requests to one server at a time; further ones wait for a connection."""
 
 _CONNECT_S = 10.0
-
-
-def _httpx() -> ModuleType:
-    require_package("httpx", extra="engines")
-    import httpx
-
-    return httpx
 
 
 class JsonClient:
@@ -41,7 +33,10 @@ class JsonClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r:.80}: give the address of a server, http://host:port.")
         self.where = f"{parts.scheme}://{parts.hostname}:{parts.port or ''}".rstrip(":")
-        self._library = _httpx()
+        require_package("httpx", extra="engines")
+        import httpx
+
+        self._library = httpx
         seconds = checked_number("timeout", timeout)
         self._client = self._library.AsyncClient(
             base_url=url.rstrip("/"),

@@ -150,11 +150,7 @@ class Groups:
             raise
 
     async def _together(self, calls: list[Any]) -> list[BufferItem] | None:
-        """Run the episodes of a group; None if one of them raised, which is logged.
-
-        Raises:
-            EngineError: The server cannot be used. Every other group would end so, too.
-        """
+        """Run the episodes of a group; None if one of them raised, which is logged."""
         results = await asyncio.gather(*calls, return_exceptions=True)
         items: list[BufferItem] = []
         for result in results:

@@ -55,7 +55,10 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
     if not items:
         raise RecordError("a batch needs at least one sample.")
     rows = [named_tensors(item) for item in items]
-    columns = {name: [row.get(name) for row in rows] for name in _field_names(rows)}
+    found = {name for row in rows for name in row}
+    names = [name for name in TENSOR_FIELDS if name in found]
+    names += sorted(found.difference(TENSOR_FIELDS))
+    columns = {name: [row.get(name) for row in rows] for name in names}
     padded: dict[str, Tensor] = {}
     lengths: dict[str, list[int]] = {}
     for name, column in columns.items():
@@ -194,13 +197,6 @@ def _zero_pad_sequences(
     for row, tensor in enumerate(tensors):
         out[row, row_slice(tensor.shape[0], shape[1], checked)] = tensor
     return out
-
-
-def _field_names(rows: Sequence[dict[str, Tensor]]) -> list[str]:
-    """Return the fields that any row has, standard fields first."""
-    found = {name for row in rows for name in row}
-    further = sorted(found.difference(TENSOR_FIELDS))
-    return [name for name in TENSOR_FIELDS if name in found] + further
 
 
 def _batch_mask(

@@ -110,7 +110,8 @@ def _check_fields(fields: Sequence[object], lead: int, where: Where) -> None:
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor):
-            _refuse_type(name, tensor, where)
+            found = f"is a {type(tensor).__name__}, not a torch.Tensor"
+            _refuse(name, f"{found}: convert it with torch.as_tensor()", where)
         shape = tensor.shape[lead:] if lead else tensor.shape
         if len(shape) not in dims:
             _refuse_shape(name, tuple(tensor.shape), lead, where)
@@ -147,14 +148,6 @@ def _check_version(version: object, where: Where) -> None:
         number = -1
     if number < 0:
         _refuse("policy_version", f"is {version!r:.80}: it is an int >= 0, or None", where)
-
-
-def _refuse_type(name: str, value: object, where: Where) -> NoReturn:
-    _refuse(
-        name,
-        f"is a {type(value).__name__}, not a torch.Tensor: convert it with torch.as_tensor()",
-        where,
-    )
 
 
 def _refuse_length(name: str, length: int, first: str, expected: int, where: Where) -> NoReturn:

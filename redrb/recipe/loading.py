@@ -165,14 +165,10 @@ def _recipe_in(module: ModuleType, place: str, wanted: str) -> type[Recipe]:
 def _complete(recipe: type[Recipe]) -> type[Recipe]:
     missing = recipe.missing()
     if missing:
-        parts = [f"{name}{_signature(recipe, name)}" for name in missing]
+        taken = {name: inspect.signature(getattr(recipe, name)).parameters for name in missing}
+        parts = [f"{name}({', '.join(parameters)})" for name, parameters in taken.items()]
         raise ConfigError(f"the recipe {recipe.__name__} lacks {', '.join(parts)}.")
     return recipe
-
-
-def _signature(recipe: type[Recipe], name: str) -> str:
-    names = inspect.signature(getattr(recipe, name)).parameters
-    return f"({', '.join(names)})"
 
 
 def _shipped_like(name: str) -> str:

@@ -190,18 +190,15 @@ class RecipeMaker(ExperienceMakerHolder):
             super().close(timeout=timeout)
 
     def _on_batch_end(self) -> None:
-        groups = self.experience_maker
-        if isinstance(groups, RolloutGroups):
-            self._count_filtered(groups.take_failed())
-        super()._on_batch_end()
-
-    def _count_filtered(self, groups: int) -> None:
         """Count groups that could not be made as filtered."""
-        try:
-            with stoppable(self._stop.waits):
-                self._streams[0].discard_filtered(groups)
-        except StoreError as error:
-            _log.warning("%d groups that are filtered may not be counted: %s", groups, error)
+        if isinstance(self.experience_maker, RolloutGroups):
+            failed = self.experience_maker.take_failed()
+            try:
+                with stoppable(self._stop.waits):
+                    self._streams[0].discard_filtered(failed)
+            except StoreError as error:
+                _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
+        super()._on_batch_end()
 
     def _batches(self) -> Iterator[list[Prompt]]:
         return prompt_batches(self._recipe, random.Random(self._recipe.worker_seed))  # noqa: S311

@@ -187,12 +187,7 @@ def _report_bad_rewards(group: Sequence[BufferItem]) -> None:
 
 
 def _samples(found: Any) -> list[BufferItem]:
-    """Return what a rollout returned as samples.
-
-    Raises:
-        RecordError: It returned none, or something else.
-        Any error that it raised.
-    """
+    """Return what a rollout returned as samples."""
     if isinstance(found, BaseException):
         raise found
     items = split_experience_batch(found) if isinstance(found, Experience) else found

@@ -40,7 +40,12 @@ class RecipeSettings(RangeChecks, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherited = {item.name: item for base in cls.__mro__[1:] for item in _own_fields(base)}
+        inherited = {
+            item.name: item
+            for base in cls.__mro__[1:]
+            if "__dataclass_fields__" in vars(base)
+            for item in dataclasses.fields(base)
+        }
         own = dict(_declared(cls, inherited))
         annotations = inspect.get_annotations(cls)
         for name in vars(cls).keys() - own.keys():
@@ -80,10 +85,6 @@ def converted(value: object, kind: type) -> Any:
 _NOUNS = {bool: "True or False", int: "an int", float: "a number", str: "a text"}
 
 
-def _own_fields(base: type) -> tuple[Field[Any], ...]:
-    return dataclasses.fields(base) if "__dataclass_fields__" in vars(base) else ()
-
-
 def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str, Field[Any]]]:
     """Yield the settings whose default a class gives, each as a field with its type."""
     for name, value in list(vars(cls).items()):
@@ -110,11 +111,7 @@ def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str
 def _check_spelling(
     cls: type, name: str, annotation: str, inherited: dict[str, Field[Any]]
 ) -> None:
-    """Refuse an ordinary attribute that is most likely a misspelt setting.
-
-    Raises:
-        ConfigError: Its name and its type are nearly those of a setting; the message names it.
-    """
+    """Refuse an ordinary attribute that is most likely a misspelt setting."""
     value = vars(cls)[name]
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
     if not new or not isinstance(value, tuple(KINDS.values())) or "ClassVar" in annotation:

@@ -140,7 +140,8 @@ class RecipeTrainer(AlgorithmTrainer):
             give_all_ranks(self.plain_models, models)
         self._whole = None
         # weights that have reached the target stay the newest, because their reward is known
-        over = any_rank(rank_here() == 0 and self._was_over())
+        reward = self.reward_at_end if rank_here() == 0 else None
+        over = any_rank(reward is not None and reward >= self._recipe.target_reward)
         if any_rank(not published) or (resumed and not over):
             self.sync_models_to_remote_makers()
         self._reports.begin(self.finished_steps)
@@ -172,17 +173,14 @@ class RecipeTrainer(AlgorithmTrainer):
 
     def end(self) -> str:
         """Announce that the job is over, unless a signal has ended training; returns the reason."""
-        why = self._why_over()
-        self.end_job(why, reward=self._reports.reward)
-        return why
-
-    def _why_over(self) -> str:
-        """Return why training ended."""
         reports, version = self._reports, self.weight_version
         if self.stopped in signal.Signals.__members__:
-            return f"it was asked to, after {reports.steps} steps at weight version {version}"
-        advice = "" if reports.trained or not reports.reached else f", {NOTHING_TO_TRAIN}"
-        return f"{self.stopped} at weight version {version}{advice}"
+            why = f"it was asked to, after {reports.steps} steps at weight version {version}"
+        else:
+            advice = "" if reports.trained or not reports.reached else f", {NOTHING_TO_TRAIN}"
+            why = f"{self.stopped} at weight version {version}{advice}"
+        self.end_job(why, reward=reports.reward)
+        return why
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, Any] | None:
@@ -190,11 +188,6 @@ class RecipeTrainer(AlgorithmTrainer):
         models = self.plain_models
         with evaluating(*models.values()):
             return self._recipe.evaluate(models)
-
-    def _was_over(self) -> bool:
-        """Return whether an earlier trainer has reached the target with the newest weights."""
-        reward = self.reward_at_end
-        return reward is not None and reward >= self._recipe.target_reward
 
     def _take_step(self, experience: Experience) -> dict[str, Any]:
         return dict(self._recipe.step(self._models, self._optimizers, experience))
@@ -235,11 +228,7 @@ class RecipeTrainer(AlgorithmTrainer):
 
 
 def _strategy(recipe: Recipe, ranks: int) -> Strategy:
-    """Return the strategy that a recipe's settings name.
-
-    Raises:
-        ConfigError: `shard` on a single rank.
-    """
+    """Return the strategy that a recipe's settings name."""
     if recipe.shard and ranks == 1:
         raise ConfigError(
             "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "

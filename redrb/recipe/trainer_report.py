@@ -70,7 +70,9 @@ class TrainerReport(TrainerCallback):
         self.unpublished += 1
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
         now = time.perf_counter()
-        ages = _ages(experience, trainer.weight_version)
+        made = experience.policy_version
+        known = [made] if made is None or isinstance(made, int) else made
+        ages = [trainer.weight_version - number for number in known if number is not None]
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         if reward is not None:
             self._rewards.append(float(reward.float().mean()))
@@ -191,10 +193,3 @@ class TrainerReport(TrainerCallback):
         if is_trained and reward is not None and reward >= target:
             self.reached, self.reward = True, float(reward) if math.isfinite(reward) else None
             self._trainer.stop(f"{name} {reward:.3f} has reached the target {target:g}")
-
-
-def _ages(experience: Experience, version: int) -> list[int]:
-    """Return the staleness of each sample, in versions, where it is known."""
-    made = experience.policy_version
-    known = [made] if made is None or isinstance(made, int) else made
-    return [version - number for number in known if number is not None]

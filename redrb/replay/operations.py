@@ -181,7 +181,7 @@ class ReplayOperations:
                 continue
             expiry = lease.expiries.get(seq)
             if expiry is not None:
-                _finish_expiry(group, expiry.current_version + 1, _thresholds(expiry))
+                _finish_expiry(group, expiry)
             elif seq in refreshed:
                 _finish_refresh(group, refreshed[seq])
             groups.append([as_declared(self._rollout_type, each.state) for each in group])
@@ -230,15 +230,13 @@ def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None
                 _log.warning("groups that were taken may be returned again: %s", error)
 
 
-def _thresholds(expiry: Expiry) -> Thresholds:
-    """Return the thresholds of the refresh that expired a group in Redis."""
-    limits = (expiry.max_staleness, expiry.max_token_staleness)
-    return Thresholds(*(None if most is None or most >= NEVER else most + 1 for most in limits))
-
-
-def _finish_expiry(group: Sequence[StoredRollout], train_step: int, thresholds: Thresholds) -> None:
+def _finish_expiry(group: Sequence[StoredRollout], expiry: Expiry) -> None:
     """Reset the rollouts of a group that a refresh expired in Redis, which cannot change them."""
-    states = [rollout.state for rollout in group]
+    limits = (expiry.max_staleness, expiry.max_token_staleness)
+    thresholds = Thresholds(
+        *(None if most is None or most >= NEVER else most + 1 for most in limits)
+    )
+    states, train_step = [rollout.state for rollout in group], expiry.current_version + 1
     write_staleness(states, train_step)
     expire(expired_members(states, train_step, thresholds))
 

@@ -88,7 +88,10 @@ def expired_members(
     return [
         rollout
         for rollout in group
-        if _is_too_stale(rollout, train_step, thresholds.sequence)
+        if (
+            thresholds.sequence is not None
+            and staleness(rollout, train_step) >= thresholds.sequence
+        )
         or _tokens_are_too_stale(rollout, train_step, token)
     ]
 
@@ -115,10 +118,6 @@ def version_to_order_by(
     if steps:
         return min(steps)
     return FRESHEST if train_step is None else train_step - 1
-
-
-def _is_too_stale(rollout: Any, train_step: int | None, threshold: int | None) -> bool:
-    return threshold is not None and staleness(rollout, train_step) >= threshold
 
 
 def _tokens_are_too_stale(rollout: Any, train_step: int | None, threshold: int | None) -> bool:

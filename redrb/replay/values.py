@@ -174,10 +174,6 @@ def _unpack_set(value: dict[str, Any]) -> set[Any]:
         raise DecodeError("a stored rollout is malformed: a set holds a list.") from error
 
 
-def _unpack_scalar(value: dict[str, Any]) -> Any:
-    return unpack_numpy(value.get("dtype"), [], value.get("data"))[()]
-
-
 def _unpack_array(value: dict[str, Any]) -> Any:
     unpack = unpack_tensor if value[TAG] == "tensor" else unpack_numpy
     return unpack(value.get("dtype"), value.get("shape"), value.get("data"))
@@ -189,7 +185,7 @@ _UNPACK: dict[str, Callable[[dict[str, Any]], Any]] = {
     "frozenset": lambda value: frozenset(_unpack_set(value)),
     "dict": _unpack_dict,
     "status": _unpack_status,
-    "scalar": _unpack_scalar,
+    "scalar": lambda value: unpack_numpy(value.get("dtype"), [], value.get("data"))[()],
     "numpy": _unpack_array,
     "tensor": _unpack_array,
 }

@@ -388,6 +388,8 @@ class ExperienceStream:
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
 
+        `ExperienceSender` and the benchmarks put through one (`docs/performance.md`).
+
         Example:
             >>> with stream.writer() as writer:
             ...     for prompts in loader:
@@ -562,6 +564,9 @@ class ExperienceStream:
         where: Mapping[str, Any] | None = None,
     ) -> LeaseLoop:
         """Take batch after batch; the next one is prefetched while its user trains on this one.
+
+        It is the loop of the benchmarks (`docs/performance.md`), and has no thread;
+        `ExperienceLoader` also decodes and copies ahead.
 
         The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
         After `break` or an exception a background thread releases the lease unharmed, at once: call

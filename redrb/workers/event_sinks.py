@@ -32,16 +32,13 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
             log = MetricsLog(recipe.metrics, worker=recipe.worker)
             writes.append(scope.enter_context(log).write)
             if recipe.tensorboard:
-                writes.append(_tensorboard(recipe, scope))
+                from redrb.metrics.tensorboard import TensorBoardLog
+
+                folder = Path(recipe.tensorboard) / recipe.worker
+                writes.append(scope.enter_context(TensorBoardLog(folder)).write)
             if recipe.wandb:
                 writes.append(_wandb(recipe, scope))
         yield write_to_all(writes)
-
-
-def _tensorboard(recipe: Recipe, scope: ExitStack) -> Write:
-    from redrb.metrics.tensorboard import TensorBoardLog
-
-    return scope.enter_context(TensorBoardLog(Path(recipe.tensorboard) / recipe.worker)).write
 
 
 def _wandb(recipe: Recipe, scope: ExitStack) -> Write:

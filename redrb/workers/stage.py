@@ -101,11 +101,7 @@ def _warn_if_new(client: Client, settings: StageSettings) -> None:
 
 
 def _found(name: str) -> object:
-    """Return the object `MODULE:FUNCTION`; modules in the working directory are found.
-
-    Raises:
-        ConfigError: There is no such object.
-    """
+    """Return the object `MODULE:FUNCTION`; modules in the working directory are found."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise ConfigError(f"{name!r} is no function: write MODULE:FUNCTION.")
@@ -123,11 +119,7 @@ def _found(name: str) -> object:
 
 
 def _made(found: Any, name: str) -> Callable[..., Any]:
-    """Return a function, or an object of a class.
-
-    Raises:
-        ConfigError: The object cannot be called.
-    """
+    """Return a function, or an object of a class."""
     made: Callable[..., Any] = found() if isinstance(found, type) else found
     if not callable(made):
         raise ConfigError(f"{name!r} is no function: its type is {type(made).__name__}.")

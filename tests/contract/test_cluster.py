@@ -234,8 +234,8 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
             assert await buffer.size() == len(tasks)
         async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
             with monkeypatch.context() as patch:  # it dies between two nodes
-                replace = [Mock(side_effect=KeyboardInterrupt), resuming.replace_tasks]
-                patch.setattr(resuming, "replace_tasks", lambda batch: replace.pop()(batch))
+                replace = [Mock(side_effect=KeyboardInterrupt), resuming._replace_tasks]
+                patch.setattr(resuming, "_replace_tasks", lambda batch: replace.pop()(batch))
                 patch.setattr(Restoring, "give_up", Mock())
                 with pytest.raises(KeyboardInterrupt):
                     saving.resume(buffer._tasks, tmp_path / "replay")
@@ -641,8 +641,8 @@ def test_a_resume_of_partitions_that_died_between_two_nodes_is_completed(
         assert stream.save(tmp_path).groups == 6
     with opened() as stream:
         with monkeypatch.context() as patch:
-            replace = [Mock(side_effect=KeyboardInterrupt), resuming.replace_tasks]
-            patch.setattr(resuming, "replace_tasks", lambda batch: replace.pop()(batch))
+            replace = [Mock(side_effect=KeyboardInterrupt), resuming._replace_tasks]
+            patch.setattr(resuming, "_replace_tasks", lambda batch: replace.pop()(batch))
             patch.setattr(Restoring, "give_up", Mock())
             with pytest.raises(KeyboardInterrupt):
                 stream.resume(tmp_path)

@@ -1009,14 +1009,14 @@ def test_a_group_put_right_before_the_last_step_stays_and_the_resume_changes_not
 ) -> None:
     async def main() -> None:
         async with await saved("fifo", [[as_dict(1)]]) as buffer:
-            replace = resuming.replace_tasks
+            replace = resuming._replace_tasks
 
             def late(attempts: Any) -> None:
                 with buffer._tasks._make("task") as stream:
                     stream.put(pack_group([as_dict(7)], None))
                 replace(attempts)
 
-            monkeypatch.setattr(resuming, "replace_tasks", late)
+            monkeypatch.setattr(resuming, "_replace_tasks", late)
             with pytest.raises(ConfigError, match="not new"):
                 await buffer.resume(tmp_path / "save")
             assert len(buffer) == 1

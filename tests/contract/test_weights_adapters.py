@@ -369,3 +369,17 @@ def test_an_adapter_that_no_reader_could_load_is_not_published(
     with pytest.raises((ConfigError, EncodeError), match=message):
         publisher.publish_lora(adapter)
     assert keys_of(client, namespace) == before
+
+
+def test_a_closed_publisher_publishes_nothing_more(publisher, subscriber):
+    state = {"a.weight": torch.ones(8, 8)}
+    publisher.publish(state)
+    publisher.close()
+    adapter = {"a.lora_A": torch.ones(2, 8), "a.lora_B": torch.ones(8, 2)}
+    for call in (
+        lambda: publisher.publish(state),
+        lambda: publisher.publish_lora((adapter, {"a": LoraConfig(2, 4.0)})),
+    ):
+        with pytest.raises(ConfigError, match="was closed"):
+            call()
+    assert subscriber.latest().version == 1

@@ -37,7 +37,8 @@ def samples_of(data: TensorDictBase) -> list[BufferItem]:
             f"a TensorDict with batch_size={list(data.batch_size)} has no rows: use add() for one "
             "row, or unsqueeze(0)."
         )
-    columns = {_name(key): _checked(key, value) for key, value in _leaves(data)}
+    leaves = data.items(include_nested=True, leaves_only=True)
+    columns = {_name(key): _checked(key, value) for key, value in leaves}
     columns.pop(INDEX, None)
     versions = columns.pop(VERSION, None)
     if not columns:
@@ -86,10 +87,6 @@ def tensordict_of(items: Sequence[BufferItem], ids: Sequence[int]) -> TensorDict
     versions = [-1 if item.policy_version is None else item.policy_version for item in items]
     result.set(VERSION, torch.tensor(versions, dtype=torch.int64))
     return result
-
-
-def _leaves(data: TensorDictBase) -> Any:
-    return data.items(include_nested=True, leaves_only=True)
 
 
 def _name(key: str | tuple[str, ...]) -> str:

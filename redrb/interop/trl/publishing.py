@@ -46,15 +46,11 @@ class Publishing:
             return
         model = accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
-            self._refuse_sharded(accelerator)
+            if accelerator.distributed_type in _SHARDED:
+                raise ConfigError(
+                    "an adapter that is sharded over ranks cannot be published: train it with DDP, "
+                    "or without PEFT."
+                )
             self._publisher.publish_lora(model)
         else:
             self._publisher.publish(accelerator.get_state_dict(trainer.model))
-
-    @staticmethod
-    def _refuse_sharded(accelerator: Any) -> None:
-        if accelerator.distributed_type in _SHARDED:
-            raise ConfigError(
-                "an adapter that is sharded over ranks cannot be published: train it with DDP, or "
-                "without PEFT."
-            )

@@ -269,12 +269,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
 
 
 def _rows(lease: Lease, size: int) -> tuple[list[BufferItem], list[TokenRow]]:
-    """Decode the groups.
-
-    Raises:
-        RecordError: Groups have a fault, such as no log-probabilities, and were rejected; or one
-            has another size, which may be the trainer's fault: it counts as a failed delivery.
-    """
+    """Decode the groups; reject those that have a fault, and raise RecordError."""
     samples, rows = [], []
     faults: dict[int, RecordError] = {}
     for seq, group in zip(lease.ids, lease.groups(), strict=True):

@@ -152,11 +152,7 @@ class Prefetcher:
         return batch
 
     def _may_go(self, lease: Lease, wait: Wait) -> bool:
-        """Return whether a batch is fresh enough to be handed over, however long Redis is away.
-
-        Raises:
-            StoreUnavailable: Redis was away when the time was up.
-        """
+        """Return whether a batch is fresh enough to be handed over, however long Redis is away."""
         while True:
             try:
                 with stoppable(self._stop_check):
@@ -222,11 +218,7 @@ class Prefetcher:
             number += 1
 
     def _taken(self, number: int) -> Lease:
-        """Take a batch, however long it takes, and however long Redis is away.
-
-        Raises:
-            BatchTimeout, StoreUnavailable: Its time is up, or the loop is over.
-        """
+        """Take a batch, however long it takes, and however long Redis is away."""
         while True:
             stop = self._stop_take = Stop()
             if self._stopped or self._overdue == number:  # asked before this `Stop` was made

@@ -77,6 +77,10 @@ _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _LETTER_COUNT: Final = re.compile(rb"[0-9]{1,15}")
 _LETTER_STATUSES: Final = frozenset(status.value.encode() for status in Status)
+_ORIGIN: Final = re.compile(r"[^\x00-\x20]{1,1024}")
+_ROW: Final = re.compile(r"[0-9a-f]{1,64} [0-9]{1,15} [0-9]{1,15}( ([0-9]{1,15}(,(?=.)|$))*)?")
+_ID: Final = re.compile(r"[1-9][0-9]{0,14}")
+_RECORD: Final = re.compile(r"([0-9]{1,15}) [0-9a-f]{16}")
 _OPERATION: Final = re.compile(r"[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}")
 _REQUIRED_FACTS: Final = {"size", "samples", "status"}
 _OTHER_FACTS: Final = {"score", "priority", "version", "newest", "reads", "tags"}
@@ -132,7 +136,7 @@ class CheckedContents:
             return self._dead_letter(parse_dead_letter(frame))
         if frame.kind is Kind.SOURCES:
             try:
-                return checked_sources(frame.head, self.header.last)
+                return _checked_sources(frame.head, self.header.last)
             except ValueError as error:
                 raise _Malformed(str(error)) from error
         if frame.kind is not Kind.END:
@@ -277,7 +281,8 @@ def _parse_facts(value: Any, names: Sequence[str], *, sampled: bool) -> Facts:
         _require(type(facts.get(name, 0)) is int and abs(facts.get(name, 0)) < 2**63, "a version")
     tags = facts.get("tags", {})
     _require(isinstance(tags, dict) and tags.keys() <= set(names), "a group's tags")
-    _require(all(map(_is_tag, tags.values())), "a group's tags")
+    fit = all(_is_number(value) or _is_text(value, MOST_BYTES) for value in tags.values())
+    _require(fit, "a group's tags")
     _require(_is_score(facts.get("score"), sampled=sampled), "a score")
     _require(_is_number(facts.get("priority", 0)), "a priority")
     return cast("Facts", facts)
@@ -290,6 +295,25 @@ def _parse_ending(head: Any) -> TaskEnd:
     waiting = fields.get("waiting")
     _require(isinstance(waiting, list) and all(map(_is_count, waiting)), "the end")
     return TaskEnd(**{name: fields[name] for name in TaskEnd.__slots__})
+
+
+def _checked_sources(head: Any, last: int) -> SourceRecord:
+    """Return the records of forwarded groups that a frame holds."""
+    if not (isinstance(head, list) and len(head) == 3 and isinstance(head[2], dict)):
+        raise ValueError("forwarded groups")
+    origin, row, records = head
+    if not (_matches(_ORIGIN, origin) and _matches(_ROW, row)):
+        raise ValueError("the origin of forwarded groups")
+    for seq, record in records.items():
+        if not (
+            _matches(_ID, seq) and _matches(_RECORD, record) and int(record.split()[0]) <= last
+        ):
+            raise ValueError("a forwarded group")
+    return SourceRecord(origin, row, records)
+
+
+def _matches(pattern: re.Pattern[str], text: object) -> bool:
+    return isinstance(text, str) and pattern.fullmatch(text) is not None
 
 
 class _Malformed(Exception):
@@ -317,10 +341,6 @@ def _is_score(value: Any, *, sampled: bool) -> bool:
     if sampled:
         return _is_number(value) and 0 <= value <= MOST_WEIGHT
     return value in (None, "-arrival") or _is_number(value)
-
-
-def _is_tag(value: Any) -> bool:
-    return _is_number(value) or _is_text(value, MOST_BYTES)
 
 
 def _is_status(value: Any) -> bool:

@@ -48,17 +48,18 @@ def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> 
         if name in settings:
             _number(settings, name, least)
     if "groups_per_version" in settings:
-        _check_groups_per_version(settings["groups_per_version"])
+        text = settings["groups_per_version"]
+        if TaskSettings(groups_per_version=float(text)).as_stored()["groups_per_version"] != text:
+            raise ValueError(f"groups_per_version={text!r:.80}")
     declare_tags(tags)
-    _check_order(settings.get("order", "fifo"), settings.get("sampled", "0"))
-    if "unsorted" in settings and (
-        not _UNSORTED.fullmatch(settings["unsorted"])
-        or known_order(settings.get("order", "fifo")) is None
-    ):
+    name, sampled = settings.get("order", "fifo"), settings.get("sampled", "0")
+    order = known_order(name)
+    if sampled not in ("0", "1") or (order is not None and str(int(order.sampled)) != sampled):
+        raise ValueError(f"sampled={sampled!r:.80} in the order {name!r:.80}")
+    if "unsorted" in settings and (not _UNSORTED.fullmatch(settings["unsorted"]) or order is None):
         raise ValueError("groups that are not sorted")
     if "rate" in settings:
-        _check_rate(settings["rate"])
-        _check_min_size(settings)
+        _check_rate(settings)
     for name, choices in (("on_expired", OnExpired), ("eviction", Eviction)):
         if name in settings:
             check_choice(name, settings[name], get_args(choices))
@@ -70,26 +71,11 @@ def _number(settings: Mapping[str, str], name: str, least: int) -> None:
         raise ValueError(f"{name}={text!r:.80}")
 
 
-def _check_groups_per_version(text: str) -> None:
-    checked = TaskSettings(groups_per_version=float(text)).as_stored()
-    if checked["groups_per_version"] != text:
-        raise ValueError(f"groups_per_version={text!r:.80}")
-
-
-def _check_order(name: str, sampled: str) -> None:
-    order = known_order(name)
-    if sampled not in ("0", "1") or (order is not None and str(int(order.sampled)) != sampled):
-        raise ValueError(f"sampled={sampled!r:.80} in the order {name!r:.80}")
-
-
-def _check_min_size(settings: Mapping[str, str]) -> None:
-    size = int(settings["rate"].split(" ")[1])
-    for name in ("limit", "capacity"):
-        if 0 < int(settings.get(name, "0")) < size:
-            raise ValueError(f"{name}={settings[name]} with a rate whose min_size is {size}")
-
-
-def _check_rate(text: str) -> None:
+def _check_rate(settings: Mapping[str, str]) -> None:
+    text = settings["rate"]
     per_insert, size, least, most = text.split(" ")
     if str(RateLimit(float(per_insert), int(size), float(least), float(most))) != text:
         raise ValueError(f"rate={text!r:.80}")
+    for name in ("limit", "capacity"):
+        if 0 < int(settings.get(name, "0")) < int(size):
+            raise ValueError(f"{name}={settings[name]} with a rate whose min_size is {size}")

@@ -1,4 +1,4 @@
-"""`Restoring`: builds a saved task on a stage, whose keys `replacing_tasks` moves to their place.
+"""`Restoring`: builds a saved task on a stage, whose keys `resuming` moves to their place.
 
 Parts go to the stage like puts: the payloads by XADD, and the records to a script, in one
 transaction that has its effect once however often it is sent.
@@ -193,11 +193,7 @@ class Restoring:
             raise self.gone()
 
     def _merged(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that the task was given, and those of the file for all others.
-
-        Raises:
-            TaskMismatch: The task has another order, or other tags, than the saved groups.
-        """
+        """Return the settings that the task was given, and those of the file for all others."""
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
         defaults = {"format": str(WIRE_FORMAT), "order": "fifo", "sampled": "0", "partitions": "1"}
@@ -221,7 +217,10 @@ class Restoring:
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
         """Return the state of each consumer group for the stage."""
         ending, found = self.saved.ending, self.saved.needed
-        late = [ConsumerGroup(name, self._counters_of_late(found), found) for name in self._late]
+        reads = int(self._settings.get("max_reads") or self._settings["default_max_reads"])
+        never_found = self.header.counters.get("put", 0) - found
+        of_late = {"waiting": found, "unread": reads * never_found}
+        late = [ConsumerGroup(name, dict(of_late), found) for name in self._late]
         waiting = [*ending.waiting, *[found] * len(late)]
         return {
             group.name: {
@@ -230,13 +229,6 @@ class Restoring:
             }
             for group, needed in zip([*self.header.groups, *late], waiting, strict=True)
         }
-
-    def _counters_of_late(self, found: int) -> dict[str, int]:
-        """Return the counters of a consumer group that joined late, and finds `found` groups."""
-        never_found = self.header.counters.get("put", 0) - found
-        reads = self._settings.get("max_reads") or self._settings["default_max_reads"]
-        unread = int(reads) * never_found
-        return {"waiting": found, "unread": unread}
 
     def _run(self, script: str, *arguments: Argument) -> Reply:
         return self.store.run(script, [self.token, *arguments])

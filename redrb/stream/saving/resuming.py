@@ -154,7 +154,7 @@ def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
             _fill(restoring, each.refreshes)
         for _, together in groupby(attempts, lambda restoring: restoring.store.client):
             batch = list(together)
-            replace_tasks(batch)
+            _replace_tasks(batch)
             done += [restoring.store.task for restoring in batch]
     except BaseException as error:
         if done:
@@ -185,3 +185,32 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
     if refreshes:
         restoring.refreshes(refreshes)
     restoring.end()
+
+
+def _replace_tasks(all_restoring: Sequence[Restoring]) -> None:
+    """Replace tasks on one server, or in one slot of a cluster, by their stages: all or none.
+
+    Raises:
+        ConfigError: A task was used meanwhile, or got other settings.
+        StoreError: A stage is gone.
+        StoreUnavailable: Redis stayed away; `uncertain` is set if the tasks may be replaced.
+    """
+    first = all_restoring[0].store
+    by_stream = {each.store.keys.stream: each for each in all_restoring}
+    plans = [
+        msgpack.packb({"token": each.token, "put": each.put, "whole": each.whole})
+        for each in all_restoring
+    ]
+    outcome, *details = run(first.client, load("saving/restore_end"), list(by_stream), plans)
+    if outcome == b"ok":
+        return
+    stream, *names = (detail.decode() for detail in details)
+    restoring = by_stream[stream]
+    if outcome == b"used":
+        raise restoring.used()
+    if outcome == b"differs":
+        raise ConfigError(
+            f"task {restoring.store.task!r} got another {', '.join(names)} while it was restored: "
+            "nothing was changed; resume it again."
+        )
+    raise restoring.gone()

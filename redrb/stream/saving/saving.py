@@ -131,3 +131,25 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `target` when the block ends without an error.
+
+    Until then it is in a folder of `staging`.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        with staging(target) as folder:
+            fresh = folder / target.name
+            with fresh.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(target)
+            sync_folder(target.parent)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}.") from error

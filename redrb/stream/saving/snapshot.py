@@ -25,7 +25,7 @@ from redrb.stream.saving.records import (
     settings_of,
 )
 from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.facts import Facts, unpack_facts
+from redrb.stream.task.facts import unpack_facts
 from redrb.stream.task.store import TaskStore
 
 PAGE_GROUPS = 32
@@ -76,7 +76,9 @@ class TaskReader:
             entries = list(map(parse_entry, page))
             records = self._records([seq for seq, _ in entries])
             for (_, payload), record in zip(entries, records, strict=True):
-                if record is not None and self._is_stored(record):
+                # it may have been deleted after it was read
+                stored = record and (record.needs or record.archived or not self.header.groups)
+                if record is not None and stored:
                     yield record, payload or b""
             after = entries[-1][0]
             count = _next_count(sum(map(len, fields or ())) for _, fields in page)
@@ -138,10 +140,6 @@ class TaskReader:
             raise TaskChanged("the task was cleared")
         return [_record(seq, values) for seq, values in zip(seqs, records, strict=True)]
 
-    def _is_stored(self, record: GroupRecord) -> bool:
-        """Return whether a group is stored still; it may have been deleted after it was read."""
-        return bool(record.needs or record.archived or not self.header.groups)
-
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
         cursor = b"0"
         while True:
@@ -190,25 +188,21 @@ def _consumer_group(values: Sequence[Any]) -> ConsumerGroup:
 @Reading("the record of a group")
 def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
     """Return the record of a group; None when the group was deleted meanwhile."""
-    facts, archived, *flat = values
-    if not facts:
+    packed, archived, *flat = values
+    if not packed:
         return None
+    facts = unpack_facts(packed)
+    facts.pop("current", None)  # the version when it was put: of a run that is over
     needs = zip(*(flat[place::5] for place in range(5)), strict=True)
     return GroupRecord(
         seq,
-        _saved_facts(facts),
+        facts,
         archived.decode(),
         tuple(
             Need(int(place), moved.decode(), expiry.decode(), whole(failed), whole(reads))
             for place, moved, expiry, failed, reads in needs
         ),
     )
-
-
-def _saved_facts(packed: bytes) -> Facts:
-    facts = unpack_facts(packed)
-    facts.pop("current", None)  # the version when it was put: of a run that is over
-    return facts
 
 
 @Reading("a hash of a task")

@@ -29,16 +29,13 @@ class Backlog:
         closed: Whether nothing more is taken over.
         groups: Groups that are not stored yet.
         nbytes: Bytes of their tensors.
-        peak_nbytes: Most bytes that were held at once.
-        put: Groups that are stored, or were filtered.
-        dropped: Groups that were given up because of an error.
         unsent: Groups that were given up because the sender was closed.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.closed = False
-        self.groups = self.nbytes = self.peak_nbytes = self.put = self.dropped = self.unsent = 0
+        self.groups = self.nbytes = self.unsent = 0
         self._failures: list[tuple[Exception, int]] = []
         self._outages: dict[object, StoreError] = {}
 
@@ -71,15 +68,12 @@ class Backlog:
         """Count items out that were put, except `unsent` groups that were given up."""
         with self.changed:
             self.unsent += unsent
-            self.put += held.groups - unsent
             self._count(-held.groups, -held.nbytes)
 
     def fail(self, error: Exception, dropped: int) -> None:
         """Keep an error, because of which groups were dropped, for the next call."""
         with self.changed:
             self._failures.append((error, dropped))
-            self.dropped += dropped
-            self.put -= dropped  # `settle` counts all groups
         _log.error("a sender drops %d groups: %s", dropped, error)  # in case no call follows
 
     def note_outage(self, sender: object, error: StoreError | None) -> None:
@@ -130,5 +124,4 @@ class Backlog:
     def _count(self, groups: int, nbytes: int) -> None:
         self.groups += groups
         self.nbytes += nbytes
-        self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
         self.changed.notify_all()

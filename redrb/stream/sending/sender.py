@@ -114,26 +114,6 @@ class ExperienceSender:
         """Groups that are not stored yet."""
         return self._backlog.groups
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the tensors of groups that are not stored yet."""
-        return self._backlog.nbytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes of tensors that were held at once."""
-        return self._backlog.peak_nbytes
-
-    @property
-    def sent_groups(self) -> int:
-        """Groups that are stored, and groups that a filter dropped."""
-        return self._backlog.put
-
-    @property
-    def dropped_groups(self) -> int:
-        """Groups that were given up; an error has reported them."""
-        return self._backlog.dropped
-
     def send(
         self,
         items: Items | GroupedRows,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
@@ -20,16 +18,13 @@ from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
 from redrb.weights.publishing.single_publishing import SinglePublishing
-from redrb.weights.publishing.submission import Submission
 from redrb.weights.tensors.copying import plain
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
 from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import CHUNK_BYTES, Layout
+from redrb.weights.wire.layout import CHUNK_BYTES
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
-
-_log = logging.getLogger("redrb")
 
 
 class WeightPublisher:
@@ -82,8 +77,6 @@ class WeightPublisher:
         self._committer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._single = SinglePublishing(client, self._keys, self._committer, self._baseline, name)
         self._publishing = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._submitted: Submission | None = None
         self._closed = False
         self._committer.take_over()
         Registry(client, namespace).add("weights", name)
@@ -120,11 +113,7 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
         """
-        layout, tensors = self._prepared(state, version)
-        with self._publishing:
-            self._wait_for_submitted()
-            self._check_open()
-            return self._publish(layout, tensors, version)
+        return self._publish(state, checked_int_or_none("version", version, 1, MAX_VERSION))
 
     def publish_lora(
         self,
@@ -148,99 +137,24 @@ class WeightPublisher:
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
         version = checked_int_or_none("version", version, 1, MAX_VERSION)
-        layers, configs = adapter_of(model)
-        tensors = published_tensors(layers)
-        layout = self._laid_out(tensors)
-        with self._publishing:
-            self._wait_for_submitted()
-            self._check_open()
-            return self._publish(layout, tensors, version, adapter=configs_to_wire(configs))
-
-    def submit(self, state: StateLike, *, version: int | None = None) -> Future[WeightVersion]:
-        """Publish beside training: copy the tensors, then encode and send them in a thread.
-
-        When this returns, training may go on. The copy needs as much memory on the host as a
-        version. One version is under way at a time: the next call waits until it is published.
-
-        Returns:
-            The future of the version. An error is logged, and `close` raises it unless the caller
-            has asked the future for it.
-        """
-        layout, tensors = self._prepared(state, version)
-        with self._publishing:
-            self._wait_for_submitted()
-            self._check_open()
-            copied = {
-                entry.name: tensors[entry.name].detach().to("cpu", copy=True)
-                for entry in layout.tensors
-                if entry.alias is None
-            }
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="redrb-publisher")
-            self._submitted = Submission()
-            self._thread.submit(self._end, self._submitted, layout, copied, version)
-            return self._submitted
+        tensors, configs = adapter_of(model)
+        return self._publish(tensors, version, adapter=configs_to_wire(configs))
 
     def close(self) -> None:
-        """Wait for the submitted version, and end the thread of `submit`.
-
-        Raises:
-            RedrbError: The last submitted version failed, and no caller has asked for its outcome.
-        """
+        """Wait for a call that another thread has begun, and refuse further ones."""
         with self._publishing:
             self._closed = True
-            last, self._submitted = self._submitted, None
-            if self._thread is not None:
-                self._thread.shutdown()
-        if last is not None and not last.seen:
-            last.result()
 
-    def _end(
-        self,
-        submission: Submission,
-        layout: Layout,
-        tensors: Mapping[str, Tensor],
-        version: int | None,
-    ) -> None:
-        try:
-            published = self._publish(layout, tensors, version)
-        except BaseException as error:  # noqa: BLE001 (the future raises it)
-            _log.warning(
-                "weights %r: the submitted version is not published: %s", self._name, error
-            )
-            submission.set_exception(error)
-        else:
-            submission.set_result(published)
-
-    def _wait_for_submitted(self) -> None:
-        if self._submitted is not None:
-            wait([self._submitted])
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("this publisher was closed: create a new WeightPublisher.")
-
-    def _prepared(self, state: StateLike, version: int | None) -> tuple[Layout, dict[str, Tensor]]:
-        """Return the checked state and its layout."""
-        checked_int_or_none("version", version, 1, MAX_VERSION)
+    def _publish(self, state: StateLike, version: int | None, adapter: Any = None) -> WeightVersion:
         tensors = published_tensors(state)
-        return self._laid_out(tensors), tensors
-
-    def _laid_out(self, tensors: Mapping[str, Tensor]) -> Layout:
         layout = lay_out(tensors, CHUNK_BYTES, self._cast)
         if layout.chunks > MAX_CHUNKS:
             raise EncodeError(
                 f"{layout.nbytes} bytes: the limit of a version is {MAX_CHUNKS * CHUNK_BYTES}."
             )
-        return layout
-
-    def _publish(
-        self,
-        layout: Layout,
-        tensors: Mapping[str, Tensor],
-        version: int | None,
-        adapter: Any = None,
-    ) -> WeightVersion:
-        owners = (entry.name for entry in layout.tensors if entry.alias is None)
-        source = State(layout, {name: plain(tensors[name]) for name in owners})
-        return self._single.publish(source, version, adapter)
+        with self._publishing:
+            if self._closed:
+                raise ConfigError("this publisher was closed: create a new WeightPublisher.")
+            owners = (entry.name for entry in layout.tensors if entry.alias is None)
+            source = State(layout, {name: plain(tensors[name]) for name in owners})
+            return self._single.publish(source, version, adapter)

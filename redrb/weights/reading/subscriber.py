@@ -122,7 +122,8 @@ class WeightSubscriber:
             strict: True demands the same names on both sides; "model" demands all names of the
                 target and ignores other published names; False loads the names that both have.
             in_place: Receive straight into the tensors while `lock` is held. This needs no memory
-                beside them, but a fetch that breaks off leaves a mixture until a call succeeds.
+                beside them, but a fetch that breaks off leaves a mixture until a call succeeds. The
+                benchmark of weights loads so (`docs/performance.md`).
 
         Returns:
             The version that was loaded, or None if nothing is newer.
@@ -226,7 +227,8 @@ class WeightSubscriber:
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors of the newest version by name, if it is newer than the last one loaded.
 
-        Inference engines take such pairs, for example vLLM's `model.load_weights(...)`. Tensors
+        Inference engines take such pairs in their own process, as in `docs/weights.md`, for example
+        vLLM's `model.load_weights(...)`. Tensors
         are on the CPU and share memory with this subscriber: copy them, and do not change them.
         After the last tensor, `version` is the yielded version.
 

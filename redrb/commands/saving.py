@@ -1,0 +1,73 @@
+"""`redrb save`, `resume` and `export`: a task to a file and back, or to files for other tools."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from redrb.commands.arguments import TASK, Commands, add_command, add_group
+from redrb.commands.output import figures, show
+
+
+def add_to(commands: Commands) -> None:
+    """Add the commands."""
+    save = add_command(commands, "save", "write a task to a file", _save, subject=TASK)
+    save.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="file, or directory of a task with partitions",
+    )
+    resume = add_command(commands, "resume", "fill a new task from a file", _resume, subject=TASK)
+    resume.add_argument("path", metavar="PATH", type=Path, help="file or directory of `redrb save`")
+    text = "write a task's groups as JSON lines and safetensors"
+    export = add_command(commands, "export", text, _export, subject=TASK)
+    export.add_argument("path", metavar="PATH", type=Path, help="directory; a new one")
+    add_group(export)
+
+
+def _save(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.stream.saving.partitions import save_partitions
+    from redrb.stream.saving.saving import save_task
+    from redrb.stream.task.inspection import existing_task
+
+    with connect(options.url) as client:
+        stores = existing_task(client, options.task, namespace=options.namespace)
+        if len(stores) == 1:
+            saved = asdict(save_task(stores[0], options.path))
+        else:
+            saved = asdict(save_partitions(stores, options.path))
+    show(saved, figures(saved), as_json=options.json)
+    return 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.registry import Registry
+    from redrb.stream.saving.partitions import read_index, resume_partitions
+    from redrb.stream.saving.resuming import resume_task
+    from redrb.stream.task.store import TaskStore
+
+    with connect(options.url) as client:
+        name, path = (options.namespace, options.task), options.path
+        if path.is_dir():
+            stores = TaskStore.of_partitions(client, *name, len(read_index(path)))
+            resumed = asdict(resume_partitions(stores, path))
+        else:
+            resumed = asdict(resume_task(TaskStore.of(client, *name), path))
+        Registry(client, options.namespace).add("task", options.task)
+    show(resumed, figures(resumed), as_json=options.json)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.stream.export import export_task
+
+    task, path, namespace = options.task, options.path, options.namespace
+    with connect(options.url) as client:
+        exported = export_task(client, task, path, namespace=namespace, group=options.group)
+    show(asdict(exported), figures(asdict(exported)), as_json=options.json)
+    return 0
