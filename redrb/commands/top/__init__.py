@@ -55,20 +55,12 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.task:
         check_name("task", options.task)
-    if has_screen() and sys.stdin.isatty() and not (options.once or options.json):
-        from redrb.commands.top.full_screen import FullScreen
+    if not (has_screen() and sys.stdin.isatty()) or options.once or options.json:
+        return _print_pictures(options)
+    with _observed(options) as (client, observer):
+        from redrb.commands.top.app import Top
 
-        with FullScreen(sys.stdin.fileno(), sys.stdout.fileno()) as screen:
-            screen.draw([f"redrb top connects, for namespace {options.namespace} ..."])
-            from redrb.commands.top.group_reader import GroupReader
-            from redrb.commands.top.live import watch
-            from redrb.commands.top.place import Place
-
-            with _observed(options) as (client, observer):
-                place, where = Place(task=options.task), _where(client, options)
-                groups = GroupReader(client, options.namespace, screen.wake)
-                return watch(observer, groups, screen, place, where)
-    return _print_pictures(options)
+        return Top(observer, _where(client, options), task=options.task).show()
 
 
 @contextmanager
@@ -163,9 +155,8 @@ def _show(view: View, history: History, options: argparse.Namespace, place: str)
 
     from redrb.commands.output import show
     from redrb.commands.top.picture import picture
-    from redrb.commands.top.place import Place
 
-    lines = picture(view, history, Place(task=options.task), place)
+    lines = picture(view, history, options.task, place)
     show(asdict(view), (each.plain.rstrip() for each in lines), as_json=options.json)
 
 
