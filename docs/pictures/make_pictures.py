@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def picture_of_top(browser: Browser, observer: Observer, file: Path) -> None:
             return app.export_screenshot(title="redrb top")
 
     page = browser.new_page(viewport={"width": 1180, "height": 900})
-    page.set_content(asyncio.run(screenshot()))
+    with ThreadPoolExecutor(1) as threads:  # playwright has an event loop in this thread
+        page.set_content(threads.submit(asyncio.run, screenshot()).result())
     page.locator("svg").screenshot(path=str(file))
     page.close()
 

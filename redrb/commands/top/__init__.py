@@ -14,6 +14,7 @@ from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
+    from redrb.launch.run import Show
     from redrb.state.history import History
     from redrb.state.observer import Observer
     from redrb.state.view import View
@@ -55,12 +56,26 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.task:
         check_name("task", options.task)
-    if not (has_screen() and sys.stdin.isatty()) or options.once or options.json:
+    if options.once or options.json or not _is_live():
         return _print_pictures(options)
     with _observed(options) as (client, observer):
         from redrb.commands.top.app import Top
 
         return Top(observer, _where(client, options), task=options.task).show()
+
+
+def job_screen() -> Show | None:
+    """Return the function that shows a run on this terminal; None: it is none."""
+    if not _is_live():
+        return None
+    from redrb.commands.top.job import show_job
+
+    return show_job
+
+
+def _is_live() -> bool:
+    """Return whether a live screen can be drawn, and keys be read."""
+    return has_screen() and sys.stdin.isatty()
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Picture(Screen[None]):
         """Show the newest view, unless another screen is shown."""
         if self.is_current:
             view = self.app.observer.newest()
-            lines = heading(view, self.app.where, self.size.width)
+            lines = self.app.heading(view, self.size.width)
             self._heading.update(_joined(lines))
             size = Size(self.size.width - 1, self.size.height - len(lines) - 1)
             self.draw_below(view, size)
@@ -303,6 +303,10 @@ class Top(App[int]):
     def get_default_screen(self) -> Screen[None]:
         """Begin with everything."""
         return Overview()
+
+    def heading(self, view: View, width: int) -> list[Text]:
+        """Return the first lines of every screen."""
+        return heading(view, self.where, width)
 
     def show(self) -> int:
         """Run until the user ends it, or a signal; returns the exit status."""
