@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from textual.pilot import Pilot
 
 from redrb.commands.top.job import JobScreen, show_job
 from redrb.launch.history import History
@@ -17,7 +19,7 @@ from redrb.launch.progress import progress_line
 from redrb.launch.rate import Rate
 from redrb.launch.report import summary, table
 from tests.sample_state import sample_state, view_of
-from tests.unit.test_top_screen import WHERE, Observer, shown
+from tests.unit.test_top_screen import WHERE, Observer, run, shown
 
 
 def event(worker: str, event: str, **values: Any) -> dict[str, Any]:
@@ -105,6 +107,18 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
     assert over.is_set()
     assert text[2:4] == [each.ljust(80) for each in ("redrb run x", "7 s  reward 0.500")]
     assert "WORKERS of math" in "\n".join(text)
+
+
+def test_ctrl_z_stops_the_workers_of_a_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.killpg", lambda *call: sent.append(call))
+
+    async def use(pilot: Pilot[Any]) -> None:
+        await pilot.press("ctrl+z")
+
+    observer: Any = Observer(view_of(sample_state()))
+    run(JobScreen(observer, WHERE, "math", list), use)
+    assert sent == [(os.getpgrp(), signal.SIGTSTP)]
 
 
 def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:

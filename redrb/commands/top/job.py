@@ -40,6 +40,10 @@ class JobScreen(Top):
         """End the run, which then ends the screen."""
         os.kill(os.getpid(), signal.SIGINT)
 
+    def action_suspend_process(self) -> None:
+        """Stop the workers too until the shell continues them, as Ctrl-Z does without a screen."""
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+
 
 def show_job(
     observer: Observer,
