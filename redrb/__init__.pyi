@@ -35,9 +35,7 @@ from .stream import RateLimit as RateLimit
 from .stream import StreamStats as StreamStats
 from .stream import finite_rewards as finite_rewards
 from .stream import reward_variance as reward_variance
-from .stream.exchange import export_task as export_task
-from .stream.exchange import import_task as import_task
-from .stream.feeding import ExperienceDataset as ExperienceDataset
+from .stream.export import export_task as export_task
 from .stream.feeding import ExperienceLoader as ExperienceLoader
 from .stream.mixture import Mixture as Mixture
 from .stream.sending import ExperienceSender as ExperienceSender

@@ -109,11 +109,6 @@ class TaskKeys:
             attempt += 1
         return whole
 
-    @classmethod
-    def of_mixture(cls, namespace: str, group: str, digest: str) -> TaskKeys:
-        """Return the keys of the turn of takes from a mixture; `digest` names its weights."""
-        return cls(f"redrb:{{{namespace}:mixture:{group}:{digest}}}:")
-
     @property
     def namespace(self) -> str:
         """Namespace of the task."""
@@ -173,6 +168,10 @@ class TaskKeys:
     def none(self) -> str:
         """A key that never exists."""
         return f"{self.prefix}none"
+
+    def consumers(self, group: str) -> str:
+        """Sorted set: the deadlines of the heartbeats of a consumer group's consumers."""
+        return f"{self.prefix}consumers:{group}"
 
     def wake(self, waiter: str) -> str:
         """The list on which `waiter` blocks."""

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import pytest
 import torch
@@ -16,12 +17,11 @@ from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from redrb.stream import waiting
-from redrb.stream.mixture import turn_timeout
 from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
 from tests.audit import audit
-from tests.servers import Server, programs
+from tests.servers import Server, named_programs, programs
 from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytest)
 from tests.tools import need
 
@@ -36,22 +36,34 @@ Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that take seconds on one real server in the ordinary suite.
+    """Run each test on as many servers as its subject needs; on the others it is a slow test.
 
-    These are tests of whole processes and of clusters, and those that are marked `long`: other
-    contract tests send the same requests to fakeredis and to every server. On the other servers
-    they are slow tests.
+    Contract tests send the same requests to fakeredis and to a real server, and each of the two
+    usual servers runs about half of them. Those that are marked `every_server` ask how a server
+    behaves, and run on both. Tests of whole processes, of clusters, and those that are marked
+    `long` take seconds, and run on the last server only. Servers that REDRB_TEST_SERVERS names run
+    all contract tests.
     """
     names = {item.nodeid for item in items}
     first, *others = REAL
+    usual = [name for name in REAL if name not in named_programs()]
     for item in items:
         folder, file = item.path.parent.name, item.path.name
         long = item.get_closest_marker("long") is not None
-        takes_long = long or folder in ("integration", "faults") or "cluster" in file
-        skipped = ("fake", first) if long else (first,)
+        if long or folder in ("integration", "faults") or "cluster" in file:
+            skipped = ["fake", first] if long else [first]
+            instead = others
+        elif folder == "contract" and item.get_closest_marker("every_server") is None:
+            whichever = item.nodeid
+            for name in usual:
+                whichever = whichever.replace(name, "")
+            instead = [usual[crc32(whichever.encode()) % len(usual)]]
+            skipped = [name for name in usual if name not in instead]
+        else:
+            continue
         for one in skipped:
-            elsewhere = (item.nodeid.replace(one, other) in names for other in others)
-            if takes_long and one in item.nodeid and any(elsewhere):
+            elsewhere = (item.nodeid.replace(one, other) in names for other in instead)
+            if one in item.nodeid and any(elsewhere):
                 item.add_marker("slow")
 
 
@@ -135,7 +147,6 @@ LOOK_AGAIN_S = 15.0
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
     monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (LOOK_AGAIN_S,))
-    monkeypatch.setattr(turn_timeout, "SLICE_S", LOOK_AGAIN_S)
     for module in (taker, room, ranks):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 

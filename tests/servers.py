@@ -31,11 +31,14 @@ def programs() -> dict[str, str]:
     system = find("redis-server")
     if system:
         found[_name(system)] = system
-    for entry in re.split(r"[,\n]+", os.environ.get("REDRB_TEST_SERVERS", "")):
-        if entry.strip():
-            name, _, program = entry.strip().partition("=")
-            found[name] = program
-    return found
+    return found | named_programs()
+
+
+def named_programs() -> dict[str, str]:
+    """Return the servers that REDRB_TEST_SERVERS names."""
+    entries = re.split(r"[,\n]+", os.environ.get("REDRB_TEST_SERVERS", ""))
+    pairs = (entry.strip().partition("=") for entry in entries if entry.strip())
+    return {name: program for name, _, program in pairs}
 
 
 def _name(path: str) -> str:

@@ -1,7 +1,6 @@
 """Reads groups for people who look at them: without leasing them, and never more than asked.
 
-`redrb inspect`, `redrb tail` and the live page show what this room returns. It needs numpy, and no
-torch.
+`redrb inspect` and the live page show what this room returns. It needs numpy, and no torch.
 """
 
 import lazy_loader

@@ -1,6 +1,5 @@
 from .browser import Browser as Browser
 from .choice import Choice as Choice
-from .follower import Arrivals as Arrivals
 from .follower import Follower as Follower
 from .records import GroupView as GroupView
 from .records import LeaseView as LeaseView

@@ -113,7 +113,7 @@ class Browser:
     def _look(self, stores: list[TaskStore], choice: Choice, *, full: bool) -> Page:
         where = "" if choice.where is None else parse_where(choice.where, _tags_of(stores[0]))
         page = choice.most_ranked if choice.rank else choice.count
-        walk = Walk(stores, self._group, where=where, looks=choice.most_looked, page=page)
+        walk = self._walk(stores, page=page, looks=choice.most_looked, where=where)
         notes: list[str] = []
         if choice.ids:
             views = self._given(stores, walk, choice.ids, full=full)
@@ -126,6 +126,14 @@ class Browser:
         if walk.cut:
             seen = f"{walk.looked:,} of {walk.total:,}"
             notes.insert(0, f"only the first {seen} groups were looked at")
+        return self._page(walk, views, notes)
+
+    def _walk(
+        self, stores: list[TaskStore], *, page: int, looks: int = MOST_LOOKED, where: str = ""
+    ) -> Walk:
+        return Walk(stores, self._group, where=where, looks=looks, page=page)
+
+    def _page(self, walk: Walk, views: Sequence[GroupView], notes: Sequence[str]) -> Page:
         return Page(
             task=self.task,
             group=self._group,
@@ -231,11 +239,11 @@ class Browser:
     def _shown(self, view: GroupView, blob: bytes, room: _Room, *, full: bool) -> GroupView:
         """Return a view with the samples of its payload if the page has room for them."""
         if not full or room.takes(len(blob)):
-            return self.decoded(view, blob, full=full)
-        short = self.decoded(view, blob, full=False)
+            return self._decoded(view, blob, full=full)
+        short = self._decoded(view, blob, full=False)
         return replace(short, notes=(*short.notes, _UNSHOWN))
 
-    def decoded(self, view: GroupView, blob: bytes, *, full: bool) -> GroupView:
+    def _decoded(self, view: GroupView, blob: bytes, *, full: bool) -> GroupView:
         """Return a view with what its payload says; `full`: with its samples."""
         try:
             samples = Samples(blob, self._limits)

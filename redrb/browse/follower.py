@@ -1,185 +1,102 @@
-"""`Follower`: the groups of a task as they arrive, and how many were not seen."""
+"""`Follower`: the groups of a task as they arrive."""
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections import deque
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from itertools import islice
+from typing import Any, Final
 
-from redrb.browse.arrays import mean_of
-from redrb.browse.arrival_reader import ArrivalReader, Arrived
-from redrb.browse.limits import LIMITS, Limits
-from redrb.browse.records import GroupView
-from redrb.browse.samples import Samples
-from redrb.connection import Client
-from redrb.connection.deadline import within
-from redrb.errors import DecodeError, StoreUnavailable
+from redrb.browse.browser import Browser
+from redrb.browse.entries import Entry
+from redrb.browse.records import Page
+from redrb.browse.walk import Walk
+from redrb.connection.deadline import GRACE_S, within
+from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.inspection import existing_task
-from redrb.stream.task.numbering import Numbering
 
-_WINDOW_S: Final = 10.0
-"""Seconds over which the rate is measured."""
+NEWEST: Final = 64
+"""Groups of each partition that `next` returns, at most; older ones are skipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Groups that arrived.
+class Follower(Browser):
+    """A `Browser` that follows the arrivals of its task without polling.
 
-    Attributes:
-        groups: The groups, in the order of their arrival in each partition; without samples.
-        put: Groups put since the follower began.
-        shown: Groups among them that were returned, these included.
-        missed: Groups that were skipped because they came faster than they were taken from here,
-            or that consumers had acknowledged before they were read.
-        per_s: Groups put per second, over the last ten seconds.
-        away: Why Redis cannot be read now; "" if it can.
-        anew: Whether the task was created anew: Redis lost its data, or somebody cleared it.
+    It blocks on the task's stream, which no producer or consumer notices. On a cluster it blocks on
+    the node of the first partition; arrivals on other nodes are read when `next` ends. One thread
+    calls `next`.
     """
 
-    groups: tuple[GroupView, ...]
-    put: int
-    shown: int
-    missed: int
-    per_s: float
-    away: str = ""
-    anew: bool = False
-
-
-class Follower:
-    """Follows the arrivals of a task without taking them, and without polling.
-
-    One thread a partition waits for groups; it survives restarts of Redis. One thread takes from
-    here.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        task: str,
-        *,
-        namespace: str = "default",
-        per_s: float | None = None,
-        limits: Limits = LIMITS,
-        timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         """Begin to follow: groups that are put from now on.
 
         Args:
-            client: A client.
-            task: Name of the task.
-            namespace: Its namespace.
-            per_s: Groups of each partition to read a second, at most; None: all.
-            limits: How much of each group is decoded.
-            timeout_s: Seconds for the first requests.
+            *args: As a `Browser` takes them.
+            **options: The same.
 
         Raises:
             UnknownTask: There is no such task.
-            StoreUnavailable: Redis does not answer.
+            StoreUnavailable: Redis did not answer in time.
         """
-        self._limits = limits
-        self._closing = threading.Event()
-        with within(timeout_s):
-            stores = existing_task(client, task, namespace=namespace)
-            self._numbering = Numbering(len(stores))
-            self._reports: queue.Queue[Arrived] = queue.Queue(2 * len(stores))
-            self._readers = [
-                ArrivalReader(store, place, self._reports, closing=self._closing, per_s=per_s)
-                for place, store in enumerate(stores)
-            ]
-        self._put = [0] * len(stores)
-        self._unread = [0] * len(stores)
-        self._away: dict[int, str] = {}
-        self._shown = 0
-        self._rates: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
-        for reader in self._readers:
-            reader.start()
+        super().__init__(*args, **options)
+        with within(self._timeout_s):
+            self._stores = existing_task(self._client, self.task, namespace=self._namespace)
+            self._seen = [0] * len(self._stores)
+            self._passed = [0] * len(self._stores)  # entries of failed puts are not seen as groups
+            self._incarnations = [""] * len(self._stores)
+            self._arrived(self._walk(self._stores, page=NEWEST))
 
-    def __enter__(self) -> Self:
-        return self
+    def next(self, timeout_s: float, *, full: bool = False) -> Page:
+        """Return the groups that have arrived, the oldest first; none if none came in time.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the threads."""
-        self._closing.set()
-        for reader in self._readers:
-            reader.join()
-
-    def next(self, timeout_s: float) -> Arrivals:
-        """Return the next groups, or none after a time; while Redis is away, why.
+        Args:
+            timeout_s: Seconds to wait for groups.
+            full: Whether to decode their samples; else only the rewards.
 
         Raises:
-            StoreError: Redis refused to be read.
+            StoreUnavailable: Redis did not answer in time; the next call goes on.
         """
-        try:
-            report = self._reports.get(timeout=timeout_s)
-        except queue.Empty:
-            return self._arrivals(())
-        if report.error is not None:
-            if not isinstance(report.error, StoreUnavailable):
-                raise report.error
-            self._away[report.place] = str(report.error)
-            return self._arrivals(())
-        self._away.pop(report.place, None)
-        self._put[report.place], self._unread[report.place] = report.put, report.unread
-        groups = tuple(
-            self._view(self._numbering.ids(report.place, [seq])[0], blob, report.version)
-            for seq, blob in report.blobs
-        )
-        self._shown += len(groups)
-        return self._arrivals(groups, anew=report.anew)
+        with within(timeout_s + GRACE_S):
+            self._block(timeout_s)
+        with within(self._timeout_s):
+            walk = self._walk(self._stores, page=NEWEST)
+            entries, passed, notes = self._arrived(walk)
+            views = self._views(self._stores, walk, entries, len(entries), full=full)
+        if passed > len(views):
+            notes.append(
+                f"{passed - len(views):,} groups are not shown: they came faster than they are "
+                "read, or were gone before"
+            )
+        return self._page(walk, views, notes)
 
-    def _arrivals(self, groups: tuple[GroupView, ...], *, anew: bool = False) -> Arrivals:
-        put = sum(self._put)
-        return Arrivals(
-            groups=groups,
-            put=put,
-            shown=self._shown,
-            missed=max(put - self._shown - sum(self._unread), 0),
-            per_s=self._rate(put),
-            away="; ".join(self._away.values()),
-            anew=anew,
-        )
+    def _block(self, seconds: float) -> None:
+        """Wait for the next entry in a partition on the node of the first one."""
+        client = self._stores[0].client
+        places = {
+            store.keys.stream.encode(): place
+            for place, store in enumerate(self._stores)
+            if store.client is client
+        }
+        after = [entry_id(self._passed[place]) for place in places.values()]
+        block_ms = max(1, int(seconds * 1000))
+        reply = client.execute("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *places, *after)
+        # a map by RESP3, pairs by RESP2
+        for key, entries in reply.items() if isinstance(reply, dict) else reply or ():
+            self._passed[places[key]] = parse_entry(entries[0])[0]
 
-    def _rate(self, put: int) -> float:
-        now = time.monotonic()
-        self._rates.append((now, put))
-        while len(self._rates) > 2 and now - self._rates[1][0] > _WINDOW_S:
-            self._rates.popleft()
-        since, before = self._rates[0]
-        return (put - before) / max(now - since, 0.001)
-
-    def _view(self, name: int, blob: bytes, version: int | None) -> GroupView:
-        """Return a group as its payload describes it."""
-        if len(blob) > self._limits.group_bytes:
-            note = f"it has {len(blob):,} bytes and is not decoded"
-            return GroupView(id=name, state="arrived", size=len(blob), notes=(note,))
-        try:
-            samples = Samples(blob, self._limits)
-            rewards = samples.rewards()
-        except DecodeError as error:
-            return GroupView(id=name, state="arrived", size=len(blob), damaged=str(error))
-        oldest = samples.oldest_version
-        return GroupView(
-            id=name,
-            state="arrived",
-            status=samples.status,
-            size=len(blob),
-            samples_total=samples.count,
-            oldest_version=oldest,
-            staleness=None if None in (version, oldest) else version - oldest,  # type: ignore[operator]
-            tags=samples.common_tags(),
-            group_id=samples.group_id,
-            rewards=rewards[: self._limits.samples],
-            reward=mean_of(rewards),
-        )
+    def _arrived(self, walk: Walk) -> tuple[list[Entry], int, list[str]]:
+        """Return the newest groups since the last look, how many there were, and notes."""
+        found: list[Entry] = []
+        notes: list[str] = []
+        passed = 0
+        for place in range(len(self._stores)):
+            newest = list(islice(walk.each(place, "newest"), NEWEST))
+            if walk.incarnations[place] not in ("", self._incarnations[place]):
+                self._incarnations[place] = walk.incarnations[place]
+                self._seen[place] = self._passed[place] = 0
+                notes = ["the task was created anew: its ids begin anew"]
+            new = [entry for entry in reversed(newest) if entry.seq > self._seen[place]]
+            if new:
+                passed += new[-1].seq - self._seen[place]
+                self._seen[place] = new[-1].seq
+                self._passed[place] = max(self._passed[place], new[-1].seq)
+            found += new
+        return found, passed, notes

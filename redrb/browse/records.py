@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
 State: TypeAlias = Literal[
-    "waiting", "leased", "history", "done", "dead", "parts", "gone", "damaged", "arrived"
+    "waiting", "leased", "history", "done", "dead", "parts", "gone", "damaged"
 ]
 """waiting: for this consumer group; leased: by a consumer of it; history: acknowledged and kept;
 done: this consumer group has ended with it, and others need it; dead: a dead letter; parts: a dead
 letter of a group of which parts were missing; gone: deleted, or never there; damaged: Redis' record
-of it cannot be read; arrived: it was just put."""
+of it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Walk:
 
     def _merged(self, source: str) -> Iterator[Entry]:
         key = _KEYS.get(source)
-        parts = [self._each(number, source) for number in range(len(self._stores))]
+        parts = [self.each(number, source) for number in range(len(self._stores))]
         if len(parts) == 1 or key is None:  # by rank: each partition's first, then their second
             ranked = heapq.merge(
                 *(enumerate(part) for part in parts), key=lambda pair: (pair[0], pair[1].place)
@@ -75,7 +75,8 @@ class Walk:
             return (entry for _, entry in ranked)
         return iter(heapq.merge(*parts, key=key))
 
-    def _each(self, number: int, source: str) -> Iterator[Entry]:
+    def each(self, number: int, source: str) -> Iterator[Entry]:
+        """Yield the groups of a source in one partition."""
         place, first = "", True
         while place or first:
             if self.looked >= self._looks:

@@ -1,7 +1,6 @@
 from .decode import decode_batch as decode_batch
 from .decode import decode_items as decode_items
 from .encode import EncodedGroup as EncodedGroup
-from .encode import NarrowFloats as NarrowFloats
 from .encode import check_and_encode_groups as check_and_encode_groups
 from .encode import encode_experience as encode_experience
 from .encode import encode_groups as encode_groups

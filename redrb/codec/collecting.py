@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redrb.codec import kernels
-from redrb.codec.dtypes import FLOAT32, FLOAT64, DType
+from redrb.codec.dtypes import DType
 from redrb.codec.kernels import Cell, Columns, EncodedColumn
 from redrb.codec.schema import FIELD_CODES
 from redrb.codec.tensor_dtypes import BY_TORCH
@@ -50,7 +49,7 @@ class Collected(NamedTuple):
 
     Attributes:
         columns: As the kernel takes them.
-        held: The tensors whose memory the columns name, some of them made for it.
+        held: The tensors whose memory the columns name.
         oldest: The oldest version >= 0 in `token_versions`.
     """
 
@@ -60,20 +59,19 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """Finds the memory of samples' tensors; wider floats are rounded to `narrow` where they fit.
+    """Finds the memory of samples' tensors.
 
     With `values`, the kernel checks the numbers of `VALUE_FIELDS` as it encodes them.
     """
 
-    def __init__(self, narrow: DType | None, *, values: bool = False) -> None:
-        self._narrow = narrow
+    def __init__(self, *, values: bool = False) -> None:
         self._checked = VALUE_FIELDS if values else ()
         self._rules = _RULES[values]
 
     def plain(self, group: Sequence[BufferItem]) -> Columns | None:
         """Return the columns of a group whose tensors are plain CPU memory; None of any other."""
         tables = [item.tensors for item in group if type(item) is BufferItem]
-        if _EXCHANGE is None or self._narrow is not None or len(tables) != len(group):
+        if _EXCHANGE is None or len(tables) != len(group):
             return None
         named = _named(frozenset(chain.from_iterable(tables)) if any(tables) else frozenset())
         if named is None:
@@ -106,13 +104,12 @@ class Collector:
             if name == "token_versions":
                 oldest = oldest_version(present)
             held += present
-            columns.append(self._column(held, name, plain, present))
+            columns.append(self._column(name, plain, present))
         check_columns(len(columns))
         return Collected(columns, held, oldest)
 
     def _column(
         self,
-        held: list[Tensor],
         name: str,
         plain: Sequence[Tensor | None],
         present: Sequence[Tensor],
@@ -130,30 +127,10 @@ class Collector:
             shape = tuple(tensor.shape)
             check_shape(name, shape)
             cells.append((tensor.data_ptr(), shape))
-        if self._narrow is not None and dtype.code in (FLOAT32, FLOAT64):
-            twins = _rounded_twins(plain, self._narrow)
-            if twins is not None:
-                held += [twin for twin in twins if twin is not None]
-                with_twins: list[Cell | None] = [
-                    None if cell is None or twin is None else (*cell[:2], twin.data_ptr())
-                    for cell, twin in zip(cells, twins, strict=True)
-                ]
-                return (key_of(name), dtype.code, self._narrow.code, with_twins, checked)
         return (key_of(name), dtype.code, -1, cells, checked)
 
 
-def _rounded_twins(tensors: Sequence[Tensor | None], narrow: DType) -> list[Tensor | None] | None:
-    """Return the rounded floats, or None where a finite one does not fit."""
-    twins = [None if tensor is None else rounded(tensor, narrow) for tensor in tensors]
-    for tensor, twin in zip(tensors, twins, strict=True):
-        if tensor is not None and twin is not None and bool((twin.isinf() & ~tensor.isinf()).any()):
-            return None
-    return twins
-
-
-def collect_rows(
-    experience: Experience, size: int, narrow: DType | None, *, values: bool = False
-) -> Iterator[Collected]:
+def collect_rows(experience: Experience, size: int, *, values: bool = False) -> Iterator[Collected]:
     """Yield the columns of each row of a batch, each a group of one sample.
 
     With `values`, the kernel checks the numbers of `VALUE_FIELDS` as it encodes them.
@@ -166,7 +143,7 @@ def collect_rows(
     names = [name for name in TENSOR_FIELDS if name in named] + further_names(named)
     check_columns(len(names))
     checked = VALUE_FIELDS if values else ()
-    columns = [_RowColumn(name, named[name], narrow, checked=name in checked) for name in names]
+    columns = [_RowColumn(name, named[name], checked=name in checked) for name in names]
     versions = named.get("token_versions")
     for row in range(size):
         oldest = None if versions is None else oldest_version([versions[row]])
@@ -176,7 +153,7 @@ def collect_rows(
 class _RowColumn:
     """One field of a batch, in one piece of memory."""
 
-    def __init__(self, name: str, tensor: Tensor, narrow: DType | None, *, checked: bool) -> None:
+    def __init__(self, name: str, tensor: Tensor, *, checked: bool) -> None:
         self._checked = checked
         self._key = key_of(name)
         self._tensor = plain_memory(name, tensor)
@@ -185,20 +162,11 @@ class _RowColumn:
         self._shape = tuple(tensor.shape[1:])
         check_shape(name, self._shape)
         self._start, self._step = self._tensor.data_ptr(), _row_bytes(self._tensor)
-        self._narrow = narrow if dtype.code in (FLOAT32, FLOAT64) else None
-        if self._narrow is not None:
-            self._twin = rounded(self._tensor, self._narrow)
-            lost = self._twin.isinf() & ~self._tensor.isinf()
-            self._lost = lost.reshape(len(lost), -1).any(1).tolist()
 
     def row(self, row: int) -> EncodedColumn:
         """Return one row as the column of a group."""
         at = self._start + row * self._step
-        if self._narrow is None or self._lost[row]:
-            return (self._key, self._code, -1, [(at, self._shape)], self._checked)
-        twin = self._twin.data_ptr() + row * _row_bytes(self._twin)
-        cell = (at, self._shape, twin)
-        return (self._key, self._code, self._narrow.code, [cell], self._checked)
+        return (self._key, self._code, -1, [(at, self._shape)], self._checked)
 
 
 def _row_bytes(tensor: Tensor) -> int:
@@ -221,13 +189,6 @@ def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
         return False
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-
-
-def rounded(tensor: Tensor, narrow: DType) -> Tensor:
-    """Return floats in a narrower dtype; every nan has the same bits, however torch converts."""
-    twin = tensor.to(narrow.tensor)
-    nan = tensor.isnan()
-    return twin.masked_fill(nan, math.nan) if bool(nan.any()) else twin
 
 
 def dtype_of(name: str, dtype: torch.dtype) -> DType:

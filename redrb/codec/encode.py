@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from redrb.codec import kernels
 from redrb.codec.collecting import Collected, Collector, check_shapes, collect_rows
-from redrb.codec.dtypes import BFLOAT16, DTYPES, FLOAT16, DType
 from redrb.codec.kernels import Columns
 from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
 from redrb.codec.wire import MAX_SAMPLES
@@ -16,10 +15,6 @@ from redrb.experience.checking import check_groups
 from redrb.experience.consistency import check_alike, check_values
 from redrb.experience.records import BufferItem, Experience, batch_size
 from redrb.experience.status import Status
-
-NarrowFloats: TypeAlias = Literal["float16", "bfloat16"]
-
-_NARROW = {None: None, "float16": DTYPES[FLOAT16], "bfloat16": DTYPES[BFLOAT16]}
 
 
 class EncodedGroup(NamedTuple):
@@ -50,7 +45,6 @@ def encode_groups(
     groups: Sequence[Sequence[BufferItem]],
     *,
     policy_version: int | None = None,
-    narrow_floats: NarrowFloats | None = None,
 ) -> list[EncodedGroup]:
     """Encode groups of samples, one blob each.
 
@@ -60,14 +54,12 @@ def encode_groups(
     Args:
         groups: Groups of at least one sample each.
         policy_version: Stands in where a sample has no policy version.
-        narrow_floats: Store float32 and float64 bodies as this dtype. They come back as their own
-            dtype, rounded; groups with values beyond float16's range keep full precision.
 
     Raises:
         RecordError: A field is no tensor.
         EncodeError: The wire format cannot hold a group; nothing was encoded.
     """
-    collector = Collector(_narrow_dtype(narrow_floats))
+    collector = Collector()
     return _encode_all(groups, collector, list(map(collector.plain, groups)), policy_version)
 
 
@@ -75,7 +67,6 @@ def check_and_encode_groups(
     groups: Sequence[Sequence[BufferItem]],
     *,
     policy_version: int | None = None,
-    narrow_floats: NarrowFloats | None = None,
     values: bool = False,
     alike: bool = False,
     first: int = 0,
@@ -86,7 +77,7 @@ def check_and_encode_groups(
     checked as they are copied.
 
     Args:
-        groups, policy_version, narrow_floats: As for `encode_groups`.
+        groups, policy_version: As for `encode_groups`.
         values: Refuse other numbers that are not finite, see `check_values`.
         alike: Refuse groups whose samples differ in their fields, see `check_alike`.
         first: Index of the first group in its put, for messages.
@@ -95,7 +86,7 @@ def check_and_encode_groups(
         RecordError: As `check_groups`, `check_values` and `check_alike`; a reward is not finite.
         EncodeError: As `encode_groups`.
     """
-    collector = Collector(_narrow_dtype(narrow_floats), values=values)
+    collector = Collector(values=values)
     plain = list(map(collector.plain, groups))
     if not all(columns is not None and columns.sound for columns in plain):
         for bad_reward in check_groups(groups, first).values():
@@ -138,7 +129,6 @@ def encode_experience(
     experience: Experience,
     *,
     policy_version: int | None = None,
-    narrow_floats: NarrowFloats | None = None,
     values: bool = False,
 ) -> list[EncodedGroup]:
     """Encode a batch, one group a row, its padding bit for bit: the fast path.
@@ -146,26 +136,18 @@ def encode_experience(
     Args:
         experience: A batch of B rows.
         policy_version: As for `encode_groups`.
-        narrow_floats: As for `encode_groups`.
         values: Look for numbers that are not finite: see `finite` of the groups.
 
     Raises:
         RecordError: Fields or metadata disagree on B.
         EncodeError: The wire format cannot hold a row; nothing was encoded.
     """
-    narrow = _narrow_dtype(narrow_floats)
     size = batch_size(experience)
     if size == 0:
         return []
     metadata = metadata_of_rows(experience, size, policy_version)
-    rows = collect_rows(experience, size, narrow, values=values)
+    rows = collect_rows(experience, size, values=values)
     return [_encode(row, meta) for row, meta in zip(rows, metadata, strict=True)]
-
-
-def _narrow_dtype(narrow_floats: str | None) -> DType | None:
-    if narrow_floats not in _NARROW:
-        raise EncodeError(f'narrow_floats is {narrow_floats!r}, not None, "float16" or "bfloat16".')
-    return _NARROW[narrow_floats]
 
 
 def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:

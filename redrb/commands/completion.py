@@ -1,10 +1,10 @@
-"""`redrb completion`: prints a script with which a shell completes the commands of redrb."""
+"""`redrb completion`: prints a script with which a shell completes a program of redrb."""
 
 from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from itertools import islice
 from pathlib import Path
@@ -16,19 +16,20 @@ from redrb.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 
+PROGRAMS = ("redrb", "redrb-maker", "redrb-trainer", "redrb-stage")
+
 _TEXT = (
     "Print a script with which a shell completes commands, flags, choices, files, and the names of "
-    "tasks and weights of the namespace that the line names, at REDRB_URL; also those of "
-    "redrb-maker, redrb-trainer and redrb-stage. For bash: `redrb completion bash > "
-    "~/.local/share/bash-completion/completions/redrb`, with links redrb-maker, redrb-trainer and "
-    "redrb-stage to this file; or `source <(redrb completion bash)`. `redrb completion tasks` and "
-    "`redrb completion weights`, followed by the words of the line, print the names, which the "
-    "scripts ask for."
+    "tasks and weights of the namespace that the line names, at REDRB_URL. For bash: `redrb "
+    "completion bash > ~/.local/share/bash-completion/completions/redrb`; the same with a program "
+    "after the shell, such as `redrb completion bash redrb-maker`, for redrb-maker, redrb-trainer "
+    "and redrb-stage. `redrb completion tasks` and `redrb completion weights`, followed by the "
+    "words of the line, print the names, which the scripts ask for."
 )
 _TASKS = frozenset({"task", "to", "from_", "task_name"})
 _FILES = frozenset({"recipe", "settings", "out", "checkpoints", "prompts", "metrics"})
 
-_OF_RECIPES = frozenset({"run", "settings"})
+_OF_RECIPES = (["run"], ["settings"])
 """Commands of `redrb` that read the namespace from REDRB_NAMESPACE, as workers do."""
 
 _ANSWER_S = 1.0
@@ -41,7 +42,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "completion",
-        help="print a script for bash, zsh or fish, which completes commands",
+        help="print a script for bash, zsh or fish, which completes a program of redrb",
         description=_TEXT,
         epilog=STATUS,
     )
@@ -52,7 +53,8 @@ def add_to(commands: Commands) -> None:
         "words",
         metavar="WORD",
         nargs=argparse.REMAINDER,
-        help="words of the line that is completed; it may name a namespace",
+        help="program that the script completes (default: redrb); after tasks or weights: words of "
+        "the line that is completed, which may name a namespace",
     )
     parser.set_defaults(run=_run)
 
@@ -62,52 +64,24 @@ def _run(options: argparse.Namespace) -> int:
         for name in names(options.subject, options.words):
             print(name)
         return 0
+    program, *others = options.words or ["redrb"]
+    if program not in PROGRAMS or others:
+        raise ConfigError(f"name one program after the shell: {', '.join(PROGRAMS)}.")
     import shtab
 
-    scripts = {}
-    for parser in _parsers(options.parser):
-        _mark(parser)
-        with redirect_stderr(io.StringIO()):  # shtab notes what it leaves out
-            scripts[parser.prog] = shtab.complete(parser, shell=options.subject)
-    print(_zsh(scripts) if options.subject == "zsh" else "\n".join(scripts.values()))
+    parser = _parser(program, options.parser)
+    _mark(parser)
+    with redirect_stderr(io.StringIO()):  # shtab notes what it leaves out
+        preamble = _ZSH_NAMES if options.subject == "zsh" else ""
+        print(shtab.complete(parser, shell=options.subject, preamble=preamble))
     return 0
 
 
-def _zsh(scripts: Mapping[str, str]) -> str:
-    """Return one file for all programs: zsh reads the first line only, and runs the whole file.
-
-    Args:
-        scripts: Program -> its file by shtab, which ends with a call of its function.
-    """
-    bodies = []
-    for program, script in scripts.items():
-        header, _, body = script.partition("\n")
-        body, found, _ = body.rpartition("\nif [[ $zsh_eval_context[-1] == eval ]]")
-        if header != f"#compdef {program}" or not found:  # pragma: no cover - another shtab
-            raise ConfigError("this version of shtab writes zsh files in another way: use bash.")
-        bodies.append(body)
-    functions = {program: f"_shtab_{program.replace('-', '_')}" for program in scripts}
-    calls = [f'    {program}) {function} "$@" ;;' for program, function in functions.items()]
-    named = " ".join(functions)
-    return "\n".join(
-        [
-            f"#compdef {named}",
-            *bodies,
-            "_redrb_names() {",
-            '  compadd -- ${(f)"$(redrb completion $1 $service $words 2>/dev/null)"}',
-            "}",
-            "_redrb_programs() {",
-            "  case $service in",
-            *calls,
-            "  esac",
-            "}",
-            "if [[ $zsh_eval_context[-1] == eval || $zsh_eval_context[-1] == file ]]; then",
-            f"  compdef _redrb_programs {named}",
-            "else",
-            '  _redrb_programs "$@"',
-            "fi",
-        ]
-    )
+_ZSH_NAMES = """\
+_redrb_names() {
+  compadd -- ${(f)"$(redrb completion $1 $service $words 2>/dev/null)"}
+}"""
+"""zsh itself would ask for names once, when it reads the file."""
 
 
 def names(kind: str, words: Sequence[str] = ()) -> Iterator[str]:
@@ -140,21 +114,13 @@ def _namespace(words: Sequence[str]) -> str:
     from redrb.options import flag_of, variable_of
 
     flag = flag_of("namespace")
-    texts = [*words]
-    for place, word in enumerate(texts):
-        name, equals, value = word.partition("=")
-        if name != flag:
-            continue
-        if equals and value:
-            return value
-        after = texts[place + 1 :]
-        if after[:1] == ["="]:  # bash splits words there
-            after = after[1:]
-        if after and after[0]:
-            return after[0]
-    by_variable = texts[:1] != ["redrb"] or bool(_OF_RECIPES.intersection(texts[1:2]))
-    named = environment.variable(variable_of("namespace")) if texts and by_variable else None
-    return named or "default"
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, nargs="?")
+    line = " ".join(words).replace(f"{flag} = ", f"{flag}=")  # bash splits words there
+    given: str | None = parser.parse_known_args(line.split())[0].namespace
+    if given is None and words and (words[0] != "redrb" or words[1:2] in _OF_RECIPES):
+        given = environment.variable(variable_of("namespace"))
+    return given or "default"
 
 
 def _asking(kind: str) -> dict[str, Any]:
@@ -162,31 +128,27 @@ def _asking(kind: str) -> dict[str, Any]:
     import shtab
 
     command = f"redrb completion {kind}"
-    return {  # for zsh a function: it would run a command once, when it reads the file
+    return {
         **shtab.cmd(f'{command} "${{COMP_WORDS[@]}}" 2>/dev/null'),
         "zsh": f"{{_redrb_names {kind}}}",
         "fish": f"({command} (commandline -opc) 2>/dev/null)",
     }
 
 
-def _parsers(whole: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield the parsers of all programs; that of `redrb` with the flags of recipes in general."""
-    from redrb.recipe.command_line import general_parser
-    from redrb.workers import stage
+def _parser(program: str, whole: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return the parser of a program; those of recipes have the flags of recipes in general."""
+    if program == "redrb-stage":
+        from redrb.workers import stage
 
-    for action in _subcommands(whole):
-        action.choices["run"] = run.parser()
-        action.choices["settings"] = settings.parser()
-    yield whole
-    for name in ("redrb-maker", "redrb-trainer"):
-        yield general_parser(name, None)
-    yield stage.parser()
+        return stage.parser()
+    if program != "redrb":
+        from redrb.recipe.command_line import general_parser
 
-
-def _subcommands(parser: argparse.ArgumentParser) -> list[Any]:
-    """Return the actions of a parser that have commands of their own."""
-    actions = parser._actions  # noqa: SLF001  argparse lists them nowhere else
-    return [each for each in actions if isinstance(each, argparse._SubParsersAction)]  # noqa: SLF001
+        return general_parser(program, None)
+    for action in whole._actions:  # noqa: SLF001  argparse lists them nowhere else
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            action.choices |= {"run": run.parser(), "settings": settings.parser()}
+    return whole
 
 
 def _mark(parser: argparse.ArgumentParser) -> None:

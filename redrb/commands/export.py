@@ -20,7 +20,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.exchange import export_task
+    from redrb.stream.export import export_task
 
     task, path, namespace = options.task, options.path, options.namespace
     with connect(options.url) as client:

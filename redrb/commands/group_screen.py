@@ -178,7 +178,7 @@ def _state(view: GroupView) -> str:
 
 
 def _standing(view: GroupView) -> str:
-    other = view.status not in ("", "completed") and view.state in ("waiting", "arrived")
+    other = view.status not in ("", "completed") and view.state == "waiting"
     return f"{view.state} {view.status}" if other else view.state
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redrb.commands.arguments import TASK, Commands, add_command, add_group
+from redrb.commands.output import check_reader, print_lines, print_table, printable_lines
 from redrb.commands.watching import add_watch
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from redrb.browse import Choice, Page
+    from redrb.browse import Choice, Follower, Page
     from redrb.browse.choice import Rank
 
 _TEXT = (
@@ -25,6 +28,12 @@ _LOOK_S: Final = 10.0
 """Seconds that one look may take; groups that are ranked by reward are read in full."""
 
 _RANKS: Final = ("best", "worst", "stalest")
+
+_WAIT_S: Final = 1.0
+_PER_S: Final = 20
+_HEAD_EVERY: Final = 20
+_WIDTHS: Final = (9, 9, 7, 9, 7, 5, 8, 14, 4)
+"""Widths of the columns while arrivals are followed: they are printed as they come."""
 
 
 def add_to(commands: Commands) -> None:
@@ -66,19 +75,26 @@ def add_to(commands: Commands) -> None:
         metavar="PATH",
         help="a Hugging Face folder or a tokenizer.json, to show text; its code is not run",
     )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="show groups as they arrive, until Ctrl-C or after --count; on a terminal at most "
+        f"{_PER_S} a second. It goes on when Redis was away",
+    )
     add_group(parser)
     add_watch(parser, look_s=_LOOK_S)
 
 
 def _run(options: argparse.Namespace) -> int:
     choice = _choice(options)
-    from redrb.browse import Browser, Tokenizer, as_json
+    from redrb.browse import Browser, Follower, Tokenizer
     from redrb.connection import connect
 
     tokenizer = None if options.tokenizer is None else Tokenizer.open(options.tokenizer)
     full = options.full or len(choice.ids) == 1
+    kind = Follower if options.follow else Browser
     with connect(options.url) as client:
-        browser = Browser(
+        browser = kind(
             client,
             options.task,
             namespace=options.namespace,
@@ -86,13 +102,10 @@ def _run(options: argparse.Namespace) -> int:
             tokenizer=tokenizer,
             timeout_s=_LOOK_S,
         )
+        if isinstance(browser, Follower):
+            return _follow(browser, options)
         page = browser.look(choice, full=full)
-    if options.json:
-        print(json.dumps(as_json(page), allow_nan=False), flush=True)
-    else:
-        _print(page, full=full)
-    for note in page.notes:
-        print(f"redrb: {note}.", file=sys.stderr)
+    _show(page, options, full=full)
     gone = [str(view.id) for view in page.groups if view.state == "gone"]
     if gone:
         from redrb.state.findings.wording import command_line
@@ -107,6 +120,31 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     if not page.groups:
         print(f"redrb: task {options.task!r} has no such groups.", file=sys.stderr)
+    return 0
+
+
+def _follow(follower: Follower, options: argparse.Namespace) -> int:
+    """Show groups as they arrive; while Redis is away, say so once and go on."""
+    paced = sys.stdout.isatty() and not options.json
+    never = threading.Event()
+    shown, away = 0, ""
+    while options.count is None or shown < options.count:
+        check_reader()
+        try:
+            page = follower.next(_WAIT_S, full=options.full)
+        except StoreUnavailable as error:
+            if str(error) != away:
+                print(f"redrb: {printable_lines(str(error))}", file=sys.stderr, flush=True)
+            away = str(error)
+            continue
+        away = ""
+        if options.count is not None:
+            page = replace(page, groups=page.groups[: options.count - shown])
+        if page.groups or page.notes:
+            _show(page, options, full=options.full, after=shown)
+        shown += len(page.groups)
+        if paced:
+            never.wait(len(page.groups) / _PER_S)
     return 0
 
 
@@ -125,6 +163,11 @@ def _choice(options: argparse.Namespace) -> Choice:
         looks=options.looks,
     )
     choice.check()
+    if options.follow and (replace(choice, count=_COUNT) != Choice() or options.watch):
+        raise ConfigError(
+            "--follow shows all groups as they arrive: leave ids, --status, --dead, --where, "
+            "--looks, --watch, --best, --worst and --stalest out."
+        )
     return choice
 
 
@@ -138,12 +181,21 @@ def _query(text: str) -> dict[str, Any]:
     return query
 
 
-def _print(page: Page, *, full: bool) -> None:
+def _show(page: Page, options: argparse.Namespace, *, full: bool, after: int | None = None) -> None:
+    """Print a page; `after`: while arrivals are followed, the number of groups before it."""
+    from redrb.browse import as_json
     from redrb.commands.group_screen import COLUMNS, LEFT, everything, row
-    from redrb.commands.output import print_lines, print_table
 
-    if full:
+    if options.json:
+        print(json.dumps(as_json(page), allow_nan=False), flush=True)
+    elif full:
         for number, view in enumerate(page.groups):
-            print_lines(everything(view), gap=number > 0)
-    elif page.groups:
+            print_lines(everything(view), gap=number > 0 or bool(after))
+    elif page.groups and after is None:
         print_table(COLUMNS, map(row, page.groups), left=LEFT)
+    else:
+        for number, view in enumerate(page.groups, start=after or 0):
+            headed = number % _HEAD_EVERY == 0
+            print_table(COLUMNS, [row(view)], left=LEFT, widths=_WIDTHS, headed=headed)
+    for note in page.notes:
+        print(f"redrb: {note}.", file=sys.stderr, flush=True)

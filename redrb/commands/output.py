@@ -70,19 +70,36 @@ def table(
 
 
 def print_table(
-    head: Sequence[str], rows: Iterable[Iterable[Text]], left: Collection[str] = ()
+    head: Sequence[str],
+    rows: Iterable[Iterable[Text]],
+    left: Collection[str] = (),
+    *,
+    widths: Sequence[int] = (),
+    headed: bool = True,
 ) -> None:
-    """Print a table whose cells have styles, one line a row: a terminal cuts the last column."""
+    """Print a table whose cells have styles, one line a row: a terminal cuts the last column.
+
+    Args:
+        head: Names of the columns.
+        rows: Their cells.
+        left: Columns whose cells begin at the left; others end at the right.
+        widths: Least width of each column, for a table that is printed part by part.
+        headed: Whether to print the names.
+    """
     cells = [[*row] for row in rows]
     console = _console(colours=_is_terminal())
+    least = widths or [len(name) for name in head]
     others = [
-        max(len(name), *(row[place].cell_len for row in cells))
-        for place, name in enumerate(head[:-1])
+        max(least[place], *(row[place].cell_len for row in cells)) for place in range(len(head) - 1)
     ]
     left_over = console.width - sum(others) - 2 * len(others)
     for row in cells:
         row[-1].truncate(max(left_over, len(head[-1])), overflow="ellipsis")
-    _write(console, _grid(head, cells, left))
+    grid = _grid(head, cells, left)
+    grid.show_header = headed
+    for column, width in zip(grid.columns, least, strict=True):
+        column.min_width = width
+    _write(console, grid)
 
 
 def print_lines(lines: Iterable[Text], *, gap: bool) -> None:

@@ -13,8 +13,7 @@ from redrb.commands.confirming import add_yes, confirmed
 from redrb.commands.output import counted, figures, show
 
 if TYPE_CHECKING:
-    from redrb.state.model import WorkerState
-    from redrb.stream.task.removal import TaskContents
+    from redrb.state.alive import TaskUse
 
 
 def add_to(commands: Commands) -> None:
@@ -31,36 +30,33 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.state.alive import check_unused, workers_alive
-    from redrb.stream.task.removal import remove_task, task_contents
+    from redrb.state.alive import task_use
+    from redrb.stream.task.removal import remove_task
 
     task, namespace = options.task, options.namespace
     with connect(options.url) as client:
-        contents = task_contents(client, task, namespace=namespace)
-        alive = workers_alive(client, task, namespace=namespace)
+        use = task_use(client, task, namespace=namespace)
         if not options.json:
-            show(None, _lines(contents, alive), as_json=False)
+            show(None, _lines(use), as_json=False)
         if not options.force:
-            check_unused(client, task, namespace=namespace)
+            use.check(namespace)
         if not confirmed(f"Delete task {task!r} of namespace {namespace!r}?", yes=options.yes):
             print("redrb: nothing was deleted.", file=sys.stderr)
             return 1
-        stored = remove_task(client, task, namespace=namespace, force=options.force)
-    result = {**asdict(contents), "workers": list(map(asdict, alive)), "deleted": stored}
+        stored = remove_task(client, task, namespace=namespace)
+    result = {**asdict(use.contents), "workers": list(map(asdict, use.workers)), "deleted": stored}
     show(result, [f"deleted {task}"], as_json=options.json)
     return 0
 
 
-def _lines(contents: TaskContents, alive: tuple[WorkerState, ...]) -> Iterator[str]:
-    from redrb.state.alive import listed
-
-    named = asdict(contents)
+def _lines(use: TaskUse) -> Iterator[str]:
+    named = asdict(use.contents)
     del named["consumer_groups"]
     yield from figures({name.replace("_", " "): value for name, value in named.items()})
-    for group in contents.consumer_groups:
+    for group in use.contents.consumer_groups:
         yield (
             f"consumer group {group.name}: {group.waiting:,} waiting, {group.leased:,} leased, "
-            f"{counted(group.consumers, 'consumer')} alive"
+            f"{counted(len(group.consumers), 'consumer')} alive"
         )
-    for worker in alive:
-        yield f"alive: {listed((worker,))}"
+    for user in use.users:
+        yield f"alive: {user}"

@@ -24,7 +24,6 @@ from redrb.keys import (
     trainer_key,
 )
 from redrb.lua.needed_commands import needed_commands, scripts_in
-from redrb.stream.mixture.ratio import Ratio
 
 CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
@@ -56,7 +55,7 @@ _REGISTRY = {
 }
 _REPLAY = ("sadd", "sismember", "smembers", "time")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
-_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hscan", "xlen")
+_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
     *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
@@ -75,7 +74,7 @@ _LOOK_SCRIPTS = (
 )
 _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
-_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
+_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *_TASK_SCRIPTS)
 _ADMIN_SCRIPTS = (
     *scripts_in("browse"),
     *scripts_in("saving"),
@@ -134,16 +133,14 @@ def rights(
             raise ConfigError(f"give --task: the role {role} is for the tasks that it names.")
         return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
     keys = [TaskKeys.of(namespace, task) for task in tasks]
-    parts = (
-        _observer(keys) if role == "observer" else [_worker(role, keys, _turns(namespace, tasks))]
-    )
+    parts = _observer(keys) if role == "observer" else [_worker(role, keys)]
     if weights is not None:
         parts += _weights(role, namespace, weights)
     parts.append(_registry(role, namespace))
     if role == "replay":
         parts.append(Rules((f"~{replay_key(namespace)}",), frozenset(_REPLAY)))
     if to is not None:
-        parts.append(_worker("maker", [TaskKeys.of(namespace, to)], ""))
+        parts.append(_worker("maker", [TaskKeys.of(namespace, to)]))
     return _joined(parts)
 
 
@@ -153,17 +150,8 @@ def _joined(rules: Sequence[Rules]) -> str:
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
 
-def _turns(namespace: str, tasks: Sequence[str]) -> str:
-    """Return the pattern of the keys with which takes of partitions and mixtures take turns.
-
-    A mixture is named by its ratio, which is not known here.
-    """
-    ratio = Ratio.of({tasks[0]: 1}).digest if len(tasks) == 1 else "*"
-    return f"{TaskKeys.of_mixture(namespace, '*', ratio).prefix}*"
-
-
-def _worker(role: Role, tasks: Sequence[TaskKeys], turns: str) -> Rules:
-    """Return the rights to tasks; `turns` is the pattern of the keys for turns of takes."""
+def _worker(role: Role, tasks: Sequence[TaskKeys]) -> Rules:
+    """Return the rights to tasks."""
     taking = (*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
@@ -174,8 +162,6 @@ def _worker(role: Role, tasks: Sequence[TaskKeys], turns: str) -> Rules:
         "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
     }[role]
     patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
-    if role != "maker":
-        patterns.append(turns)
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
     return Rules(tuple(f"~{pattern}" for pattern in patterns), allowed)
 
@@ -185,8 +171,12 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
     names = (weights, partial_weights(weights), reference_weights(weights))
     keys = [WeightKeys.of(namespace, name) for name in names]
     stored = [pattern for each in keys for pattern in _patterns(each)]
+    versions = tuple(f"~{each.versions}" for each in keys)
     if role == "observer":
-        return [Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS))]
+        return [
+            Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS)),
+            Rules(versions, frozenset(_RUN_SCRIPTS)),
+        ]
     posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
     if role in ("maker", "episode-maker"):
         # it notes the versions that it reads, and writes nothing else
@@ -194,7 +184,7 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
         read = [f"%R~{name}" for name in (*stored, *posted)]
         return [
             Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
-            Rules(tuple(f"~{each.versions}" for each in keys), frozenset(_RUN_SCRIPTS)),
+            Rules(versions, frozenset(_RUN_SCRIPTS)),
         ]
     publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH)
     if role == "admin":  # it deletes chunks that no version has, and must search for them
@@ -225,7 +215,7 @@ def _namespace_observer(namespace: str) -> list[Rules]:
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
     return [
         Rules((f"%R~{place}*",), looking, writes=False),
-        Rules((f"~{place}stream",), frozenset(_RUN_SCRIPTS)),
+        Rules((f"~{place}stream", f"~{place}versions"), frozenset(_RUN_SCRIPTS)),
     ]
 
 

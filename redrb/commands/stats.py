@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from redrb.state.rates import RateWindow
 
 _TEXT = (
-    "show the counters, rates, staleness and workers of tasks. Waiting, leased and the other "
-    "counters of groups are those of the consumer group. Rates need several looks: --watch shows "
-    "those of the last ten seconds."
+    "show the counters, staleness and workers of tasks. Waiting, leased and the other counters of "
+    "groups are those of the consumer group. Rates need several looks: --watch shows those of the "
+    "last ten seconds."
 )
 
 

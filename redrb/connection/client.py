@@ -90,8 +90,9 @@ class Client:
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        for end in list(self.before_close.values()):
-            end(failed)
+        with deadline.within(deadline.EXIT_S):
+            for end in list(self.before_close.values()):
+                end(failed)
         self._lender.close()
         if self._on_close is not None:
             self._on_close()

@@ -12,6 +12,9 @@ from redrb.connection.stop_time import StopTime
 GRACE_S = 2.0
 """Time that a server has to answer: it may pause, for a fork or a slow disk."""
 
+EXIT_S = 3.0
+"""How long the end of the process, or of a client, waits for Redis until all streams are closed."""
+
 _SHORTEST_S = 0.05
 """Timeout of a socket when the deadline has passed: enough for a server that answers at once."""
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import shutil
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ from pathlib import Path
 from redrb.connection import Client
 from redrb.connection.outage import Outage
 from redrb.engines.engine import Engine, WeightsReplacedError
-from redrb.engines.folders import VersionFolders
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.weights import WeightSubscriber, WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
+from redrb.weights.host.locks import FileLock
+from redrb.weights.host.versions import HostVersions
 from redrb.weights.reading.missing import MissingWeights
 
 _log = logging.getLogger("redrb")
@@ -27,6 +29,9 @@ _WAIT_S = 1.0
 
 _PAUSE_S = 1.0
 """Pause after an error."""
+
+_WRITE_S = 600.0
+"""Longest wait for another process that writes a version."""
 
 _LOADINGS = 10
 """Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
@@ -73,7 +78,10 @@ class EngineWeights:
         self._subscriber = WeightSubscriber(client, name, namespace=namespace)
         self.client, self.name, self.namespace = client, name, namespace
         self._engine = engine
-        self._folders = VersionFolders(Path(folder))
+        self._folder = Path(folder)
+        # of this machine: others on a common file system have their own
+        self._versions = HostVersions(self._folder, f"{socket.gethostname()}.redrb", SINGLE)
+        self._used: FileLock | None = None
         self._given: WeightVersion | None = None
         self._missing: MissingWeights | None = None
         self._prefix = f"{model}." if model else ""
@@ -133,9 +141,7 @@ class EngineWeights:
                 "publish_lora."
             )
         label = self._label(found)
-        path = await asyncio.to_thread(
-            self._folders.use, label, lambda folder: self._write(found, folder)
-        )
+        path = await asyncio.to_thread(self._use, label, found)
         await self._engine.update(path, found.version, label)
 
     async def _newest(self, timeout: float | None) -> WeightVersion:
@@ -166,8 +172,25 @@ class EngineWeights:
         given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
         return f"version-{found.version}-{hashlib.sha256(repr(given).encode()).hexdigest()[:16]}"
 
+    def _use(self, label: str, found: WeightVersion) -> Path:
+        """Return the folder of a version; it stays until the next call.
+
+        Raises:
+            OSError: The folder could not be written, or another process did not do so in time.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write = partial(self._write, found)
+        ends = time.monotonic() + _WRITE_S
+        while (lock := self._versions.use(label, write, timeout=ends - time.monotonic())) is None:
+            continue  # another process has written another version
+        before, self._used = self._used, lock
+        if before is not None:
+            before.release()
+        self._versions.remove_unused()
+        return self._versions.path(label)
+
     def _write(self, found: WeightVersion, path: Path) -> None:
-        """Write a version into a folder."""
+        """Write a version into a new folder."""
         state = self._subscriber.fetch(found.version)
         if found not in self._subscriber.versions():
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
@@ -181,6 +204,7 @@ class EngineWeights:
                 f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
                 f"{', '.join(sorted(state)[:3])}: give model=."
             )
+        path.mkdir()
         for file in self._config.iterdir() if self._config else ():
             if file.is_file() and file.suffix not in (".safetensors", ".bin"):
                 shutil.copy2(file, path / file.name)

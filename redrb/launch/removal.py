@@ -9,7 +9,7 @@ from redrb.connection.scanning import scan
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key
 from redrb.recipe.recipe import Recipe
-from redrb.state.alive import check_unused
+from redrb.state.alive import task_use
 from redrb.stream.task.removal import remove_task
 from redrb.weights.inspection.removal import remove_weights
 
@@ -21,8 +21,8 @@ def delete_job(client: Client, recipe: Recipe) -> None:
         TaskInUse: Workers of the job still run.
     """
     namespace, trainer = recipe.namespace, recipe.weights_name
-    check_unused(client, recipe.task_name, namespace=namespace)
     with suppress(UnknownTask):
+        task_use(client, recipe.task_name, namespace=namespace).check(namespace)
         remove_task(client, recipe.task_name, namespace=namespace)
     for name in (trainer, recipe.reference_name):
         with suppress(ConfigError):  # nothing is published under this name

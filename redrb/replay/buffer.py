@@ -19,8 +19,8 @@ from redrb.replay.operations import (
     acknowledge,
     release,
 )
-from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import checked_status, checked_step
+from redrb.replay.rollout_objects import check_rollout_type
 from redrb.replay.staleness import Thresholds
 from redrb.replay.tasks import ReplayOrder, Tasks
 from redrb.stream.task.settings import LEASE_MS
@@ -36,12 +36,14 @@ REFRESHED = (Status.COMPLETED, Status.ABORTED)
 class ReplayBuffer:
     """Groups of rollouts of several tasks, put and taken by any number of processes.
 
-    The interface is that of XTuner v1's `ReplayBuffer`. A rollout is a dict, or an object of any
-    class (dataclass, pydantic model, plain object), with the fields of XTuner's `RolloutState`:
+    The interface is that of XTuner v1's `ReplayBuffer`. A rollout is a dict, or an object of the
+    declared `rollout_type` (such as XTuner's `RolloutState`, a pydantic model), with the fields
     `rollout_id, group_id, status, prompt_ids, tokens, response, response_ids, response_model_steps,
     response_mask, logprobs, reward, error_msg, routed_experts, finish_reason, seq_staleness,
     mm_info, extra_fields, input_ids, labels`. Fields may be missing, and there may be others: every
-    field is restored as it was put. A status may be a string or a member of any enum.
+    field is restored as it was put. A status may be a string or a member of any enum. Redis holds
+    no names of classes: other objects and enums in the fields come back as dicts of their fields
+    and as values, unless `rollout_type` converts them.
 
     All calls except `len` run in the buffer's threads, so no event loop is blocked. `get` leases
     groups and removes them once the caller has them; if the process dies before that, they are
@@ -72,8 +74,11 @@ class ReplayBuffer:
             order: "fifo", by arrival, or "stalest": the oldest policy version first, ties by
                 arrival. All processes must use the same order.
             namespace: Keeps experiments on one server apart.
-            rollout_type: Class of the rollouts, for processes that get rollouts of other processes;
-                `dict` gives dicts. None: the class of each rollout that this process has put.
+            rollout_type: Class of the rollouts that `get` returns. A pydantic model is made by its
+                `model_validate`, a msgspec Struct by `msgspec.convert`, both with the objects in
+                their fields; a dataclass or other class by its constructor, with its fields by
+                name. A put of an object of another class is refused. `dict`: objects of every class
+                are put, and come back as dicts. None: rollouts are dicts.
             lease_ms: Time without a heartbeat after which groups that no caller has got yet are
                 requeued.
             partitions: Parts of each task, on different nodes of a cluster; all processes give the
@@ -87,7 +92,7 @@ class ReplayBuffer:
             ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
-        self._operations = ReplayOperations(self._tasks, RolloutClasses(rollout_type))
+        self._operations = ReplayOperations(self._tasks, check_rollout_type(rollout_type))
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
         self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
 
@@ -152,7 +157,8 @@ class ReplayBuffer:
             tags: Values of the declared tags, such as `source="gsm8k"`.
 
         Raises:
-            RecordError: A field cannot be stored; the group was not stored.
+            RecordError: A field cannot be stored, or a rollout is an object and not of
+                `rollout_type`; the group was not stored.
             ConfigError: A name or threshold cannot be used, or a tag is not declared.
             TaskMismatch: The task exists with another order, limit or other tags.
             StoreFull: The server's memory limit is reached; or the task is full, and this buffer
@@ -192,8 +198,8 @@ class ReplayBuffer:
                 docs/queries.md.
 
         Raises:
-            ConfigError: A tag is not declared; or the rollouts are of a class that this process
-                does not know: give `rollout_type`. The groups stay stored.
+            ConfigError: A tag is not declared; or `rollout_type` does not take the fields of a
+                rollout. The groups stay stored.
             StoreUnavailable: Redis could not be reached.
         """
         taken = await self._take({task_name: batch_size}, checked_status(group_status), where)

@@ -12,8 +12,8 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.experience.status import group_status
 from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
-from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import status_of
+from redrb.replay.rollout_objects import as_declared, check_declared
 from redrb.replay.rollout_packing import StoredRollout, pack_group, unpack_group
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
 from redrb.replay.tasks import NEVER, Tasks
@@ -53,13 +53,15 @@ class TakenGroups(NamedTuple):
 class ReplayOperations:
     """Puts, takes and refreshes groups of rollouts; safe among threads."""
 
-    def __init__(self, tasks: Tasks, classes: RolloutClasses) -> None:
+    def __init__(self, tasks: Tasks, rollout_type: type | None) -> None:
         self._tasks = tasks
-        self._classes = classes
+        self._rollout_type = rollout_type
         self._newest_train_step = 0
 
     def put(self, group: list[Any], task: str, options: RolloutPutOptions) -> None:
         """Update the rollouts of a group and store it, or discard it if it is too stale."""
+        for rollout in group:
+            check_declared(rollout, self._rollout_type)
         if options.model_step is not None:
             fill_steps(group, options.model_step)
         if options.train_step is not None:
@@ -172,7 +174,7 @@ class ReplayOperations:
             if seq in others:
                 continue
             try:
-                group = unpack_group(items, self._classes)
+                group = unpack_group(items)
             except DecodeError as error:
                 _log.error("task %r: group %d: %s", task, seq, error)
                 lease.reject(str(error), [seq])
@@ -182,7 +184,7 @@ class ReplayOperations:
                 _finish_expiry(group, expiry.current_version + 1, _thresholds(expiry))
             elif seq in refreshed:
                 _finish_refresh(group, refreshed[seq])
-            groups.append([rollout.make(self._classes) for rollout in group])
+            groups.append([as_declared(self._rollout_type, each.state) for each in group])
         return groups
 
     def _refresh_one(

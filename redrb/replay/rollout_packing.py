@@ -16,13 +16,13 @@ import torch
 from redrb.errors import ConfigError, DecodeError, RecordError
 from redrb.experience import BufferItem
 from redrb.replay.columns import pack_column, unpack_column
-from redrb.replay.rollout_classes import RolloutClasses, rebuild, remember, state_of
 from redrb.replay.rollout_fields import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
-from redrb.replay.values import as_dict, pack_value, unpack_value
+from redrb.replay.rollout_objects import fields_of
+from redrb.replay.values import pack_value, unpack_value
 from redrb.stream.take.reading import ROLLOUT
 
 META = ROLLOUT
-"""Name of the extra with the format and class; no rollout may have a field of this name."""
+"""Name of the extra with the format; no rollout may have a field of this name."""
 
 FORMAT = 1
 
@@ -45,49 +45,31 @@ def pack_group(group: Sequence[Any], train_step: int | None) -> list[BufferItem]
 
 @dataclass(frozen=True, slots=True)
 class StoredRollout:
-    """The fields of a stored rollout, before the object is rebuilt.
+    """The fields of a stored rollout.
 
     Attributes:
         state: The fields; they may be changed.
-        name: Name of the class; None: the rollout is a dict.
         train_step: Train step at which the staleness was written; None: it was not written.
     """
 
     state: dict[str, Any]
-    name: str | None
     train_step: int | None
 
-    def make(self, classes: RolloutClasses) -> Any:
-        """Return the rollout.
 
-        Raises:
-            ConfigError: This process does not know the class.
-        """
-        if self.name is None:
-            return self.state
-        if classes.rollout_type is dict:
-            return as_dict(self.state)
-        return rebuild(classes.rollout(self.name), self.state)
-
-
-def unpack_group(items: Iterable[BufferItem], classes: RolloutClasses) -> list[StoredRollout]:
+def unpack_group(items: Iterable[BufferItem]) -> list[StoredRollout]:
     """Return the rollouts of a group that `pack_group` has packed.
 
     Raises:
         DecodeError: The samples are not rollouts.
-        ConfigError: A field holds an object of a class that this process does not know, or the
-            group was put by a newer redrb.
+        ConfigError: The group was put by a newer redrb.
     """
-    return [_unpack(item, classes) for item in items]
+    return [_unpack(item) for item in items]
 
 
 def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
-    state = rollout if isinstance(rollout, dict) else state_of(rollout)
-    meta: dict[str, Any] = {"format": FORMAT, "train_step": train_step}
-    if not isinstance(rollout, dict):
-        meta["class"] = remember(type(rollout))
+    state = rollout if isinstance(rollout, dict) else fields_of(rollout)
     item = _item(rollout, agentic=agentic)
-    item.extras[META] = meta
+    item.extras[META] = {"format": FORMAT, "train_step": train_step}
     for name, value in state.items():
         _check_name(name)
         column = pack_column(name, value) if name in TOKEN_FIELDS else None
@@ -120,20 +102,18 @@ def _counting(tokens: int, mask: list[bool] | None, *, agentic: bool) -> torch.T
     return torch.from_numpy(counts)
 
 
-def _unpack(item: BufferItem, classes: RolloutClasses) -> StoredRollout:
+def _unpack(item: BufferItem) -> StoredRollout:
     meta = _meta(item)
     state: dict[str, Any] = {
-        name: unpack_value(value, classes) for name, value in item.extras.items() if name != META
+        name: unpack_value(value) for name, value in item.extras.items() if name != META
     }
     for column, tensor in item.tensors.items():
         name, value = unpack_column(column, tensor)
         state[name] = value
     if item.token_versions is not None:
         state.setdefault(_STEPS, item.token_versions.tolist())
-    kind, step = meta.get("class"), meta.get("train_step")
-    return StoredRollout(
-        state, kind if isinstance(kind, str) else None, step if type(step) is int else None
-    )
+    step = meta.get("train_step")
+    return StoredRollout(state, step if type(step) is int else None)
 
 
 def _meta(item: BufferItem) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem
-from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import mask_of, steps_of
 from redrb.replay.rollout_packing import unpack_group
 
@@ -73,7 +72,6 @@ class RolloutReader:
             sample: Returns the sample of a rollout, which it gets as a dict of its fields.
         """
         self._sample = sample
-        self._classes = RolloutClasses(dict)
 
     def __call__(self, items: list[BufferItem]) -> list[BufferItem]:
         """Return the samples of a group of rollouts.
@@ -82,7 +80,7 @@ class RolloutReader:
             DecodeError: The group is malformed.
             RecordError: A rollout cannot be converted.
         """
-        group = unpack_group(items, self._classes)
+        group = unpack_group(items)
         samples = [self._sample(rollout.state) for rollout in group]
         for item, sample in zip(items, samples, strict=True):
             sample.status, sample.group_id = item.status, samples[0].group_id

@@ -18,14 +18,7 @@ from redrb.codec.wire import INT64_RANGE
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import Status
 from redrb.replay.arrays import pack_numpy, pack_tensor, unpack_numpy, unpack_tensor
-from redrb.replay.rollout_classes import (
-    RolloutClasses,
-    is_record,
-    name_of,
-    rebuild,
-    remember,
-    state_of,
-)
+from redrb.replay.rollout_objects import fields_of, is_record
 
 TAG = "$"
 MAX_DEPTH = 64
@@ -38,8 +31,9 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
     """Return a value as msgpack can store it.
 
     Args:
-        value: None, bool, int of 64 bits, float, str, bytes, list, tuple, set, dict, Enum, aware
-            datetime, numpy array or scalar, torch tensor, or an object of a dataclass or model.
+        value: None, bool, int of 64 bits, float, str, bytes, list, tuple, set, dict, aware
+            datetime, numpy array or scalar, or torch tensor. Of an Enum its value is stored, of an
+            object of a dataclass, pydantic model or msgspec Struct the dict of its fields.
         field: The rollout's field, for error messages.
         depth: Number of containers around the value.
 
@@ -60,30 +54,24 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
     return _pack_other(value, field, depth + 1)
 
 
-def unpack_value(value: Any, classes: RolloutClasses) -> Any:
+def unpack_value(value: Any) -> Any:
     """Return the value that `pack_value` has packed.
 
     Raises:
         DecodeError: The packed value is malformed.
-        ConfigError: It is an object of a class that this process does not know.
     """
     if isinstance(value, list):
         if set(map(type, value)).isdisjoint((list, dict)):
             return value
-        return [unpack_value(each, classes) for each in value]
+        return [unpack_value(each) for each in value]
     if not isinstance(value, dict):
         return value
     if TAG not in value:
-        return {key: unpack_value(each, classes) for key, each in value.items()}
+        return {key: unpack_value(each) for key, each in value.items()}
     unpack = _UNPACK.get(value[TAG]) if isinstance(value[TAG], str) else None
     if unpack is None:
         _malformed(value)
-    return unpack(value, classes)
-
-
-def as_dict(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an object's attributes without dunder names, which belong to its class."""
-    return {name: value for name, value in state.items() if not name.startswith("__")}
+    return unpack(value)
 
 
 def _checked_int(value: int, field: str) -> int:
@@ -104,9 +92,10 @@ def _pack_list(values: list[Any], field: str, depth: int) -> list[Any]:
 
 
 def _pack_other(value: Any, field: str, depth: int) -> Any:
+    if isinstance(value, Status):
+        return {TAG: "status", "of": value.value}
     if isinstance(value, Enum):
-        packed = pack_value(value.value, field, depth)
-        return {TAG: "enum", "class": remember(type(value)), "value": packed}
+        return pack_value(value.value, field, depth)
     if isinstance(value, dict):
         return _pack_dict(value, field, depth)
     if isinstance(value, np.generic) and not isinstance(value, np.object_ | np.void):
@@ -123,8 +112,7 @@ def _pack_other(value: Any, field: str, depth: int) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value
     if is_record(value):
-        state = _pack_dict(state_of(value), field, depth)
-        return {TAG: "object", "class": remember(type(value)), "state": state}
+        return _pack_dict(fields_of(value), field, depth)
     return _pack_subclass(value, field)
 
 
@@ -138,8 +126,9 @@ def _pack_subclass(value: Any, field: str) -> Any:
         return str.__str__(value)
     if isinstance(value, bytes):
         return bytes(value)
+    kind = type(value)
     raise RecordError(
-        f"{field} holds a {name_of(type(value)).replace(':', '.')}, which cannot be stored: use "
+        f"{field} holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored: use "
         "None, bool, int, float, str, bytes, lists, dicts, numpy arrays, torch tensors, enums, "
         "dataclasses or models of these; resolve a Ray ObjectRef with ray.get first.",
         field=field,
@@ -161,28 +150,15 @@ def _named(packed: tuple[str, list[int], bytes]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data": data}
 
 
-def _unpack_enum(value: dict[str, Any], classes: RolloutClasses) -> Any:
-    member, name = unpack_value(value.get("value"), classes), _text(value, "class")
-    kind = Status if name == name_of(Status) else classes.find_enum(name)
-    if kind is None:
-        return member  # equal to the member if the enum is a str or an int as well
+def _unpack_status(value: dict[str, Any]) -> Status:
     try:
-        return kind(member)
-    except ValueError as error:
-        raise DecodeError(f"{member!r:.80} is no {name}: the enum has changed.") from error
+        return Status(value["of"])
+    except (KeyError, ValueError) as error:
+        raise DecodeError(f"a stored rollout is malformed: {error}.") from error
 
 
-def _unpack_object(value: dict[str, Any], classes: RolloutClasses) -> Any:
-    state = unpack_value(value.get("state"), classes)
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        _malformed(value)
-    if classes.rollout_type is dict:
-        return as_dict(state)
-    return rebuild(classes.find(_text(value, "class")), state)
-
-
-def _unpack_dict(value: dict[str, Any], classes: RolloutClasses) -> dict[Any, Any]:
-    pairs = [unpack_value(pair, classes) for pair in _list(value)]
+def _unpack_dict(value: dict[str, Any]) -> dict[Any, Any]:
+    pairs = [unpack_value(pair) for pair in _list(value)]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         _malformed(value)
     try:
@@ -191,29 +167,28 @@ def _unpack_dict(value: dict[str, Any], classes: RolloutClasses) -> dict[Any, An
         raise DecodeError("a stored rollout is malformed: a dict has a list as a key.") from error
 
 
-def _unpack_set(value: dict[str, Any], classes: RolloutClasses) -> set[Any]:
+def _unpack_set(value: dict[str, Any]) -> set[Any]:
     try:
-        return set(unpack_value(_list(value), classes))
+        return set(unpack_value(_list(value)))
     except TypeError as error:
         raise DecodeError("a stored rollout is malformed: a set holds a list.") from error
 
 
-def _unpack_scalar(value: dict[str, Any], _: RolloutClasses) -> Any:
+def _unpack_scalar(value: dict[str, Any]) -> Any:
     return unpack_numpy(value.get("dtype"), [], value.get("data"))[()]
 
 
-def _unpack_array(value: dict[str, Any], _: RolloutClasses) -> Any:
+def _unpack_array(value: dict[str, Any]) -> Any:
     unpack = unpack_tensor if value[TAG] == "tensor" else unpack_numpy
     return unpack(value.get("dtype"), value.get("shape"), value.get("data"))
 
 
-_UNPACK: dict[str, Callable[[dict[str, Any], RolloutClasses], Any]] = {
-    "tuple": lambda value, classes: tuple(unpack_value(_list(value), classes)),
+_UNPACK: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "tuple": lambda value: tuple(unpack_value(_list(value))),
     "set": _unpack_set,
-    "frozenset": lambda value, classes: frozenset(_unpack_set(value, classes)),
+    "frozenset": lambda value: frozenset(_unpack_set(value)),
     "dict": _unpack_dict,
-    "enum": _unpack_enum,
-    "object": _unpack_object,
+    "status": _unpack_status,
     "scalar": _unpack_scalar,
     "numpy": _unpack_array,
     "tensor": _unpack_array,
@@ -225,13 +200,6 @@ def _list(value: dict[str, Any]) -> list[Any]:
     if not isinstance(elements, list):
         _malformed(value)
     return elements
-
-
-def _text(value: dict[str, Any], key: str) -> str:
-    text = value.get(key)
-    if not isinstance(text, str):
-        _malformed(value)
-    return text
 
 
 def _malformed(value: object) -> NoReturn:

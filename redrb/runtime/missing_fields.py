@@ -10,6 +10,11 @@ from redrb.errors import LeaseLost, RecordError
 from redrb.experience import Experience
 from redrb.stream import Lease
 
+_ADVICE = (
+    "A task keeps the fields of the groups that were put first, so put groups with {0!r} into "
+    "another task, or into this one after `redrb rm`."
+)
+
 _log = logging.getLogger("redrb")
 
 
@@ -41,15 +46,7 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
     if not error.ids:
         return False
     tasks = ", ".join(sorted({part.task for lease in leases for part in lease.parts}))
-    total = sum(map(len, leases))
-    why = (
-        f"task {tasks!r}: {len(error.ids)} of the {total} groups of a batch have no {field!r}, "
-        f"and are dead letters now: {str(error).rstrip('.')}. A task keeps the "
-        f"fields of the groups that were put first, so put groups with {field!r} into another "
-        "task, or into this one after `redrb rm`."
-    )
-    _log.error("%s", why)
-    error.add_note(why)
+    log_rejected(error, tasks, sum(map(len, leases)), _ADVICE.format(field))
     for lease, ids in lacking:
         try:
             if ids:
@@ -59,6 +56,25 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
         except LeaseLost as lost:
             _log.warning("other consumers train some of these groups: %s", lost)
     return True
+
+
+def log_rejected(error: RecordError, task: str, total: int, advice: str = "") -> None:
+    """Log that groups without a field, or with one of another form, are dead letters now.
+
+    The error gets the same text as a note.
+
+    Args:
+        error: What is missing, and in which groups.
+        task: The task of the groups.
+        total: Number of groups in their batch.
+        advice: What to do, if that is known.
+    """
+    why = (
+        f"task {task!r}: {len(error.ids)} of the {total} groups of a batch have no usable "
+        f"{error.field!r}, and are dead letters now: {str(error).rstrip('.')}. {advice}"
+    ).rstrip()
+    _log.error("%s", why)
+    error.add_note(why)
 
 
 def _fields(group: GroupLayout) -> set[str]:

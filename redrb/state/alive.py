@@ -1,38 +1,74 @@
-"""The workers of a task that are alive, by name: who must stop before it is deleted."""
+"""The processes that use a task: they must stop before it is deleted."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.errors import TaskInUse
 from redrb.state.model import WorkerState
 from redrb.state.tasks import read_tasks
+from redrb.stream.task.removal import TaskContents, task_contents
 
 
-def workers_alive(client: Client, task: str, *, namespace: str) -> tuple[WorkerState, ...]:
-    """Return the makers, trainers and stages of a task that have announced themselves lately."""
-    found = read_tasks(client, namespace, [task], group=None, announced={})
-    workers = (worker for state in found for worker in state.workers)
-    return tuple(worker for worker in workers if worker.life in ("live", "silent"))
+@dataclass(frozen=True, slots=True)
+class TaskUse:
+    """What a task holds, and who uses it.
+
+    Attributes:
+        contents: What it holds.
+        workers: Makers, trainers and stages that have announced themselves lately.
+    """
+
+    contents: TaskContents
+    workers: tuple[WorkerState, ...]
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The processes that use it: those of `workers`, and others with a heartbeat or a wait."""
+        return tuple(dict.fromkeys(self._users()))
+
+    def _users(self) -> Iterator[str]:
+        announced = set()
+        for worker in self.workers:
+            announced.add((worker.host, str(worker.pid)))
+            name = worker.label or worker.name
+            yield f"{worker.role} {name} (process {worker.pid} on {worker.host})"
+        for group in self.contents.consumer_groups:
+            for consumer in group.consumers:
+                host, _, pid = consumer.rpartition("-")
+                if (host, pid) not in announced:
+                    yield f"a consumer of group {group.name} (process {pid} on {host})"
+        if self.contents.makers and all(worker.role == "trainer" for worker in self.workers):
+            yield f"makers that have or wait for rights to begin groups ({self.contents.makers})"
+        if self.contents.producers_waiting:
+            yield f"puts that wait for room ({self.contents.producers_waiting})"
+
+    def check(self, namespace: str) -> None:
+        """Refuse a task in use.
+
+        Raises:
+            TaskInUse: The message names the processes.
+        """
+        users = self.users
+        if users:
+            raise TaskInUse(
+                f"task {self.contents.task!r} of namespace {namespace!r} is in use by "
+                f"{', '.join(users)}. Stop them, or delete it by force (--force). A process that "
+                "was killed counts as alive until its lease_ms, 30 seconds by default, are over."
+            )
 
 
-def check_unused(client: Client, task: str, *, namespace: str) -> None:
-    """Refuse a task whose workers are alive.
+def task_use(client: Client, task: str, *, namespace: str) -> TaskUse:
+    """Return what a task holds and who uses it.
+
+    A maker shows a few seconds after its first put, unless it waits for room or for rights before.
 
     Raises:
-        TaskInUse: The message names them.
+        UnknownTask: There is no such task.
     """
-    alive = workers_alive(client, task, namespace=namespace)
-    if alive:
-        raise TaskInUse(
-            f"task {task!r} of namespace {namespace!r} is in use by {listed(alive)}. Stop them, or "
-            "delete it by force (--force). A process that was killed counts as alive until its "
-            "lease_ms, 30 seconds by default, are over."
-        )
-
-
-def listed(workers: tuple[WorkerState, ...]) -> str:
-    """Return the names of workers, each with its host and process."""
-    return ", ".join(
-        f"{each.role} {each.label or each.name} (process {each.pid} on {each.host})"
-        for each in workers
-    )
+    contents = task_contents(client, task, namespace=namespace)
+    found = read_tasks(client, namespace, [task], group=None, announced={})
+    workers = (worker for state in found for worker in state.workers)
+    return TaskUse(contents, tuple(one for one in workers if one.life in ("live", "silent")))

@@ -12,14 +12,11 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import EXIT_S, within
 from redrb.errors import StoreError
 from redrb.stream.worker import end_unended
 
 T = TypeVar("T")
-
-EXIT_S = 3.0
-"""How long the end of the process waits for Redis."""
 
 _log = logging.getLogger("redrb")
 
@@ -38,8 +35,7 @@ def close_at_end(stream: T, close: Callable[[T, bool], None], client: Client) ->
     def end(failed: bool) -> None:  # noqa: FBT001 (as the client calls it)
         one = dropped()
         if one is not None:
-            with within(EXIT_S):
-                _close(one, requeue=not failed)
+            _close(one, requeue=not failed)
 
     client.before_close[stream] = end
 

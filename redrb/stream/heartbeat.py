@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from redrb.connection.deadline import within
+from redrb.connection.deadline import most_s, within
 from redrb.connection.outage import Outage, shared_outage
 from redrb.errors import RedrbError, StoreClosed
 
@@ -69,7 +69,7 @@ class Heartbeat:
         """Beat no more; waits a little for a beat that is under way."""
         self._nudges.put(False)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_STOP_S)
+            self._thread.join(most_s(_STOP_S))
 
     def nudge(self) -> None:
         """Beat now; may be called from anywhere, also while garbage is collected."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from redrb.checks import check_choice, checked_int, checked_int_or_none
-from redrb.codec import NarrowFloats
 from redrb.errors import ConfigError
 from redrb.keys import check_name
 from redrb.stream.put.filters import Filter, check_filters
@@ -28,7 +27,6 @@ class StreamOptions:
     group: str = "default"
     on_full: OnFull = "block"
     lease_ms: int = LEASE_MS
-    narrow_floats: NarrowFloats | None = None
     filters: Sequence[Filter] = ()
     min_replicas: int | None = None
     checks: Collection[Check] = DEFAULT_CHECKS
@@ -38,8 +36,6 @@ class StreamOptions:
     def __post_init__(self) -> None:
         check_name("consumer group", self.group)
         check_choice("on_full", self.on_full, get_args(OnFull))
-        if self.narrow_floats is not None:
-            check_choice("narrow_floats", self.narrow_floats, get_args(NarrowFloats))
         check_choice("on_bad_group", self.on_bad_group, get_args(OnBadGroup))
         if self.reader is not None and not callable(self.reader):
             raise ConfigError(

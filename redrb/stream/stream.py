@@ -19,7 +19,6 @@ from redrb.checks import (
     checked_number,
     checked_timeout,
 )
-from redrb.codec import NarrowFloats
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import ConfigError
@@ -135,7 +134,6 @@ class ExperienceStream:
         group: str = "default",
         on_full: OnFull = "block",
         lease_ms: int = LEASE_MS,
-        narrow_floats: NarrowFloats | None = None,
         weights: str | None = None,
         filters: Sequence[Filter] = (),
         min_replicas: int | None = None,
@@ -158,8 +156,6 @@ class ExperienceStream:
                 "drop_oldest" (evict groups that are not leased) or "error" (raise StoreFull).
             lease_ms: Silence of this object's heartbeat after which its leased groups are requeued
                 for other consumers, and its rights to begin groups return to the task.
-            narrow_floats: Store float32 and float64 as "float16" or "bfloat16": half the bytes,
-                and not lossless.
             weights: Name of the published weights whose newest version is the task's current one.
             filters: Functions that every group must pass to be put; others count as filtered.
             min_replicas: Replicas that must have received a put before it returns; default: that of
@@ -192,7 +188,6 @@ class ExperienceStream:
             group=group,
             on_full=on_full,
             lease_ms=lease_ms,
-            narrow_floats=narrow_floats,
             filters=filters,
             min_replicas=min_replicas,
             checks=checks,
@@ -221,7 +216,7 @@ class ExperienceStream:
         replication = Replication(replicas)
 
         def preparer(filters: Sequence[Filter], on_bad: OnBadGroup) -> Preparer:
-            return Preparer(task, options.narrow_floats, filters, frozenset(options.checks), on_bad)
+            return Preparer(task, filters, frozenset(options.checks), on_bad)
 
         self._expiration = Expiration(task, self.group)
         self._preparer = preparer(options.filters, on_bad_group)

@@ -113,7 +113,7 @@ class Loads(Trainer):
     def open(self, client: Client) -> None:
         super().open(client)
         self._loader = ExperienceLoader(self._stream, BATCH, timeout=TAKE_S, at_least=1)
-        self._loop: Iterator[Experience] = iter(self._loader)
+        self._loop: Iterator[Experience] | None = None
         self._last: list[str] = []
 
     def step(self) -> None:
@@ -121,6 +121,7 @@ class Loads(Trainer):
         try:
             with self.journal.call("loader.next", TAKE_S + options.RETRY_S, acking=last) as outcome:
                 try:
+                    self._loop = self._loop or iter(self._loader)
                     batch = next(self._loop)
                 except BatchTimeout:  # the batch before was acknowledged first
                     outcome["acked"] = last
@@ -130,9 +131,9 @@ class Loads(Trainer):
                 outcome["delivered"], outcome["torn"] = payload.names_of_batch(batch, groups)
                 outcome["acked"] = last
         except EXPECTED:
+            self._loop = None
             with self.journal.call("loader.close", options.RETRY_S):
                 self._loader.close()
-            self._loop = iter(self._loader)
             raise
         self._last = outcome["delivered"]
         self.train()

@@ -33,8 +33,8 @@ from redrb.errors import (
 )
 from redrb.stream.admission import admitter
 from redrb.stream.parts import scripts as part_scripts
-from redrb.weights.host import cache
 from redrb.weights.publishing import publisher
+from redrb.weights.reading import shared_copy
 from tests.chaos import options, payload
 from tests.chaos.journal import Journal
 from tests.chaos.options import Place
@@ -146,7 +146,7 @@ def serve(make: Callable[[str, Place], Worker], name: str, place: Place) -> None
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     publisher.CHUNK_BYTES = payload.CHUNK_BYTES  # type: ignore[attr-defined]
-    cache._SHARED_MEMORY = place.shared_memory
+    shared_copy._SHARED_MEMORY = place.shared_memory
     admitter.QUEUE_TTL_MS = part_scripts.GRACE_MS = options.LEASE_MS  # type: ignore[attr-defined]
     before = set(threading.enumerate())
     worker = make(name, place)

@@ -8,20 +8,20 @@ from collections.abc import Callable
 import pytest
 
 import redrb
-from redrb.browse import Arrivals, Follower
+from redrb.browse import Follower, Page
 from redrb.connection import Client
-from redrb.errors import UnknownTask
+from redrb.errors import StoreUnavailable, UnknownTask
 from tests.samples import numbered
 from tests.servers import Server, programs
 
 Opener = Callable[..., redrb.ExperienceStream]
 
 
-def until(follower: Follower, reached: Callable[[Arrivals], bool]) -> list[Arrivals]:
-    """Return reports up to one that is `reached`; fails after 20 seconds."""
+def until(follower: Follower, reached: Callable[[Page], bool], **options: bool) -> list[Page]:
+    """Return pages up to one that is `reached`; fails after 20 seconds."""
     found, end = [], time.monotonic() + 20
     while time.monotonic() < end:
-        found.append(follower.next(0.5))
+        found.append(follower.next(0.5, **options))
         if reached(found[-1]):
             return found
     raise AssertionError(found)
@@ -33,55 +33,48 @@ def test_groups_are_shown_as_they_arrive_and_are_still_there(
     stream = open_stream()
     stream.put(numbered(0))
     stream.advance(7)
-    with Follower(client, "math", namespace=namespace) as follower:
-        stream.put([numbered(1), numbered(2, tags={"a": 1})], policy_version=5)
-        stream.put(numbered(3))
-        reports = until(follower, lambda seen: seen.shown == 2)
-    first, second = (view for report in reports for view in report.groups)
-    assert (first.id, first.state, first.reward) == (2, "arrived", 1.5)
+    follower = Follower(client, "math", namespace=namespace)
+    stream.put([numbered(1), numbered(2, tags={"a": 1})], policy_version=5)
+    stream.put(numbered(3))
+    pages = until(follower, lambda page: any(view.id == 3 for view in page.groups), full=True)
+    first, second = (view for page in pages for view in page.groups)
+    assert (first.id, first.state, first.reward, len(first.samples)) == (2, "waiting", 1.5, 2)
     assert (first.oldest_version, first.staleness, first.samples_total) == (5, 2, 2)
     assert (second.id, second.reward, second.oldest_version) == (3, 3.0, None)
-    assert (reports[-1].put, reports[-1].missed) == (2, 0)
+    assert not any(page.notes for page in pages)
     assert len(stream.take(3, timeout=0)) == 3
 
 
-def test_groups_that_come_faster_than_they_are_read_are_counted(
+def test_groups_that_are_skipped_or_gone_are_counted(
     open_stream: Opener, client: Client, namespace: str
 ) -> None:
     stream = open_stream()
-    with Follower(client, "math", namespace=namespace, per_s=5) as follower:
-        stream.put_many([[numbered(number)] for number in range(300)])
-        reports = until(follower, lambda seen: seen.missed > 0)
-        last = reports[-1]
-    assert last.put == 300
-    assert last.shown < 100
-    assert last.shown + last.missed <= 300
-
-
-@pytest.mark.parametrize("url", [*list(programs())[:1]], indirect=True)
-def test_groups_that_were_acknowledged_before_they_were_read_are_counted(
-    open_stream: Opener, client: Client, namespace: str
-) -> None:
-    stream = open_stream()
-    with Follower(client, "math", namespace=namespace, per_s=2) as follower:
-        stream.put(numbered(0))
-        until(follower, lambda seen: seen.shown == 1)
-        for number in range(1, 4):
-            stream.put(numbered(number))
-            stream.take(1, timeout=0).ack()
-        stream.take(1, timeout=0).ack()
-        last = until(follower, lambda seen: seen.put == 4 and seen.missed == 3)[-1]
-    assert last.shown == 1
+    follower = Follower(client, "math", namespace=namespace)
+    stream.put_many([[numbered(number)] for number in range(300)])
+    (page,) = until(follower, lambda page: bool(page.groups))
+    assert [view.id for view in page.groups] == list(range(237, 301))
+    assert page.notes[0].startswith("236 groups are not shown")
+    stream.put_many([[numbered(number)] for number in range(2)])
+    stream.take(301, timeout=0).ack()
+    (page,) = until(follower, lambda page: bool(page.groups))
+    assert [view.id for view in page.groups] == [302]
+    assert page.notes[0].startswith("1 groups are not shown")
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)
 def test_partitions_are_followed_together(client: Client, namespace: str) -> None:
     with redrb.ExperienceStream(client, "math", namespace=namespace, partitions=2) as stream:
         stream.put(numbered(0))
-        with Follower(client, "math", namespace=namespace) as follower:
-            made = [stream.put(numbered(number))[0] for number in range(4)]
-            reports = until(follower, lambda seen: seen.shown == 4)
-        assert sorted(view.id for report in reports for view in report.groups) == sorted(made)
+        follower = Follower(client, "math", namespace=namespace)
+        made = [stream.put(numbered(number))[0] for number in range(4)]
+        found: list[int] = []
+
+        def all_found(page: Page) -> bool:
+            found.extend(view.id for view in page.groups)
+            return len(found) == 4
+
+        until(follower, all_found)
+        assert sorted(found) == sorted(made)
         stream.clear()
 
 
@@ -99,15 +92,14 @@ def test_it_goes_on_after_a_restart_without_data(
         options = {"namespace": namespace}
         with redrb.ExperienceStream(client, "math", **options) as stream:
             stream.put_many([[numbered(number)] for number in range(3)])
-            with Follower(client, "math", namespace=namespace) as follower:
-                stream.put(numbered(4))
-                until(follower, lambda seen: seen.shown == 1)
-                server.kill()
-                away = until(follower, lambda seen: seen.away != "")[-1]
-                assert "not reachable" in away.away
-                server.start()
-                stream.put(numbered(5))
-                reports = until(follower, lambda seen: seen.shown == 2)
-                assert any(report.anew for report in reports)
-                assert (reports[-1].away, reports[-1].missed) == ("", 0)
-                assert [view.reward for view in reports[-1].groups] == [5.0]
+            follower = Follower(client, "math", namespace=namespace, timeout_s=1)
+            stream.put(numbered(4))
+            until(follower, lambda page: bool(page.groups))
+            server.kill()
+            with pytest.raises(StoreUnavailable, match="not reachable"):
+                follower.next(0.5)
+            server.start()
+            stream.put(numbered(5))
+            pages = until(follower, lambda page: bool(page.groups))
+            assert any("created anew" in note for page in pages for note in page.notes)
+            assert [view.reward for view in pages[-1].groups] == [5.0]

@@ -39,7 +39,7 @@ def client(cluster: RedisCluster) -> Iterator[Client]:
 
 @pytest.fixture(params=range(3))
 def victim(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[Primary]:
-    """Each of the nodes: one has partition 0, one the turns of takes, one the registry."""
+    """Each of the nodes: one has partition 0 and the turns of takes, one the registry."""
     yield cluster.primaries[request.param]
     cluster.wait_until_whole()
 

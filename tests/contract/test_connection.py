@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from redis.exceptions import ConnectionError as Broken
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError, TryAgainError
 
 import redrb
 from redrb import ConfigError, StoreUnavailable
@@ -19,6 +20,8 @@ from redrb.connection.transport import Pipeline, packed
 from redrb.errors import StoreError
 from tests.samples import numbered
 from tests.servers import Server
+
+pytestmark = pytest.mark.every_server
 
 
 def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:
@@ -65,6 +68,31 @@ def test_replies_that_nobody_read_do_not_reach_the_next_request(
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert client.execute("ECHO", "fresh") == b"fresh"
+
+
+def test_an_outage_ends_when_its_kind_changes(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that was away comes back, and a slot moves from it: these are two outages."""
+    failures = [Broken("reset"), Broken("reset"), TryAgainError("moving"), Broken("reset")]
+
+    def attempt() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "done"
+
+    assert client.retrying(attempt) == "done"
+    logged = [re.sub(r"[0-9.]+ s", "N s", each) for each in caplog.messages]
+    away, moves = (f"Redis at {client.where} {what}" for what in ("is away", "moves keys"))
+    again = "a request is repeated for N s more"
+    assert logged == [
+        f"{away}: ConnectionError; {again}",
+        f"it is over, after N s: {away}",
+        f"{moves}: TryAgainError; {again}",
+        f"it is over, after N s: {moves}",
+        f"{away}: ConnectionError; {again}",
+        f"it is over, after N s: {away}",
+    ]
 
 
 def test_a_request_is_repeated_until_it_succeeds(client: Client) -> None:

@@ -34,6 +34,8 @@ from redrb.stream.task.store import TaskStore
 from redrb.weights.inspection.listing import published_in
 from tests.samples import numbered
 
+pytestmark = pytest.mark.every_server
+
 JUNK = (
     *(b"", b"x", b"\xff\xfe", b"-1", b"1.5", b"1e400", b"nan", b"[", b"{}", b"\x00", b" "),
     *(b"9" * 28, b"9" * 400, b"-" + b"9" * 28, b"9007199254740993", b"1 2 3", b"\xc1\xff"),

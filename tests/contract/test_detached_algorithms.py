@@ -333,7 +333,14 @@ def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
     assert {letter.reason for letter in letters} == {
         "GRPO needs advantages: the maker must fill it."
     }
-    assert "2 of the 2 groups of a batch have no 'advantages'" in caplog.text
+    said = [record for record in caplog.messages if "are dead letters now" in record]
+    expected = (
+        "task 'trainer_0': 2 of the 2 groups of a batch have no usable 'advantages', and are dead "
+        "letters now: GRPO needs advantages: the maker must fill it. A task keeps the fields of "
+        "the groups that were put first, so put groups with 'advantages' into another task, or "
+        "into this one after `redrb rm`."
+    )
+    assert said == [expected] * 2
 
 
 def test_a_rank_ends_at_a_missing_field_and_the_next_trainer_does_not_meet_it(

@@ -266,13 +266,21 @@ def test_stop_ends_a_loop_that_waits(stream: ExperienceStream) -> None:
 
 def test_waits_are_measured(stream: ExperienceStream) -> None:
     filled(stream, 2)
-    put = threading.Timer(0.3, filled, (stream, 2))
+    began = time.monotonic()
     with ExperienceLoader(stream, 2, steps=2) as loader:
         batches = iter(loader)
         next(batches)
+
+        def put_late() -> None:
+            soon(lambda: not stream.worker.steps.lasted_s)  # the loop asks for the next batch
+            time.sleep(0.3)
+            filled(stream, 2)
+
+        put = threading.Thread(target=put_late)
         put.start()
         next(batches)
-        assert 0.2 < loader.last_wait_for_batch_s <= loader.wait_for_batch_s < 3
+        took_s = time.monotonic() - began
+        assert 0.2 < loader.last_wait_for_batch_s <= loader.wait_for_batch_s <= took_s
         assert next(batches, None) is None
     put.join()
 
@@ -293,7 +301,6 @@ def test_an_outage_is_an_error_after_the_batches_before_it(
     with pytest.raises(StoreUnavailable), ExperienceLoader(stream, 2, timeout=0.7) as loader:
         for batch in loader:
             seen.append(rewards(batch))
-        assert loader.last_wait_for_batch_s < 5
     assert seen == [[0, 1], [2, 3]]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from redrb.connection import Client
 
+pytestmark = pytest.mark.every_server
+
 REPACK = "return cmsgpack.pack(cmsgpack.unpack(ARGV[1]))"
 SCORE = "return string.format('%.17g', cmsgpack.unpack(ARGV[1]).score)"
 

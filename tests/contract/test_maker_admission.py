@@ -175,15 +175,22 @@ def test_a_batch_of_prompts_for_several_trainers_gets_the_rights_of_each(job: Jo
     trainers[1].sync_models_to_remote_makers()
     trainers[0].buffer.stream.advance(1)
     maker = job.maker(["trainer_9", "trainer_4"])
-    timer = threading.Timer(0.5, maker.stop)
-    timer.start()
-    began = time.monotonic()
+
+    def rights() -> list[Any]:
+        return [trainer.buffer.stream.stats().admission for trainer in trainers]
+
+    def stop_when_all_are_used() -> None:
+        until = time.monotonic() + 60
+        while [each.used for each in rights()] != [4, 5] and time.monotonic() < until:
+            time.sleep(0.01)
+        maker.stop()
+
+    stopping = threading.Thread(target=stop_when_all_are_used)
+    stopping.start()
     maker.workingloop(lambda: [torch.full((20, 3), 2)])
-    assert time.monotonic() - began < 10
-    timer.join()
+    stopping.join()
     maker.close()
-    rights = [trainer.buffer.stream.stats().admission for trainer in trainers]
-    assert [(each.used, each.held, each.most) for each in rights if each] == [(4, 0, 4), (5, 0, 9)]
+    assert [(each.used, each.held, each.most) for each in rights()] == [(4, 0, 4), (5, 0, 9)]
 
 
 def test_a_sender_of_several_streams_uses_the_rights_of_each(

@@ -665,9 +665,10 @@ def test_a_callback_may_stop_the_loop(
                 maker.stop("two")
 
     maker = holder(callbacks=[AfterTwo()])
+    began = time.monotonic()
     maker.workingloop(lambda: [prompts(number) for number in range(9)])
+    assert maker.backpressure_s <= time.monotonic() - began
     assert stored(buffer()) == [0, 1]
-    assert maker.backpressure_s < 5
 
 
 def test_performance_is_measured(holder: Callable[..., Holder]) -> None:

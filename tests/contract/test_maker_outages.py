@@ -260,9 +260,19 @@ def test_a_bad_group_does_not_end_a_maker(
 def test_a_stopped_maker_counts_the_groups_it_gives_up_in_one_warning(
     holder: Callable[..., Holder], caplog: pytest.LogCaptureFixture
 ) -> None:
-    maker = holder(stop_timeout=0.2, stream_options={"limit": 1}, max_unsent=2)
+    class AtTheFourth(MakerCallback):
+        sends = 0
+
+        def on_send_start(self) -> None:
+            self.sends += 1
+            if self.sends == 4:  # it waits for room from now on
+                timer.start()
+
+    options = {"limit": 1}
+    maker = holder(
+        stop_timeout=0.2, stream_options=options, max_unsent=2, callbacks=[AtTheFourth()]
+    )
     timer = threading.Timer(0.5, maker.stop)
-    timer.start()
     maker.workingloop(lambda: [prompts(1), prompts(2), prompts(3), prompts(4, 5, 6)])
     timer.join()
     maker.close()

@@ -89,6 +89,33 @@ def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
     assert "weights of this name: 'right'" in logged(caplog, engine, client, namespace, namespace)
 
 
+def test_a_server_that_follows_weights_of_another_namespace_names_it(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(missing, "LOG_AFTER_S", 0.3)
+    monkeypatch.setattr(engine_weights, "_WAIT_S", 0.1)  # each wait is too short for a log line
+    WeightPublisher(client, namespace, namespace="right").publish(nn.Linear(1, 1).state_dict())
+
+    async def follow_until_logged(folder: str) -> None:
+        server: Any = None  # it gets nothing
+        weights = EngineWeights(client, namespace, server, folder, namespace=namespace)
+        following = asyncio.create_task(weights.follow())
+        async with asyncio.timeout(60):
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+        assert not following.done()
+        following.cancel()
+        await asyncio.wait([following])
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(follow_until_logged(folder))
+    assert caplog.messages[0].startswith(f"waiting for weights {namespace!r}")
+    assert caplog.messages[0].endswith("weights of this name: 'right'")
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_wait_for_weights_that_nobody_has_published(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture

@@ -143,7 +143,7 @@ TOGETHER = {
 """Pages that are reached only if others are small, too."""
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
-    "redrb.browse.arrival_reader._READ_GROUPS": (reports.followed,),
+    "redrb.browse.follower.NEWEST": (reports.followed,),
     "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
     "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
@@ -196,14 +196,11 @@ NO_PAGES = {
     "redrb.state.workers.MOST_BYTES": "the size of an announcement",
     "redrb.state.workers.MOST_METRICS": "the size of an announcement",
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
-    "redrb.stream.mixture.mixture.MOST_GROUPS": "what a user may ask for",
-    "redrb.stream.mixture.ratio.MOST_PARTS": "the size of a number",
     "redrb.stream.partitions.stream.MOST_PARTITIONS": "what a user may ask for",
     "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
     "redrb.stream.ranks.scripts.MOST_STEPS": "steps that are open; a further one is refused",
-    "redrb.stream.exchange.layout.MAX_LINE_BYTES": "the size of a part of a file",
     "redrb.stream.saving.checking.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.saving.checking._MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",

@@ -164,22 +164,29 @@ def test_advantages_keys_and_reference_of_a_group(recipe: Fixed, client: redrb.C
 
 
 def test_a_failed_or_too_long_episode_costs_its_group_alone(
-    client: redrb.Client, caplog: pytest.LogCaptureFixture
+    client: redrb.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limits, limit_of = dict[Any, asyncio.Timeout](), asyncio.timeout
+
+    def noted(seconds: float) -> asyncio.Timeout:
+        return limits.setdefault(asyncio.current_task(), limit_of(seconds))
+
     class Failing(Fixed):
         failing = "9+"
         max_staleness = -1
-        episode_timeout = 0.2
+        episode_timeout = 600
 
         async def episode(self, prompt: dict[str, Any], engine: LocalEngine) -> redrb.BufferItem:
             item = await super().episode(prompt, engine)
             if prompt["answer"] == "endless":
+                limits[asyncio.current_task()].reschedule(0)  # its time is up now
                 await asyncio.Event().wait()
             if prompt["answer"] == "none":
                 item.reward = torch.tensor(float("nan"))
             return item
 
     prompts = [*PROMPTS, {"prompt": "1=", "answer": "endless"}, {"prompt": "2=", "answer": "none"}]
+    monkeypatch.setattr("redrb.recipe.episode_samples.asyncio.timeout", noted)
     made = Made(Failing(worker="maker"), client)
     experience = made.run(prompts)
     assert [extras["answer"] for extras in experience.extras] == ["6"] * 4

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import time
 from typing import Any
 
@@ -16,8 +19,10 @@ from redrb.errors import TaskInUse, UnknownTask
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.replay import ReplayBuffer
+from redrb.state.alive import task_use
 from redrb.state.reader import StateReader
-from redrb.stream.exchange import export_task
+from redrb.stream import heartbeat
+from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
 from redrb.weights.inspection.listing import published_in
@@ -146,33 +151,47 @@ def test_a_stream_that_must_not_create_uses_the_task_and_does_not_bring_it_back(
         assert guest.take(1, timeout=0).ids == (1,)
 
 
+@pytest.fixture
+def before_the_first_beat(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A lease whose heartbeat is first due after minutes; until then nothing is announced."""
+    monkeypatch.setattr(heartbeat, "LONGEST_PERIOD_S", 600.0)
+    return 1_800_000
+
+
 def test_a_removal_shows_parts_and_refuses_while_makers_have_rights(
-    client: Client, namespace: str
+    client: Client, namespace: str, before_the_first_beat: int
 ) -> None:
-    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": 2, "lease_ms": 60_000}
+    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": 2}
+    settings["lease_ms"] = before_the_first_beat
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         stream.put_part("a", numbered(1), index=0, of=2, policy_version=1)
         with stream.admit(2, timeout=5):
             contents = task_contents(client, "math", namespace=namespace)
             assert (contents.stored, contents.in_parts, contents.makers) == (0, 1, 1)
-            with pytest.raises(TaskInUse, match="rights to begin groups: 1"):
-                remove_task(client, "math", namespace=namespace)
+            with pytest.raises(TaskInUse, match=r"rights to begin groups \(1\)"):
+                task_use(client, "math", namespace=namespace).check(namespace)
     assert task_contents(client, "math", namespace=namespace).makers == 0
     assert remove_task(client, "math", namespace=namespace) == 0
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_task_in_use_is_removed_by_force_only(
-    client: Client, namespace: str, partitions: int
+def test_a_consumer_that_has_not_announced_itself_is_named(
+    client: Client, namespace: str, before_the_first_beat: int, partitions: int
 ) -> None:
-    stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
+    options: dict[str, Any] = {"lease_ms": before_the_first_beat, "partitions": partitions}
+    stream = ExperienceStream(client, "math", namespace=namespace, **options)
     stream.put_many([[numbered(n)] for n in range(4)])
     stream.take(1, timeout=0)
     (group,) = task_contents(client, "math", namespace=namespace).consumer_groups
-    assert (group.name, group.waiting, group.leased, group.consumers) == ("default", 3, 1, 1)
-    with pytest.raises(TaskInUse, match="consumers alive: 1"):
-        remove_task(client, "math", namespace=namespace)
+    assert (group.name, group.waiting, group.leased, len(group.consumers)) == ("default", 3, 1, 1)
+    use = task_use(client, "math", namespace=namespace)
+    assert use.workers == ()
+    where = f"(process {os.getpid()} on {socket.gethostname()})"
+    assert use.users == (f"a consumer of group default {where}",)
+    with pytest.raises(TaskInUse, match=re.escape(where)):
+        use.check(namespace)
     stream.close()
+    task_use(client, "math", namespace=namespace).check(namespace)
     assert remove_task(client, "math", namespace=namespace) == 4
     with pytest.raises(UnknownTask):
         task_contents(client, "math", namespace=namespace)
@@ -189,5 +208,6 @@ def test_dead_consumers_do_not_keep_a_task_for_ever(client: Client, namespace: s
     client.execute("HSET", keys.task, "clock", f"{died} {died} 15000")
     client.execute("ZADD", f"{keys.prefix}consumers:default", died + 30_000, "host-1-dead")
     (group,) = task_contents(client, "math", namespace=namespace).consumer_groups
-    assert group.consumers == 0
+    assert group.consumers == ()
+    task_use(client, "math", namespace=namespace).check(namespace)
     assert remove_task(client, "math", namespace=namespace) == 0

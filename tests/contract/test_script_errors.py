@@ -16,6 +16,8 @@ from redrb.lua.scripts import load, run
 from tests.samples import numbered
 from tests.servers import Server
 
+pytestmark = pytest.mark.every_server
+
 
 def _line(message: str) -> str:
     found = re.search(r"\(at redrb/lua/([a-z_/]+\.lua):(\d+)\)", message)

@@ -16,7 +16,7 @@ import redrb
 from redrb.connection import Client
 from redrb.errors import StoreDenied, UnknownTask
 from redrb.state.model import Staleness, WorkerState
-from redrb.state.observer import Observer
+from redrb.state.observer import LOOK_S, Observer
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
 from tests.samples import numbered
@@ -231,7 +231,7 @@ def test_an_observer_never_waits_for_a_stopped_server(
                 began = time.monotonic()
                 newest = observer.newest()
                 seconds.append(time.monotonic() - began)
-            assert min(seconds) < 0.5
+            assert min(seconds) < LOOK_S / 2
             assert newest.state is not None
             assert newest.age_s > 1.0
             assert "not reachable" in newest.error
@@ -239,7 +239,8 @@ def test_an_observer_never_waits_for_a_stopped_server(
             os.kill(server.pid, signal.SIGCONT)
         while view.error:
             view = observer.wait(view.number, 10, error=view.error)
-        assert view.age_s < 1.0
+        assert view.state is not None
+        assert view.state.time > newest.state.time
 
 
 def test_an_observer_follows_and_never_waits(client: Client, namespace: str) -> None:
@@ -263,7 +264,9 @@ def test_a_trainer_and_a_maker_announce_themselves(client: Client, namespace: st
         made.put([item(), item()])
         lease = trained.take(1, timeout=5)
         lease.ack()
-        workers = announced(client, namespace, lambda found: found.get("trainer", (0,))[0] == 1)
+        workers = announced(
+            client, namespace, lambda found: "maker" in found and found.get("trainer", (0,))[0] == 1
+        )
         assert workers["maker"][1].label == "maker-1"
         assert workers["maker"][1].weight_version == 7
         assert workers["maker"][1].metrics == {"reward": 0.5}
@@ -297,7 +300,7 @@ def announced(
 ) -> dict[str, tuple[int, WorkerState]]:
     """Return groups and state of each role, once they are as wanted."""
     with Observer(client, namespace, every_s=0.05) as observer:
-        number, until = -1, time.monotonic() + 10
+        number, until = -1, time.monotonic() + 60
         while time.monotonic() < until:
             view = observer.wait(number, 5)
             number = view.number

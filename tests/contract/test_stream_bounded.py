@@ -18,8 +18,6 @@ import pytest
 import redrb
 from redrb.connection.transport import Pipeline
 from redrb.experience import Status
-from redrb.keys import TaskKeys
-from redrb.lua.scripts import load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
@@ -571,35 +569,25 @@ def _begun(store: TaskStore, path: Path) -> Restoring:
 
 
 @pytest.mark.parametrize("waiting", ["alive", "dead"])
-def test_turns_of_a_mixture(compare: Callable[..., None], waiting: str) -> None:
+def test_turns(compare: Callable[..., None], waiting: str) -> None:
     """Many takes wait for their turn, or have died in the queue."""
 
     def build(scene: Scene) -> None:
         queue_ms = FOREVER_MS if waiting == "alive" else 1
-        keys = [TaskKeys(f"redrb:{{{scene.namespace}:mixture}}:").stream]
 
-        def ask(verb: str, caller: str, name: str = "", queue_ms: int = FOREVER_MS) -> bytes:
-            tasks = [word for task in ("a", "b") for word in (task, 1, 2, 0, 0)]
-            arguments = [verb, caller, 1, FOREVER_MS, queue_ms, 4, "", *tasks]
-            replies = []
-            scene.note(
-                f"{verb} {name}",
-                lambda: replies.append(
-                    run_once(scene.client, load("mixture/turn"), keys, arguments)
-                ),
-            )
-            return bytes(replies[0][0])
+        def ask(caller: str, name: str, turn_ms: int = FOREVER_MS) -> bytes:
+            arguments = ("default", caller, turn_ms, queue_ms)
+            replies: list[bytes] = []
+            scene.note(name, lambda: replies.append(scene.run("take/turn", *arguments)))
+            return replies[0]
 
-        assert ask("turn", "first") == b"turn"
+        assert ask("first", "ask") == b"turn"
         for number in range(scene.size):
-            assert ask("turn", f"c{number}", queue_ms=queue_ms) == b"wait"
-        ask("hold", "first")
-        ask("look", "first")
-        assert ask("keep", "first") == b"ok"  # wakes the next take
-        found = ask("turn", "new", "of a new take")
-        assert found == (b"wait" if waiting == "alive" else b"turn")
-        assert ask("turn", f"c{scene.size - 1}", "of the last")
-        ask("give", "c0" if waiting == "alive" else "new")
+            assert ask(f"c{number}", "queue") == b"wait"
+        assert ask("first", "keep") == b"turn"
+        assert ask("first", "end", turn_ms=0) == b"ended"  # wakes the next take
+        assert ask("new", "of a new take") == (b"wait" if waiting == "alive" else b"turn")
+        assert ask("c0", "leave", turn_ms=0) == b"ended"
 
     compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +15,11 @@ import pytest
 import redrb
 from redrb import ConfigError, ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.connection.deadline import EXIT_S
 from redrb.errors import BatchTimeout, StoreClosed
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.servers import Server, programs
 
 
 def heartbeat_of(stream: ExperienceStream) -> threading.Thread:
@@ -157,3 +161,22 @@ def test_a_dead_consumer_that_found_too_little_is_deleted(client: Client, namesp
             stream.take(2, timeout=0.5)
         names = [found[1] for found in map(list, consumers_of(stream))]
         assert all(dead._consumer.name.encode() not in name for name in names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
+def test_all_streams_of_a_client_share_the_time_of_its_end(
+    own_server: Callable[..., Server], namespace: str
+) -> None:
+    server, lives = own_server(), []
+    with redrb.connect(server.url, retry_s=60) as client:
+        for task in "abcde":
+            stream = ExperienceStream(client, task, namespace=namespace)
+            stream.put_many([[numbered(n)] for n in range(2)])
+            lives.append((stream, stream.take(1, timeout=0)))
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        client.close()
+        took_s = time.monotonic() - began
+        os.kill(server.pid, signal.SIGCONT)
+    assert took_s < 3 * EXIT_S  # five streams would spend five times EXIT_S, each with its own

@@ -19,6 +19,8 @@ from redrb.stream.take.cause import Cause
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
+pytestmark = pytest.mark.every_server
+
 WHEN = ["before", "middle", "after"]
 """The connection breaks before anything was sent, when half was, after all was executed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
 from redrb.connection import Client
 from redrb.errors import DecodeError, LeaseLost, TaskMismatch, WrongStep
 from redrb.stream import waiting
-from redrb.stream.exchange import export_task, import_task
+from redrb.stream.export import export_task
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.producer import Producer
@@ -72,7 +73,21 @@ def test_puts_spread_and_a_take_collects_from_all_partitions(
     put(stream, 12, 13)
     exported = export_task(client, "math", tmp_path / "out", namespace=stream.namespace)
     assert exported.groups == 2
-    assert import_task(client, "copy", tmp_path / "out", namespace=stream.namespace).groups == 2
+
+
+def test_groups_are_forwarded_into_another_number_of_partitions(open_parts: Open) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    [example] = re.findall(r"<!-- a test runs this.*?```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    old = open_parts()
+    put(old, *range(300))
+    client = old._task.store.client
+    with ExperienceStream(client, "new", namespace=old.namespace, partitions=3) as new:
+        names["forward_all"](old, new)
+        assert sorted(numbers(new.take(300, timeout=0))) == list(range(300))
+        assert old.stats().ledger == redrb.Ledger(put=300, acked=300)
+        new.clear()
 
 
 def test_a_put_goes_to_the_least_full_partition_although_others_have_emptied_it(

@@ -21,6 +21,8 @@ from redrb.stream import waiting
 from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 
+pytestmark = pytest.mark.every_server
+
 FATES = {
     "available", "unmatched", "other_status", "leased_here", "leased_elsewhere", "acked", "expired",
     "filtered", "evicted", "dead",

@@ -20,7 +20,7 @@ WOKEN_S = 10.0
 """Time for a waiter that is woken: less than LOOK_AGAIN_S of `only_wakes`."""
 
 
-pytestmark = pytest.mark.usefixtures("only_wakes")
+pytestmark = [pytest.mark.usefixtures("only_wakes"), pytest.mark.every_server]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
-    monkeypatch.setattr("redrb.weights.host.cache._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("redrb.weights.reading.shared_copy._SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture

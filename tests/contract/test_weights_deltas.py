@@ -21,7 +21,7 @@ FLOATS = ("brain", "single", "half_", "double_")
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
-    monkeypatch.setattr("redrb.weights.host.cache._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("redrb.weights.reading.shared_copy._SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("redrb.weights.reading.replica._WINDOW_BYTES", 700)
 
 

@@ -15,6 +15,8 @@ from redrb.keys import WeightKeys
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.wire import stored_keys
 
+pytestmark = pytest.mark.every_server
+
 KEYS = ["versions", "manifests", "fence", "pins", "attempts", "loads", "fulls", "trash"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -16,13 +17,11 @@ import torch
 from torch import nn
 
 import redrb
-from redrb.errors import StoreUnavailable, WeightCorrupt, WeightError
-from redrb.weights.host import cache as host_cache
-from redrb.weights.host.buffer_writing import CacheLeader
-from redrb.weights.host.cache import HostCache
+from redrb.errors import ConfigError, StoreUnavailable, WeightCorrupt, WeightError
+from redrb.weights.host import locks, versions
+from redrb.weights.host.versions import HostVersions
 from redrb.weights.lora import LoraConfig, merged
-from redrb.weights.reading import replica
-from redrb.weights.reading.catalogue import Pin
+from redrb.weights.reading import replica, shared_copy
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.disks import fill, small_disk
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
@@ -33,7 +32,7 @@ PATIENCE_S = 30.0
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
-    monkeypatch.setattr(host_cache, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shared_copy, "_SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture
@@ -200,13 +199,18 @@ def test_a_model_outlives_its_subscriber(publisher, subscribe, tmp_path):
     assert same_bits(state(model), before)
     del reader
     gc.collect()
-    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+    (directory,) = tmp_path.iterdir()
+    assert [path.suffix.partition("-")[0] for path in directory.iterdir()] == [".1"]
     assert same_bits(state(model), before)
     del model
     assert bits(weight) == bits(before["embedding.weight"][3:])
     assert len([path for *_, path in mappings() if path.startswith(str(tmp_path))]) == 1
     del weight
     assert not [path for *_, path in mappings() if path.startswith(str(tmp_path))]
+    reader, model = subscribe(), Model(4)
+    reader.poll(model)
+    del model, reader
+    assert list(directory.iterdir()) == []
 
 
 def test_tensors_that_cannot_be_in_shared_memory_are_copied(publisher, subscribe, tmp_path):
@@ -416,25 +420,27 @@ def test_when_a_leaders_fetch_breaks_off_another_one_leads(publisher, subscribe,
     assert len(fetched) == 2
 
 
-def test_a_leader_after_a_leader_fetches_nothing(publisher, subscribe, monkeypatch, tmp_path):
-    source, models, lead, fetch = Model(1), [Model(2), Model(3)], HostCache.lead, replica.fetch
-    fetched = []
+def test_a_version_that_another_has_fetched_meanwhile_is_not_fetched(
+    publisher, subscribe, monkeypatch, tmp_path
+):
+    source, models, use = Model(1), [Model(2), Model(3)], versions.acquire_fifo
+    fetched, fetch = [], replica.fetch
     publisher.publish(source)
     first = subscribe()
     first.poll(models[0])
     change(source, random.Random(10))
     publisher.publish(source)
 
-    def late(cache):
-        monkeypatch.setattr(HostCache, "lead", lead)
+    def late(path):
+        monkeypatch.setattr(versions, "acquire_fifo", use)
         first.poll(models[0])
-        return lead(cache)
+        return use(path)
 
     def counted(client, batch):
         fetched.append(batch)
         fetch(client, batch)
 
-    monkeypatch.setattr(HostCache, "lead", late)
+    monkeypatch.setattr(versions, "acquire_fifo", late)
     monkeypatch.setattr(replica, "fetch", counted)
     last = subscribe()
     last.poll(models[1])
@@ -445,7 +451,7 @@ def test_a_leader_after_a_leader_fetches_nothing(publisher, subscribe, monkeypat
 
 def serve(connection, url, namespace, directory):
     """A maker's process: polls, and tells what its model is, until it is replies to end."""
-    host_cache._SHARED_MEMORY = directory
+    shared_copy._SHARED_MEMORY = directory
     torch.set_num_threads(1)
     fetch = replica.fetch
     with redrb.connect(url, retry_s=10) as client:
@@ -610,7 +616,7 @@ def test_an_engine_tries_again_when_a_chunk_was_gone(publisher, subscribe, monke
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_version_that_vanishes_during_the_look_is_none(
+def test_a_version_that_vanishes_before_it_is_fetched_is_none(
     client, namespace, publisher, subscribe, monkeypatch, loaded
 ):
     subscriber, target = subscribe(), Model(1)
@@ -619,18 +625,16 @@ def test_a_version_that_vanishes_during_the_look_is_none(
         subscriber.poll(target)
         publisher.publish(Model(3))
     before = copied(target.state_dict())
-    look = subscriber._catalogue.other_than
+    use = HostVersions.use
 
-    def looking(*arguments, **options):
-        found = look(*arguments, **options)
+    def using(*arguments, **options):
         if keys := keys_of(client, namespace):
             client.execute("DEL", *[prefix(namespace) + key for key in keys])
-        return found
+        return use(*arguments, **options)
 
-    monkeypatch.setattr(subscriber._catalogue, "other_than", looking)
+    monkeypatch.setattr(HostVersions, "use", using)
     assert subscriber.poll(target) is None
     assert same_bits(target.state_dict(), before)
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -642,7 +646,7 @@ def test_a_version_that_vanishes_during_the_look_is_none(
     ],
     ids=["another dtype", "smaller", "larger"],
 )
-def test_a_layout_that_changes_while_a_buffer_is_prepared(
+def test_a_layout_that_changes_while_a_version_is_fetched(
     client, namespace, subscribe, monkeypatch, newer
 ):
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=4)
@@ -650,14 +654,17 @@ def test_a_layout_that_changes_while_a_buffer_is_prepared(
     subscriber = subscribe()
     taken(subscriber)
     publisher.publish({"a": torch.ones(4096, dtype=torch.float16)})
-    prepare = CacheLeader.buffer
+    use = HostVersions.use
 
-    def preparing(lead, nbytes, **options):
-        monkeypatch.setattr(CacheLeader, "buffer", prepare)
+    def using(*arguments, **options):
+        monkeypatch.setattr(HostVersions, "use", use)
         publisher.publish({"a": newer})
-        return prepare(lead, nbytes, **options)
+        return use(*arguments, **options)
 
-    monkeypatch.setattr(CacheLeader, "buffer", preparing)
+    monkeypatch.setattr(HostVersions, "use", using)
+    ones = torch.ones(4096, dtype=torch.float16)
+    assert same_bits(taken(subscriber), {"a": ones})
+    assert subscriber.version == 2
     for reader in (subscriber, subscribe()):
         assert same_bits(taken(reader), {"a": newer})
         assert reader.version == 3
@@ -680,32 +687,108 @@ def test_two_servers_of_one_address_share_nothing(
             assert reader.poll(models[0]).version == strange.poll(models[1]).version == version
             assert same_bits(state(models[0]), state(own))
             assert same_bits(state(models[1]), state(others))
-            assert len(list(next(tmp_path.iterdir()).iterdir())) == 2
+            files = list(next(tmp_path.iterdir()).iterdir())
+            assert len(files) <= 4, "of each a version, and memory for the next"
             change(own, random.Random(version))
             change(others, random.Random(-version))
 
 
-def test_an_older_version_is_used_only_if_it_is_the_published_one(
-    client, namespace, publisher, subscribe
-):
-    """A process that versions overtake accepts one that is not the newest any more."""
+def test_a_version_is_used_only_if_it_is_the_published_one(client, namespace, subscribe):
+    """Other versions have the same numbers, as after a failover, and a reader has one of them."""
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
     publisher.publish(Model(1))
     publisher.publish(Model(2))
     reader = subscribe()
     reader.poll(Model(9))
-    # another history under the same fence, as after a failover
     client.execute("DEL", *(prefix(namespace) + key for key in ("versions", "manifests")))
     again = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=9)
-    for accepted in (False, True):
-        for seed in (5, 6, 7):
-            again.publish(Model(seed))
-        copy = reader._copy
-        with copy._cache.newest() as held, Pin(reader._catalogue) as pin:
-            older = copy._use_held(held, pin, 0, lambda _: None, accept_older=True)
-            assert (older is not None) == accepted
-        del held, older
-        reader.poll(Model(9))
-        again.publish(Model(8))
+    for seed in (5, 6, 7, 8):
+        again.publish(Model(seed))
+        for each in (reader, subscribe()):
+            found = Model(9)
+            each.poll(found)
+            assert same_bits(state(found), state(Model(seed)))
+
+
+def test_a_damaged_version_is_not_the_base_of_the_next(publisher, subscribe, tmp_path):
+    source, reader, model = Model(1), subscribe(), Model(2)
+    publisher.publish(source)
+    reader.poll(model)
+    (path,) = next(tmp_path.iterdir()).iterdir()
+    with path.open("r+b") as file:
+        file.write(b"other code")
+    change(source, random.Random(1))
+    assert publisher.publish(source).kind == "delta"
+    assert reader.poll(model).version == 2
+    assert same_bits(state(model), state(source))
+
+
+def test_versions_that_killed_processes_left_are_removed(publisher, subscribe, tmp_path):
+    source, reader = Model(1), subscribe()
+    publisher.publish(source)
+    reader.poll(Model(2))
+    (directory,) = tmp_path.iterdir()
+    (current,) = directory.iterdir()
+    others = [f"{'0' * 32}.7-1", f"{'1' * 32}.part", f"{'2' * 32}.3-2"]
+    for name in others:
+        (directory / name).write_bytes(b"of a process that was killed")
+    (directory / "mine.txt").write_text("not ours")
+    used = locks.acquire(directory / others[2], exclusive=False)
+    subscribe().poll(Model(3))
+    assert sorted(directory.iterdir()) == sorted(
+        [current, directory / others[2], directory / "mine.txt"]
+    )
+    used.release()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_directory_that_others_may_write_to_is_refused(publisher, subscribe, tmp_path, mode):
+    publisher.publish(Model(1))
+    directory = tmp_path / f"redrb-{os.geteuid()}"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(ConfigError, match="that only user"):
+        subscribe().poll(Model(2))
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_is_a_link_or_a_file_is_refused(publisher, subscribe, tmp_path):
+    publisher.publish(Model(1))
+    (tmp_path / "real").mkdir(mode=0o700)
+    directory = tmp_path / f"redrb-{os.geteuid()}"
+    directory.symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="that only user"):
+        subscribe().poll(Model(2))
+    directory.unlink()
+    directory.write_text("")
+    with pytest.raises(ConfigError, match="that only user"):
+        subscribe().poll(Model(2))
+
+
+def test_the_directory_is_private(publisher, subscribe, monkeypatch, tmp_path):
+    publisher.publish(Model(1))
+    subscribe().poll(Model(2))
+    assert (tmp_path / f"redrb-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(shared_copy, "_SHARED_MEMORY", tmp_path / "no" / "where")
+    with pytest.raises(WeightError, match="host_cache out"):
+        subscribe().poll(Model(2))
+
+
+def test_a_process_that_fetches_for_too_long_is_not_waited_for(
+    publisher, subscribe, monkeypatch, tmp_path, caplog
+):
+    source, model = Model(1), Model(2)
+    publisher.publish(source)
+    subscribe().poll(Model(3))
+    publisher.publish(Model(1))
+    (directory,) = tmp_path.iterdir()
+    (version,) = directory.iterdir()
+    writer = locks.acquire_fifo(version.with_suffix(".lock"))
+    monkeypatch.setattr(shared_copy, "_FETCH_S", 0.05)
+    subscribe().poll(model)
+    assert same_bits(state(model), state(source))
+    assert "into private memory" in caplog.text
+    writer.release()
 
 
 def test_a_full_disk_under_the_cache_is_told_and_the_next_version_loads(
@@ -713,7 +796,7 @@ def test_a_full_disk_under_the_cache_is_told_and_the_next_version_loads(
 ):
     """The room for a version is taken before its first byte, so no reader dies of SIGBUS."""
     with small_disk(tmp_path / "memory", "1m") as memory:
-        monkeypatch.setattr(host_cache, "_SHARED_MEMORY", memory)
+        monkeypatch.setattr(shared_copy, "_SHARED_MEMORY", memory)
         state, target = {"a": torch.zeros(50_000)}, {"a": torch.ones(50_000)}
         reader, other = subscribe(), subscribe()
         publisher.publish(state)

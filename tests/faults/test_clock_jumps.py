@@ -13,8 +13,7 @@ from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run
-from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.partitions.turn import Turn
 from tests.audit import audit
 from tests.clocks import SHARED_MEMORY, ClockedServer
 from tests.conftest import REAL
@@ -105,17 +104,17 @@ def test_set_back_a_dead_producer_keeps_no_room(
     scripts.room("other", [], ttl_ms=0)
 
 
-def test_set_back_a_dead_take_keeps_no_turn_of_a_mixture(
-    server: ClockedServer, client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+def test_set_back_a_dead_take_keeps_no_turn(
+    server: ClockedServer,
+    open_stream: Callable[..., ExperienceStream],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("redrb.stream.mixture.turns.TURN_MS", 1000)
-    turns = Turns(client, namespace, "default", Ratio.of({"math": 1.0, "code": 1.0}))
-    dead, other = Operation(), Operation()
-    for operation in (dead, other):
-        operation.begin(4)
-    assert turns.ask(dead, queue=True, retry_s=1).granted
+    monkeypatch.setattr("redrb.stream.partitions.turn.TURN_MS", 1000)
+    store = open_stream()._task.store
+    assert Turn(store, "default").ask(retry_s=1)
     server.set_clock(-HOUR_S)
-    _until(lambda: turns.ask(other, queue=True, retry_s=1).granted, 3)
+    other = Turn(store, "default")
+    _until(lambda: other.ask(retry_s=1), 3)
 
 
 def test_set_back_a_dead_reader_keeps_no_version_of_weights(

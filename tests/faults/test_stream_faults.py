@@ -54,7 +54,7 @@ class Worker:
         """Return all numbers that were said with `word`."""
         return [number for said, numbers in list(self.said) if said == word for number in numbers]
 
-    def wait_for(self, word: str, at_least: int = 0, timeout: float = 15) -> list[int]:
+    def wait_for(self, word: str, at_least: int = 0, timeout: float = 60) -> list[int]:
         """Wait until `at_least` numbers were said with `word`, and return them."""
 
         def heard() -> bool:

@@ -8,86 +8,57 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
+import threading
 import time
 from multiprocessing import forkserver
 
-import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from redrb.weights.host.cache import HostCache
+import redrb
+from redrb.weights.host import locks
+from redrb.weights.reading import replica, shared_copy
 
-NBYTES = 1 << 20
-PATIENCE_S = 20.0
+ELEMENTS = 300_000
+PATIENCE_S = 30.0
 
 
-class Worker:
-    """What a maker's process does with the cache, a command at a time."""
+class Model(nn.Module):
+    """All elements of a version have the same value, that of its number."""
 
-    def __init__(self, directory):
-        self.cache = HostCache("weights", directory=directory)
-        self.lead = self.filling = self.held = None
-        self.lent = []
-        self.problems = directory.parent / "problems"
+    def __init__(self, value=0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((ELEMENTS,), float(value)))
 
-    def do_newest(self):
-        held = self.cache.newest()
-        if held is None:
-            return None
-        with held:
-            return held.version, held.meta, np.unique(held.data).tolist()
+    def value(self):
+        """Return the value of all elements, None if they differ."""
+        return int(self.weight[0]) if (self.weight == self.weight[0]).all() else None
 
-    def do_lead(self):
-        self.lead = self.cache.lead()
-        return self.lead is not None
 
-    def do_end(self):
-        self.lead.close()
+class Maker:
+    """What a maker's process does, a command at a time."""
 
-    def do_buffer(self, timeout=5.0):
-        self.filling = self.lead.buffer(NBYTES, timeout=timeout)
-        return self.filling.version
+    def __init__(self, url, namespace, directory):
+        shared_copy._SHARED_MEMORY = directory
+        self.connect = lambda: redrb.connect(url, retry_s=10)
+        self.namespace = namespace
+        self.model, self.reader = Model(), self.subscriber()
 
-    def do_begin(self):
-        self.filling.begin()
+    def subscriber(self):
+        return redrb.WeightSubscriber(
+            self.connect(), "actor", namespace=self.namespace, host_cache=True
+        )
 
-    def do_write(self, value, part=1.0):
-        self.filling.data[: int(NBYTES * part)] = value % 256
+    def do_poll(self):
+        self.reader.poll(self.model)
+        return self.model.value()
 
-    def do_commit(self, version):
-        self.filling.commit(version, b"meta %d" % version)
+    def do_value(self):
+        return self.model.value()
 
-    def do_publish(self, version, timeout=5.0):
-        assert self.do_lead()
-        self.do_buffer(timeout)
-        self.do_begin()
-        self.do_write(version)
-        self.do_commit(version)
-        self.do_end()
-
-    def do_hold(self):
-        self.held = self.cache.newest()
-        return self.held.version
-
-    def do_held(self):
-        return np.unique(self.held.data).tolist()
-
-    def do_lend(self):
-        """Put a model into the newest version, as a subscriber does, and keep those before."""
-        with self.cache.newest() as held:
-            self.lent.append((held.version, held.lend()))
-        return held.version
-
-    def do_lent(self):
-        """Return versions of models that are not as they were."""
-        return [version for version, data in self.lent if not (data == version % 256).all()]
-
-    def do_drop(self):
-        self.lent.clear()
-
-    def do_publish_and_die(self, version, calls):
-        """Publish, and be killed after so many calls of the system."""
+    def do_poll_and_die(self, calls):
+        """Poll, and be killed after so many calls of the system."""
         left = [calls]
 
         def counted(call):
@@ -100,119 +71,79 @@ class Worker:
 
             return dying
 
-        for name in ("open", "unlink", "mkfifo", "rename", "posix_fallocate", "pwrite"):
+        for name in ("open", "unlink", "mkfifo", "rename", "posix_fallocate", "close"):
             setattr(os, name, counted(getattr(os, name)))
         fcntl.flock = counted(fcntl.flock)
-        self.do_publish(version, timeout=0)
+        return self.do_poll()
 
-    def do_make(self, pause_s):
-        """Follow and publish until killed, and look all the time at what was mapped."""
-        random, newest = np.random.default_rng(), 0
-        while True:
-            held = self.cache.newest()
-            if held is not None:
-                with held:
-                    self.lent.append((held.version, held.lend()))
-                    if not newest <= held.version:
-                        self.tell(f"version {held.version} after {newest}")
-                    newest = held.version
-            for version in self.do_lent():
-                self.tell(f"version {version} has changed")
-            if random.random() < 0.3:
-                del self.lent[: random.integers(len(self.lent) + 1)]
-            del self.lent[:-6]
-            self.lead = self.cache.lead()
-            if self.lead is None:
-                self.cache.wait(pause_s)
-                continue
-            held = self.cache.newest()
-            version = 0
-            if held is not None:
-                with held:
-                    version = held.version
-            self.do_buffer(timeout=0)
-            self.do_begin()
-            self.do_write(version + 1, 0.5)
-            time.sleep(random.random() * pause_s)
-            self.do_write(version + 1)
-            self.do_commit(version + 1)
-            self.do_end()
+    def do_stop_in_mid_fetch(self, connection):
+        fetch = replica.fetch
 
-    def tell(self, problem):
-        with self.problems.open("a") as file:
-            file.write(f"{problem}\n")
+        def stopping(client, batch):
+            fetch(client, batch)
+            connection.send(fork_that_stays())
+            threading.Event().wait()
 
-    def do_fork_with_what_was_lent(self):
-        """Fork a child that tells, when a file `look` is there, what it has of the parent's."""
+        replica.fetch = stopping
+        self.do_poll()
+
+    def do_fork_with_the_model(self, directory):
+        """Fork a child that writes the value of the model when the file `look` appears."""
         child = os.fork()
         if child == 0:
-            look, seen = self.problems.with_name("look"), self.problems.with_name("seen")
-            while not look.exists():
-                time.sleep(0.005)
-            seen.with_suffix(".part").write_text(str(self.do_lent()))
-            seen.with_suffix(".part").rename(seen)
-            os._exit(0)
-        return child
-
-    def do_wait(self, timeout):
-        done = self.cache.wait(timeout)
-        return done, time.monotonic()
-
-    def do_wait_and_lead(self, timeout):
-        assert self.cache.wait(timeout)
-        return self.do_lead()
-
-    def do_fork(self):
-        """Fork a child that stays, as a data loader's worker does; returns when it runs."""
-        running, began = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(began, b".")
+            while not (directory / "look").exists():
+                threading.Event().wait(0.005)
+            (directory / "part").write_text(str(self.model.value()))
+            (directory / "part").rename(directory / "seen")
             signal.pause()
-            os._exit(0)
-        os.read(running, 1)
         return child
 
-    def do_fork_and_exit(self):
-        """Fork a child that uses the cache, lets go of all it inherited, and exits in order."""
+    def do_fork_that_polls(self):
+        """Fork a child that follows the weights as well, and exits in order."""
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                if self.held is not None:
-                    self.held.close()
-                if self.lead is not None:
-                    self.lead.close()
-                    assert self.cache.lead() is None
-                self.cache.close()
-                own = HostCache("weights", directory=self.cache._directory)
-                assert own.newest() is not None
-                own.close()
-                code = 0
+                own, model = self.subscriber(), Model()
+                own.poll(model)
+                code = 0 if model.value() == self.model.value() else 2
+                del own, self.reader, self.model
             finally:
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def do_exit(self):
-        sys.exit(0)
+
+def fork_that_stays():
+    """Fork a child that stays, as a data loader's worker does; return when it runs."""
+    running, began = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(began, b".")
+        signal.pause()
+    os.read(running, 1)
+    return child
 
 
-def serve(connection, directory):
-    worker = Worker(directory)
+def serve(connection, *arguments):
+    torch.set_num_threads(1)
+    maker = Maker(*arguments)
     connection.send("ready")
-    while True:
-        name, arguments = connection.recv()
-        connection.send(getattr(worker, f"do_{name}")(*arguments))
+    while (received := connection.recv()) is not None:
+        name, values = received
+        if name == "stop_in_mid_fetch":
+            values = (connection,)
+        connection.send(getattr(maker, f"do_{name}")(*values))
 
 
-class Maker:
-    """A process with a `Worker`, seen from the test."""
+class Process:
+    """A process with a `Maker`, seen from the test."""
 
-    def __init__(self, context, directory):
+    def __init__(self, context, *arguments):
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, directory), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
         self.process.start()
         theirs.close()
+        assert self.reply() == "ready"
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -228,333 +159,191 @@ class Maker:
         assert self.connection.poll(PATIENCE_S), "no reply"
         return self.connection.recv()
 
-    def kill(self):
-        self.process.kill()
+    def exit(self):
+        """End in order."""
+        self.connection.send(None)
         self.process.join(PATIENCE_S)
+        assert self.process.exitcode == 0
 
     def close(self):
-        if not self.connection.closed:
-            self.kill()
-            self.process.close()
-            self.connection.close()
+        self.process.kill()
+        self.process.join(PATIENCE_S)
+        self.connection.close()
 
 
 @pytest.fixture(scope="module")
 def context():
     # a fork server: what is imported is imported once, and nothing of this process is inherited
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "redrb.weights.host.cache"])
+    context.set_forkserver_preload(["pytest", "torch", "redrb"])
     yield context
     forkserver._forkserver._stop()
 
 
 @pytest.fixture
-def start(context, tmp_path):
+def start(context, real_url, namespace, tmp_path):
     """Start makers that share a directory."""
     started = []
 
-    def start(count=1):
-        makers = [Maker(context, tmp_path / "shm") for _ in range(count)]
-        started.extend(makers)
-        assert [maker.reply() for maker in makers] == ["ready"] * count
-        return makers if count > 1 else makers[0]
+    def start():
+        started.append(Process(context, real_url, namespace, tmp_path))
+        return started[-1]
 
     yield start
     for maker in started:
         maker.close()
 
 
-def whole(version):
-    return version, b"meta %d" % version, [version % 256]
+@pytest.fixture
+def publish(real_url, namespace):
+    """Publish the next version: in full, and every third time as a delta."""
+    with redrb.connect(real_url, retry_s=10) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, anchor_every=3)
+        yield lambda value: publisher.publish(Model(value)).version
 
 
-def test_a_version_that_one_process_wrote_is_mapped_by_others(start):
-    one, *others = start(3)
-    one.publish(1)
-    assert [maker.newest() for maker in others] == [whole(1)] * 2
-    others[0].publish(2)
-    others[1].publish(3)
-    assert one.newest() == whole(3)
-    assert [maker.newest() for maker in others] == [whole(3)] * 2
+@pytest.fixture
+def files(tmp_path):
+    return lambda: sorted(path.suffix.partition("-")[0] for path in tmp_path.glob("*/*"))
 
 
-@pytest.mark.parametrize(
-    ("steps", "left", "seen"),
-    [
-        ([], 1, 2),
-        ([("buffer",)], 1, 2),
-        ([("buffer",), ("begin",)], 0, 2),
-        ([("buffer",), ("begin",), ("write", 3, 0.5)], 0, 2),
-        ([("buffer",), ("begin",), ("write", 3)], 0, 2),
-        ([("buffer",), ("begin",), ("write", 3), ("commit", 3)], 2, 3),
-    ],
-    ids=["leading", "locked", "begun", "half written", "written", "committed"],
-)
-def test_a_leader_that_is_killed_is_followed_at_once(start, steps, left, seen):
-    leader, next_one = start(2)
-    leader.publish(1)
-    leader.publish(2)
-    assert leader.lead()
-    for name, *arguments in steps:
-        getattr(leader, name)(*arguments)
-    assert next_one.newest() == whole(seen)
-    assert next_one.lead() is False
-    leader.kill()
-    assert next_one.newest() == whole(seen)
-    assert next_one.lead() is True
-    assert next_one.buffer(0) == left
-    next_one.end()
-    next_one.publish(9)
-    assert next_one.newest() == whole(9)
-
-
-def test_the_first_version_of_a_killed_leader_is_not_seen(start):
-    leader, reader = start(2)
-    leader.lead()
-    leader.buffer()
-    leader.begin()
-    leader.write(1)
-    leader.kill()
-    assert reader.newest() is None
-    reader.publish(2)
-    assert reader.newest() == whole(2)
-
-
-def test_all_waiters_wake_when_the_leader_is_killed_and_one_leads(start):
-    leader, *others = start(5)
-    leader.publish(1)
-    leader.lead()
-    leader.buffer()
-    leader.begin()
-    for maker in others:
-        maker.send("wait_and_lead", PATIENCE_S)
-    assert not any(maker.connection.poll(0.05) for maker in others)
-    leader.kill()
-    leads = [maker.reply() for maker in others]
-    assert sorted(leads) == [False, False, False, True]
-    new = others[leads.index(True)]
-    for maker in others:
-        if maker is not new:
-            maker.send("wait", PATIENCE_S)
-    assert new.buffer() == 0
-    new.begin()
-    new.write(2)
-    new.commit(2)
-    new.end()
-    ended = time.monotonic()
-    for maker in others:
-        if maker is not new:
-            done, woken = maker.reply()
-            assert done
-            assert woken - ended < 5
-            assert maker.newest() == whole(2)
-
-
-def test_a_leader_that_stands_still_is_waited_for_no_longer_than_asked(start):
-    leader, waiter = start(2)
-    leader.lead()
-    os.kill(leader.process.pid, signal.SIGSTOP)
-    started = time.monotonic()
-    done, ended = waiter.wait(0.1)
-    assert not done
-    assert 0.1 <= ended - started < 5
-    assert waiter.lead() is False
-
-
-def test_a_killed_reader_holds_its_buffer_no_more(start):
-    reader, leader = start(2)
-    leader.publish(1)
-    reader.hold()
-    leader.publish(2)
-    leader.lead()
-    leader.send("buffer", PATIENCE_S)
-    assert not leader.connection.poll(0.05)
-    reader.kill()
-    assert leader.reply() == 1
-
-
-def test_readers_keep_held_buffers_when_a_leader_is_killed(start):
-    leader, reader, third = start(3)
-    leader.publish(1)
-    assert reader.hold() == 1
-    leader.lead()
-    leader.buffer()
-    leader.begin()
-    leader.write(2)
-    leader.kill()
-    assert reader.held() == [1]
-    third.publish(3)
-    third.lead()
-    assert third.buffer(0.05) == 0  # a new one: the old one is still held
-    third.begin()
-    third.write(4)
-    assert reader.held() == [1]
-    third.commit(4)
-    assert reader.newest() == whole(4)
-    assert reader.held() == [1]
-
-
-def test_files_of_killed_processes_are_used_by_the_next(start, tmp_path):
-    for maker in start(2):
-        maker.publish(1) if maker.newest() is None else maker.hold()
-        maker.kill()
-    after = start()
-    assert after.newest() == whole(1)
-    after.publish(2)
-    assert after.newest() == whole(2)
-    after.send("exit")
-    after.process.join(PATIENCE_S)
-    assert after.process.exitcode == 0
-
-
-def test_a_process_that_ends_in_order_takes_the_files_away_as_the_last(start, tmp_path):
-    one, other = start(2)
-    one.publish(1)
-    assert other.newest() == whole(1)
-    one.send("exit")
-    one.process.join(PATIENCE_S)
-    assert other.newest() == whole(1)
-    other.send("exit")
-    other.process.join(PATIENCE_S)
-    assert list((tmp_path / "shm").iterdir()) == []
-
-
-def test_a_program_that_ends_in_order_takes_the_files_away(tmp_path):
-    code = (
-        "import sys, pathlib; from redrb.weights.host.cache import HostCache\n"
-        "cache = HostCache('weights', directory=pathlib.Path(sys.argv[1]))\n"
-        "with cache.lead() as lead: lead.buffer(100).begin()"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "shm"], check=True, timeout=60)
-    assert list((tmp_path / "shm").iterdir()) == []
-
-
-def test_a_fork_keeps_nothing_of_a_killed_parent(start):
-    parent, other = start(2)
-    other.publish(1)
-    parent.publish(2)
-    parent.hold()
-    parent.lead()
-    parent.buffer()
-    child = parent.fork()
-    try:
-        other.send("wait", PATIENCE_S)
-        parent.kill()
-        assert other.reply()[0]
-        assert other.lead()
-        assert other.buffer(0) == 1
-        other.begin()
-        other.write(3)
-        other.commit(3)
-        assert other.buffer(0) == 2
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
-def test_a_fork_that_exits_lets_go_of_nothing_of_its_parent(start):
-    parent, other = start(2)
-    parent.publish(1)
-    parent.hold()
-    parent.publish(2)
-    assert parent.lead()
-    assert parent.fork_and_exit() == 0
-    assert other.wait(0)[0] is False
-    assert other.lead() is False
-    parent.end()
-    assert other.lead()
-    assert other.buffer(0) == 0  # a new one: version 1 is still held
-    other.begin()
-    other.write(3)
-    assert parent.held() == [1]
-    assert other.newest() == whole(2)
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["goes on", "is killed"])
-def test_a_fork_keeps_the_model_that_it_has_of_a_parent_that(start, tmp_path, killed):
-    parent, other = start(2)
-    parent.publish(1)
-    parent.lend()
-    parent.publish(2)
-    parent.lend()
-    child = parent.fork_with_what_was_lent()
-    try:
-        if killed:
-            parent.kill()
-        else:
-            parent.drop()
-        for version in range(3, 7):
-            other.publish(version, 0)
-        (tmp_path / "look").touch()
-        deadline = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "seen").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        assert (tmp_path / "seen").read_text() == "[]"
-    finally:
-        os.kill(child, signal.SIGKILL)
-    assert other.newest() == whole(6)
-
-
-def test_wherever_a_leader_is_killed_models_stay_and_another_leads(start):
-    """After each of its calls of the system in turn, while both buffers are in use."""
-    reader, version, killed = start(), 2, 0
-    for first in (1, 2):
-        reader.publish(first)
-        reader.lend()
+def test_wherever_a_process_is_killed_models_stay_and_another_fetches(start, publish, files):
+    """After each of its calls of the system in turn."""
+    slow, value, killed = start(), 1, 0
+    publish(value)
+    assert slow.poll() == value
+    other = start()
     for calls in itertools.count(1):
-        leader = start()
+        before, value = value, value + 1
+        publish(value)
+        dying = start()
         try:
-            leader.publish_and_die(version + 1, calls)
+            assert dying.poll_and_die(calls) == value
         except EOFError:
             killed += 1
         else:
             break
-        leader.close()
-        seen = reader.newest()
-        assert seen in (whole(version), whole(version + 1))
-        version = seen[0] + 1
-        reader.publish(version, 0)
-        assert reader.newest() == whole(version)
-        assert reader.lent() == []
-        reader.lend()
-    assert killed > 12
-    assert reader.newest() == whole(version + 1)
-    assert reader.lent() == []
+        assert other.poll() == value
+        assert slow.value() == before
+        dying.close()
+        if calls % 2:
+            assert slow.poll() == value
+        else:
+            slow, other = other, slow
+            assert other.poll() == value
+    assert killed > 15
+    assert len(files()) <= 3
 
 
-def stress(start, tmp_path, seconds, makers):
-    """Kill makers again and again; return the version that they came to."""
-    dice = random.Random(0)
-    running = [start() for _ in range(makers)]
-    for maker in running:
-        maker.send("make", 0.01)
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        time.sleep(dice.random() * 0.03)
-        killed = running.pop(dice.randrange(makers))
-        assert killed.process.is_alive()
-        killed.close()
-        running.append(start())
-        running[-1].send("make", 0.01)
-    for maker in running:
-        assert not maker.connection.poll(0)
-        maker.close()
-    assert not (tmp_path / "problems").exists(), (tmp_path / "problems").read_text()
+def test_a_process_that_ends_in_order_removes_what_nobody_else_uses(start, publish, files):
+    one, other = start(), start()
+    for value in (1, 2, 3):
+        publish(value)
+        assert one.poll() == other.poll() == value
+    one.exit()
+    assert files()
+    assert other.value() == 3
+    other.exit()
+    assert files() == []
+
+
+def test_versions_of_killed_processes_are_used_by_the_next(start, publish, files):
+    one = start()
+    publish(1)
+    assert one.poll() == 1
+    one.close()
     after = start()
-    version = after.newest()[0]
-    after.publish(version + 1, 0)
-    assert after.newest() == whole(version + 1)
-    (home,) = (tmp_path / "shm").iterdir()
-    names = {path.name for path in home.iterdir()} - {"0.next", "1.next", "leader.next"}
-    assert names == {"users", "leader", "0", "1", "0.data", "1.data"}
-    return version
+    assert after.poll() == 1
+    publish(2)
+    assert after.poll() == 2
+    after.exit()
+    assert files() == []
 
 
-def test_models_stay_while_makers_are_killed_at_any_time(start, tmp_path):
-    assert stress(start, tmp_path, 1.2, 3) > 10
+def test_a_fork_keeps_nothing_of_a_parent_that_is_killed_in_mid_fetch(start, publish):
+    parent, other = start(), start()
+    publish(1)
+    child = parent.stop_in_mid_fetch()
+    try:
+        other.send("poll")
+        assert not other.connection.poll(0.1)
+        parent.close()
+        assert other.reply() == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_models_stay_while_makers_are_killed_for_long(start, tmp_path):
-    assert stress(start, tmp_path, 30, 6) > 200
+def test_a_fork_that_exits_releases_nothing_of_its_parent(start, publish):
+    parent, other = start(), start()
+    publish(1)
+    assert parent.poll() == 1
+    assert parent.fork_that_polls() == 0
+    for value in (2, 3, 4):
+        publish(value)
+        assert other.poll() == value
+        assert parent.value() == 1
+
+
+@pytest.mark.parametrize("ends", ["goes on", "exits", "is killed"])
+def test_a_fork_keeps_the_model_that_it_has_of_a_parent_that(
+    start, publish, ends, tmp_path_factory
+):
+    parent, other, directory = start(), start(), tmp_path_factory.mktemp("child")
+    publish(1)
+    assert parent.poll() == 1
+    child = parent.fork_with_the_model(directory)
+    try:
+        if ends == "exits":
+            parent.exit()
+        elif ends == "is killed":
+            parent.close()
+        for value in (2, 3, 4):
+            publish(value)
+            assert other.poll() == value
+            if ends == "goes on":
+                assert parent.poll() == value
+        (directory / "look").touch()
+        deadline = time.monotonic() + PATIENCE_S
+        while not (directory / "seen").exists():
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.005)
+        assert (directory / "seen").read_text() == "1"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_models_stay_while_makers_are_killed_at_any_time(start, publish, files):
+    dice, value = random.Random(0), 0
+    makers, have = [start() for _ in range(3)], {}
+    for _ in range(25):
+        value += 1
+        publish(value)
+        asked = [maker for maker in makers if dice.random() < 0.8]
+        for maker in asked:
+            maker.send("poll")
+        victim = makers[dice.randrange(3)]
+        threading.Event().wait(dice.random() * 0.02)
+        victim.close()
+        have.pop(victim, None)
+        for maker in asked:
+            if maker is not victim:
+                have[maker] = maker.reply()
+                assert have[maker] == value
+        for maker in makers:
+            if maker is not victim and maker in have:
+                assert maker.value() == have[maker]
+        makers[makers.index(victim)] = start()
+    assert start().poll() == value
+    assert len([name for name in files() if name not in (".lock", ".part")]) <= 5
+
+
+def test_a_process_locks_nothing_that_a_fork_of_it_locks(tmp_path):
+    """A fork closes its copies, so it releases no lock of its parent."""
+    lock = locks.acquire_fifo(tmp_path / "fifo")
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0 if locks.acquire_fifo(tmp_path / "fifo") is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert locks.acquire_fifo(tmp_path / "fifo") is None
+    lock.release()

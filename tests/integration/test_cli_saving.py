@@ -69,9 +69,6 @@ def test_a_task_goes_to_files_and_back(
         assert numbers(back.take(4, timeout=0)) == [3, 2, 1, 0]
         exported = printed(run("export", "from", tmp_path / "out", "--json"))
         assert (exported["groups"], exported["shards"]) == (4, 1)
-        assert printed(run("import", "new", tmp_path / "out", "--json"))["groups"] == 4
-        new = ExperienceStream(client, "new", namespace=namespace)
-        assert numbers(new.take(4, timeout=0)) == [3, 2, 1, 0]
         shown = run("save", "from", tmp_path / "file")
         assert shown.stdout.splitlines()[1].split() == ["groups", "4"]
 
@@ -84,7 +81,6 @@ def test_errors_are_printed(real_url: str, namespace: str, run: Run, tmp_path: P
         (("resume", "to", tmp_path / "none"), 2, "cannot be read"),
         (("resume", "to", tmp_path / "file"), 1, "not a saved task"),
         (("export", "nothing", tmp_path / "x"), 2, "there is no task"),
-        (("import", "to", tmp_path), 2, "redrb export"),
     ):
         completed = run(*arguments)
         assert completed.returncode == status, completed.stderr
@@ -96,13 +92,11 @@ def test_errors_are_printed(real_url: str, namespace: str, run: Run, tmp_path: P
 MEASURED = """
 import resource, sys
 import redrb
-from redrb.stream.exchange import export_task, import_task
+from redrb.stream.export import export_task
 act, namespace, task, path = sys.argv[1:]
 with redrb.connect() as client:
     if act == "export":
         export_task(client, task, path, namespace=namespace, shard_bytes=8 << 20)
-    elif act == "import":
-        import_task(client, task, path, namespace=namespace)
     else:
         getattr(redrb.ExperienceStream(client, task, namespace=namespace), act)(path)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -128,7 +122,7 @@ def test_memory_does_not_grow_with_the_task(real_url: str, namespace: str, tmp_p
     peaks: dict[int, dict[str, int]] = {}
     with redrb.connect(real_url) as client:
         for groups in (8, GROUPS):
-            names = [f"{act}-{groups}" for act in ("from", "resumed", "imported")]
+            names = [f"{act}-{groups}" for act in ("from", "resumed")]
             streams = [
                 ExperienceStream(client, name, namespace=namespace, order="lifo") for name in names
             ]
@@ -139,7 +133,6 @@ def test_memory_does_not_grow_with_the_task(real_url: str, namespace: str, tmp_p
                 "save": peak_kb("save", names[0], file),
                 "export": peak_kb("export", names[0], out),
                 "resume": peak_kb("resume", names[1], file),
-                "import": peak_kb("import", names[2], out),
             }
             assert file.stat().st_size > groups * GROUP_BYTES
             for stream in streams:

@@ -55,7 +55,7 @@ def test_commands_without_tensors_import_no_torch(
         (["weights", "show", "policy", "--tensors"], 0),
         (["weights", "rm", "policy"], 0),
         (["exporter", "--once"], 0),
-        (["tail", "task", "--count", "0"], 2),
+        (["inspect", "task", "--follow", "--count", "0"], 2),
         (["inspect", "task", "1"], "0 numpy"),
     ]
     commands = [

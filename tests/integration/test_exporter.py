@@ -21,7 +21,7 @@ from redrb import ExperienceStream, cli
 from redrb.environment import PREFIX, child_environment
 from redrb.metrics.collector import StateCollector
 from redrb.metrics.serving import MetricsServer
-from redrb.state.observer import Observer
+from redrb.state.observer import LOOK_S, Observer
 from tests.samples import numbered
 from tests.servers import Server, programs
 
@@ -92,9 +92,12 @@ def test_a_stopped_redis_hangs_no_scrape(
             view = observer.newest()
             while not view.error:
                 view = observer.wait(view.number, 5)
-            began = time.monotonic()
-            text = fetched(server.url)
-            assert time.monotonic() - began < 0.5
+            seconds = []  # a look at Redis would take LOOK_S each time
+            for _ in range(5):
+                began = time.monotonic()
+                text = fetched(server.url)
+                seconds.append(time.monotonic() - began)
+            assert min(seconds) < LOOK_S / 2
         finally:
             os.kill(redis.pid, signal.SIGCONT)
         assert f'redrb_up{{namespace="{namespace}"}} 0.0' in text

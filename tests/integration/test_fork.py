@@ -92,7 +92,7 @@ def test_closing_an_embedded_server_does_not_wait_for_forked_children() -> None:
     try:
         started = time.monotonic()
         client.close()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20  # the child ends after thirty
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""`redrb inspect` and `redrb tail`: what they print, their exit status, and a Redis that stops."""
+"""`redrb inspect`: what they print, their exit status, and a Redis that stops."""
 
 from __future__ import annotations
 
@@ -64,39 +64,54 @@ def test_inspect_shows_rows_and_everything_of_a_group(
         assert run("inspect", "maths")[0] == 2
 
 
-def test_tail_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str, run: Run) -> None:
-    command = [sys.executable, "-m", "redrb.cli", "tail", "math", "--namespace", namespace]
+def followed(namespace: str, *more: str) -> list[str]:
+    """Return the command that follows the task."""
+    command = [sys.executable, "-m", "redrb.cli", "inspect", "math", "--follow", *more]
+    return [*command, "--namespace", namespace]
+
+
+def test_follow_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str, run: Run) -> None:
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put(numbered(0))
         environment = child_environment(without=PREFIX, REDRB_URL=store.url)
-        tail = subprocess.Popen(
-            [*command, "--json"], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert tail.stdout is not None
-            while not _blocked(store):
-                assert tail.poll() is None
-            stream.put(numbered(4))
-            assert json.loads(tail.stdout.readline())["group"]["reward"] == 4.0
-            assert json.loads(tail.stdout.readline())["counters"]["missed"] == 0
-            tail.send_signal(signal.SIGINT)
-            assert tail.wait(20) == 130
-        finally:
-            tail.kill()
-            tail.wait()
-            tail.stdout.close()
-    assert run("tail", "math", "--count", 0)[0] == 2
+        for json_too, ended in ((True, False), (False, True)):
+            more = [*(["--json"] if json_too else []), *(["--count", "1"] if ended else [])]
+            follow = subprocess.Popen(
+                followed(namespace, *more), env=environment, stdout=subprocess.PIPE, text=True
+            )
+            try:
+                assert follow.stdout is not None
+                while not _blocked(store):
+                    assert follow.poll() is None
+                stream.put(numbered(4), policy_version=3)
+                if json_too:
+                    (group,) = json.loads(follow.stdout.readline())["groups"]
+                    assert (group["reward"], group["state"]) == (4.0, "waiting")
+                    follow.send_signal(signal.SIGINT)
+                    assert follow.wait(20) == 130
+                else:
+                    head, row = (line.split() for line in follow.stdout)
+                    assert head[:4] == ["id", "state", "samples", "size"]
+                    assert (row[0], row[5], row[7]) == ("3", "3", "4")
+                    assert follow.wait(20) == 0
+            finally:
+                follow.kill()
+                follow.wait()
+                follow.stdout.close()
+    for wrong in (["--count", 0], [1], ["--dead"], ["--best", 2], ["--watch"], ["--looks", 3]):
+        status, _, err = run("inspect", "math", "--follow", *wrong)
+        assert (status, "Traceback" in err) == (2, False)
 
 
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
-def test_tail_ends_when_its_reader_has_ended(store: Client, namespace: str) -> None:
+def test_follow_ends_when_its_reader_has_ended(store: Client, namespace: str) -> None:
     ExperienceStream(store, "math", namespace=namespace).close()
-    command = [sys.executable, "-m", "redrb.cli", "tail", "math", "--namespace", namespace]
     environment = child_environment(without=PREFIX, REDRB_URL=store.url)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as tail:
-        assert tail.stdout is not None
-        tail.stdout.close()
-        assert tail.wait(20) == 141
+    command = followed(namespace)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow:
+        assert follow.stdout is not None
+        follow.stdout.close()
+        assert follow.wait(20) == 141
 
 
 def _blocked(store: Client) -> bool:

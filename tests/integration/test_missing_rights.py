@@ -131,14 +131,14 @@ def test_scripts_of_a_task(user: User) -> None:
     scene.close()
 
 
-def test_ranks_and_mixtures(user: User) -> None:
+def test_ranks_and_turns(user: User) -> None:
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     request = ("default", "me", 0, 1, 0, "2 x", 0, 0, 0, FOREVER_MS, 4, scene.incarnation)
     asked = user.check("ranks/take", lambda: scene.run("ranks/take", *request))
     assert asked[0] == b"form"
-    turn = ("turn", "me", 1, FOREVER_MS, FOREVER_MS, 4, "", "math", 1, 0, 0, 0)
-    assert user.check("mixture/turn", lambda: scene.run("mixture/turn", *turn))[0] == b"turn"
+    turn = ("default", "me", FOREVER_MS, FOREVER_MS)
+    assert user.check("take/turn", lambda: scene.run("take/turn", *turn)) == b"turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

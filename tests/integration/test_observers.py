@@ -83,7 +83,7 @@ def check_redis_cli(url: str) -> None:
 
 
 def put_when_followed(stream: ExperienceStream, servers: list[Server]) -> None:
-    """Put a group as soon as a client waits for arrivals: `redrb tail` shows no earlier ones."""
+    """Put a group as soon as a client waits for arrivals; `--follow` shows no earlier ones."""
     deadline = time.monotonic() + 60
     with ExitStack() as scope:
         owners = [scope.enter_context(redis.Redis(port=server.port)) for server in servers]
@@ -128,7 +128,7 @@ def test_an_observer_uses_all_that_looks(
         assert len(inspected["groups"]) == 2
         later = threading.Thread(target=put_when_followed, args=(stream, servers))
         later.start()
-        assert "group" in printed("tail", "math", "--count", "1")[0]
+        assert printed("inspect", "math", "--follow", "--count", "1")[0]["groups"]
         later.join()
         [top] = printed("top")
         [doctor] = printed("doctor", *only[1:2], "--over", "0.2")

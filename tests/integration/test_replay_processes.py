@@ -33,6 +33,9 @@ class Rollout:
     seq_staleness: int = 0
     calls: list[Call] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.calls = [call if isinstance(call, Call) else Call(**call) for call in self.calls]
+
 
 def rollout(number: int, **fields: Any) -> Rollout:
     return Rollout(number, calls=[Call(f"call {number}")], **fields)
@@ -139,7 +142,11 @@ def test_groups_of_a_killed_process_are_requeued(real_url: str, namespace: str) 
     async def main() -> None:
         with redrb.connect(real_url) as client:
             async with ReplayBuffer(
-                client, namespace=namespace, order="stalest", lease_ms=500
+                client,
+                namespace=namespace,
+                order="stalest",
+                rollout_type=Rollout,
+                lease_ms=500,
             ) as buffer:
                 await buffer.put([rollout(1)], "math")
                 holder = start(real_url, namespace, "hold")

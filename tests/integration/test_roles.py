@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import redrb
 from redrb import ExperienceStream, Stage
@@ -21,6 +22,7 @@ from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, Wei
 from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
+from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
@@ -263,10 +265,10 @@ def test_an_observer_sees_all_and_changes_nothing(
         monkeypatch.setenv("REDRB_URL", client.url)
         ExperienceStream(owner, "secret", namespace=namespace).close()
         redrb.WeightPublisher(owner, "secret", namespace=namespace)
-        with Follower(client, TASK, namespace=namespace) as follower:
-            stream.put(numbered(3))
-            while not follower.next(1.0).shown:
-                pass
+        follower = Follower(client, TASK, namespace=namespace)
+        stream.put(numbered(3))
+        while not follower.next(1.0).groups:
+            pass
         silence(stream)  # from here on nobody but the observer could change a key
         before = content(owner, namespace)
         assert main(["stats", TASK, "--namespace", namespace]) == 0
@@ -390,7 +392,21 @@ def test_a_maker_that_may_not_search_for_its_weights_says_so(
     assert "this user may not search for weights in other namespaces" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("words", [["set", TASK, "limit=3"], ["rm", TASK, "--yes"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["set", TASK, "limit=3"],
+        ["rm", TASK, "--yes", "--force"],
+        ["dead", "requeue", TASK, "--all"],
+        ["dead", "drop", TASK, "--all", "--yes"],
+        ["resume", TASK, "saved"],
+        ["import", TASK, "exported"],
+        ["doctor", "--over", "0.01", "--repair"],
+        ["weights", "rm", "policy"],
+        ["weights", "put", "policy", "state.safetensors"],
+    ],
+    ids=" ".join,
+)
 def test_an_observer_who_changes_something_learns_that_it_may_only_read(
     log_in: LogIn,
     owner: Client,
@@ -398,13 +414,23 @@ def test_an_observer_who_changes_something_learns_that_it_may_only_read(
     words: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(WEIGHTS, "state.safetensors")
+    publish(owner, namespace)
     with ExperienceStream(owner, TASK, namespace=namespace, limit=4) as stream:
-        stream.put(numbered(1))
-        before = stream.settings()
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        stream.take(1, timeout=0).reject("bad")
+        export_task(owner, TASK, "exported", namespace=namespace)
+        stream.save("saved")
+        store = stream._task.store.client
+        store.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
         monkeypatch.setenv("REDRB_URL", log_in("observer").url)
-        assert main([*words, "--namespace", namespace]) == 1
-        said = capsys.readouterr().err
+        before = content(owner, namespace)
+        # doctor has looked at everything, and says among its findings what it could not repair
+        assert main([*words, "--namespace", namespace]) == int(words[0] != "doctor")
+        said = "".join(capsys.readouterr())
         assert "this user may only read: it may not run" in said
         assert "`redrb acl --role admin` prints those" in said
-        assert (stream.settings(), len(stream)) == (before, 1)
+        assert content(owner, namespace) == before

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from redrb.commands import completion
 from tests.terminals import Terminal
 from tests.tools import need
 
@@ -32,10 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "case \"$*\" in *'--namespace lab'*) echo of-lab; esac\n"
     )
     program.chmod(0o755)
-    for shell, file in (("zsh", "_redrb"), ("fish", "redrb.fish")):
-        with (folder / file).open("w") as script:
-            command = [sys.executable, "-m", "redrb.cli", "completion", shell]
-            subprocess.run(command, stdout=script, check=True, timeout=60)
+    for name in completion.PROGRAMS:
+        for shell, file in (("zsh", f"_{name}"), ("fish", f"{name}.fish")):
+            with (folder / file).open("w") as script:
+                command = [sys.executable, "-m", "redrb.cli", "completion", shell, name]
+                subprocess.run(command, stdout=script, check=True, timeout=60)
     (folder / ".zshrc").write_text(
         f"PS1='ready '; PATH={folder}:$PATH; fpath=({folder} $fpath)\n"
         f"autoload -Uz compinit; compinit -u -d {folder}/dump\n"
@@ -55,7 +57,7 @@ def test_zsh_completes_every_program(folder: Path) -> None:
 
 @pytest.mark.parametrize(("words", "offered"), CASES)
 def test_fish_completes_every_program(folder: Path, words: str, offered: str) -> None:
-    program = f"source {folder}/redrb.fish; complete -C '{words}'"
+    program = f"source {folder}/{words.split()[0]}.fish; complete -C '{words}'"
     done = subprocess.run(
         [need("fish"), "--no-config", "-c", program],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)},

@@ -209,7 +209,7 @@ def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id:
     )
     assert done.returncode == 1
     assert "weights 'sort': no version" in done.stderr
-    assert re.search(r"within 0\.[34] s; none is published yet", done.stderr)
+    assert re.search(r"within \d+\.\d s; none is published yet", done.stderr)
     assert "Traceback" not in done.stderr
 
 

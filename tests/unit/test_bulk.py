@@ -216,7 +216,7 @@ def test_silence_is_a_timeout(server, sent):
     started = time.monotonic()
     with server.sending(sent) as connection, pytest.raises(redis.TimeoutError):
         read(connection, 10)
-    assert 0.2 < time.monotonic() - started < 2
+    assert 0.2 < time.monotonic() - started < 9
 
 
 def test_a_reset_connection(server):

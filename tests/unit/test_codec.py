@@ -288,39 +288,6 @@ def test_decoded_samples_own_their_memory() -> None:
     assert_same(decode_items(layout), [item, item])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
-def test_floats_may_be_narrowed(dtype: torch.dtype, narrow: str) -> None:
-    values = torch.randn(300, dtype=dtype)
-    values[:4] = torch.tensor([float("nan"), float("inf"), -0.0, -float("inf")], dtype=dtype)
-    items = [rollout(values=values, tensors={"h": torch.randn(9).half()})] * 2
-    (group,) = encode_groups([items], narrow_floats=narrow)  # type: ignore[arg-type]
-    assert group.nbytes < encode_groups([items])[0].nbytes - 300
-    for found in decode_items(parse_group(join(group))):
-        wanted = values.to(getattr(torch, narrow)).to(dtype)
-        wanted[0] = float("nan")  # always the same bits, whatever torch makes of it
-        assert found.values is not None
-        assert torch.equal(bits(found.values), bits(wanted))
-        assert torch.equal(found.tensors["h"], items[0].tensors["h"])
-
-
-def test_a_group_that_float16_cannot_hold_keeps_its_precision() -> None:
-    groups = [
-        [rollout(values=torch.tensor([1.1, float("inf")]))],
-        [rollout(values=torch.tensor([1.1])), rollout(values=torch.tensor([1e9, 1.1]))],
-        [rollout(values=torch.tensor([1.1, 3.3]))],
-    ]
-    found = [
-        decode_items(parse_group(join(group)))[0].values
-        for group in encode_groups(groups, narrow_floats="float16")
-    ]
-    assert [round(float(values[0]), 6) for values in found if values is not None] == [
-        pytest.approx(1.099609, abs=1e-6),
-        1.1,
-        pytest.approx(1.099609, abs=1e-6),
-    ]
-
-
 def test_a_batch_is_encoded_row_by_row_and_bit_for_bit() -> None:
     items = [rollout(20 + seed, 10 + seed, seed, policy_version=seed) for seed in range(5)]
     batch = make_experience_batch(items)
@@ -436,8 +403,6 @@ def test_a_field_that_is_no_tensor_is_a_record_error() -> None:
     for bad in (rollout(kl=[1.0]), make(tensors={"x": 3}), make(tensors={"kl": torch.ones(1)})):
         with pytest.raises(RecordError):
             encode_groups([[bad]])
-    with pytest.raises(EncodeError, match="narrow_floats"):
-        encode_groups([[rollout()]], narrow_floats="int4")  # type: ignore[arg-type]
 
 
 def test_too_many_samples_are_refused() -> None:
@@ -520,8 +485,7 @@ def test_many_parsed_at_once_make_the_same_batch(
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-@pytest.mark.parametrize("narrow", [None, "float16"])
-def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype, narrow: Any) -> None:
+def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype) -> None:
     lead, trail = values_of(dtype, (2,), 3)
     groups = []
     for row, (before, middle, after) in enumerate(
@@ -529,7 +493,7 @@ def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype, narrow: An
     ):
         parts = [lead.expand(before), values_of(dtype, (middle,), row), trail.expand(after)]
         groups.append([make(tensors={"x": torch.cat(parts), "y": values_of(dtype, (), row)})])
-    encoded = [join(encode_groups([own], narrow_floats=narrow)[0]) for own in groups]
+    encoded = [join(encode_groups([own])[0]) for own in groups]
     for blobs in (encoded, encoded[1:3], encoded[2:3] * 3, encoded[4:5] * 3, encoded[6:] * 2):
         alone = [parse_group(blob) for blob in blobs]
         found = [own for own in parse_groups(blobs) if isinstance(own, GroupLayout)]

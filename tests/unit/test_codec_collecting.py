@@ -14,7 +14,6 @@ from torch import Tensor
 
 from redrb.codec import (
     EncodedGroup,
-    NarrowFloats,
     check_and_encode_groups,
     collecting,
     core,
@@ -87,7 +86,7 @@ MALFORMED: list[dict[str, Any]] = [
 def test_sound_samples_are_encoded_as_they_are_without_a_check(changes: dict[str, Any]) -> None:
     group = [numbered(0, **changes), numbered(1, **changes)]
     assert check_and_encode_groups([group]) == encode_groups([group])
-    columns = Collector(None).plain(group)
+    columns = Collector().plain(group)
     assert columns is not None if is_compiled() else columns is None
     assert columns is None or columns.sound
 
@@ -194,7 +193,7 @@ def test_without_the_exchange_of_tensors_the_bytes_are_the_same(
     group = [numbered(number, token_versions=versions) for number in range(3)]
     expected = check_and_encode_groups([group])
     monkeypatch.setattr(collecting, "_EXCHANGE", None)
-    assert Collector(None).plain(group) is None
+    assert Collector().plain(group) is None
     assert check_and_encode_groups([group]) == expected
 
 
@@ -202,13 +201,13 @@ def test_without_the_exchange_of_tensors_the_bytes_are_the_same(
 def test_collected_columns_are_encoded_once() -> None:
     if not is_compiled():
         pytest.skip("the plain kernel collects nothing")
-    columns = Collector(None).plain([numbered(0)])
+    columns = Collector().plain([numbered(0)])
     assert columns is not None
     blob, _ = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     assert parse_group(blob).samples == 1
     with pytest.raises(ValueError, match="once"):
         kernels.kernel.encode(1, columns.memory, 0, b"", b"")
-    again = Collector(None).plain([numbered(0)])
+    again = Collector().plain([numbered(0)])
     assert again is not None
     with pytest.raises(ValueError, match="samples"):
         kernels.kernel.encode(2, again.memory, 0, b"", b"")
@@ -216,7 +215,7 @@ def test_collected_columns_are_encoded_once() -> None:
 
 def test_a_collected_group_holds_its_tensors() -> None:
     item = numbered(0, sequences=torch.arange(100_000))
-    columns = Collector(None).plain([item])
+    columns = Collector().plain([item])
     if columns is None:
         pytest.skip("the plain kernel collects nothing")
     for name in TENSOR_FIELDS:
@@ -306,27 +305,24 @@ def test_numbers_that_are_not_finite_are_found_as_they_are_copied(
         other = replace(sample, values=torch.ones(99).to(dtype))
         for group in ([sample], [other, sample], [replace(sample, values=numbers[::2])]):
             finite = bool(named_tensors(group[-1])["values"].double().isfinite().all())
-            for narrow in (None, "float16", "bfloat16"):
-                found = encode_checked(group, narrow)
-                assert found.finite == finite
-                assert found.blob == encode_groups([group], narrow_floats=narrow)[0].blob
-                if dtype.itemsize == 1:
-                    break  # torch concatenates no such numbers
+            found = encode_checked(group)
+            assert found.finite == finite
+            assert found.blob == encode_groups([group])[0].blob
             batch = make_experience_batch(group[-1:])
             assert [row.finite for row in encode_experience(batch, values=True)] == [finite]
 
 
-def encode_checked(group: list[BufferItem], narrow: NarrowFloats | None) -> EncodedGroup:
+def encode_checked(group: list[BufferItem]) -> EncodedGroup:
     """Encode a group with a check of its values, whatever the check says."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec_encode, "check_values", lambda *_: None)
-        (found,) = check_and_encode_groups([group], values=True, narrow_floats=narrow)
+        (found,) = check_and_encode_groups([group], values=True)
     return found
 
 
 def test_only_values_are_checked_and_only_if_asked() -> None:
     bad = torch.full((40,), math.nan)
     assert encode_groups([[numbered(0, values=bad)]])[0].finite
-    assert encode_checked([numbered(0, tensors={"x": bad})], None).finite
+    assert encode_checked([numbered(0, tensors={"x": bad})]).finite
     with pytest.raises(RecordError, match="kl of sample 1 in group 4 is nan at position 0"):
         check_and_encode_groups([[numbered(0), numbered(1, kl=bad[:2])]], values=True, first=4)

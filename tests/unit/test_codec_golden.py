@@ -73,7 +73,7 @@ def empty() -> list[BufferItem]:
 
 
 def narrow() -> list[BufferItem]:
-    """Floats that are stored as float16."""
+    """Floats that another writer has stored as float16; redrb reads these, and writes none."""
     return [make(values=torch.tensor([1.0, 0.5, -2.0])), make(values=torch.tensor([65_504.0]))]
 
 
@@ -83,15 +83,14 @@ CASES: dict[str, Callable[[], list[BufferItem]]] = {
 
 
 def encode(name: str) -> bytes:
-    options = {"narrow_floats": "float16"} if name == "narrow" else {}
-    return join(encode_groups([CASES[name]()], **options)[0])  # type: ignore[arg-type]
+    return join(encode_groups([CASES[name]()])[0])
 
 
 def golden(name: str) -> bytes:
     return (GOLDEN / f"v1-{name}.bin").read_bytes()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted({*CASES} - {"narrow"}))
 def test_known_samples_have_known_bytes(name: str) -> None:
     assert encode(name) == golden(name)
 
@@ -125,5 +124,5 @@ def test_every_byte_of_a_blob_is_as_documented() -> None:
 
 
 if __name__ == "__main__":
-    for case in CASES:
+    for case in {*CASES} - {"narrow"}:
         (GOLDEN / f"v1-{case}.bin").write_bytes(encode(case))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from redrb import cli
-from redrb.commands import run, settings
+from redrb.commands import completion, run, settings
 from tests.tools import need
 
 FILES = {"redrb run": run.parser, "redrb settings": settings.parser}
@@ -105,17 +105,14 @@ def _python_s(program: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of `redrb completion bash`."""
-    file = tmp_path_factory.mktemp("completion") / "redrb"
-    done = subprocess.run(
-        [sys.executable, "-m", "redrb.cli", "completion", "bash"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    file.write_text(done.stdout)
-    return file
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of `redrb completion bash`, in a folder."""
+    folder = tmp_path_factory.mktemp("completion")
+    for program in completion.PROGRAMS:
+        with (folder / program).open("w") as file:
+            command = [sys.executable, "-m", "redrb.cli", "completion", "bash", program]
+            subprocess.run(command, stdout=file, check=True)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -134,10 +131,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("redrb inspect --namespace lab o", {"of-lab"}),
     ],
 )
-def test_bash_completes(script: Path, words: str, offered: set[str]) -> None:
+def test_bash_completes(scripts: Path, words: str, offered: set[str]) -> None:
     program = words.split()[0]
     asked = (
-        f"source {script}\n"
+        f"source {scripts / program}\n"
         "redrb() { [[ $2 == tasks ]] && printf '%s\\n' code math mixed/2 || echo actor;\n"
         "  [[ $* == *'--namespace lab'* ]] && echo of-lab; }\n"
         f"COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
@@ -158,7 +155,8 @@ def test_other_shells_have_a_script(
     assert cli.main(["completion", shell]) == 0
     printed = capsys.readouterr().out
     assert asked in printed
-    assert "redrb-stage" in printed
+    for wrong in (["redrb-cook"], ["redrb", "redrb-stage"]):
+        assert cli.main(["completion", shell, *wrong]) == 2
 
 
 def test_names_are_offered_only_if_a_shell_does_not_expand_them(

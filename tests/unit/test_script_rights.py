@@ -12,12 +12,12 @@ from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.needed_commands import scripts_in
 from redrb.lua.scripts import load
 
-FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "mixture", "weights"),)
+FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "weights"),)
 READING = (
     *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/floor"),
     *("task/observe", "task/stats", "task/versions"),
 )
-SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "weights/take_over")
+SINGLE_WRITE = ("weights/follow", "weights/renew_pin")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",

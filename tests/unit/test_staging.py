@@ -15,7 +15,7 @@ import torch
 import redrb
 from redrb import ReplayBuffer
 from redrb.staging import staging
-from redrb.stream.exchange import export_task
+from redrb.stream.export import export_task
 from redrb.weights.files.adapter_folder import save_adapter
 from redrb.weights.files.safetensors import save_safetensors
 from redrb.weights.lora import LoraConfig

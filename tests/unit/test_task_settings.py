@@ -126,7 +126,6 @@ def test_rates_that_cannot_work_are_refused() -> None:
         ({"filters": 3}, "give a list"),
         ({"lease_ms": "30"}, "lease_ms"),
         ({"lease_ms": 99}, "lease_ms=99: it must be an int, at least 100"),
-        ({"narrow_floats": "float8"}, 'narrow_floats=\'float8\': use "float16" or "bfloat16"'),
         ({"on_full": "wait"}, 'on_full=\'wait\': use "block", "drop_oldest" or "error"'),
         ({"limit": -1}, "limit=-1"),
         ({"settings": {"limit": 4}}, r"redrb\.stream\.TaskSettings"),

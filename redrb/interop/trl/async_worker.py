@@ -18,12 +18,8 @@ from redrb.checks import checked_int_or_none
 from redrb.errors import BatchTimeout, ConfigError, RecordError
 from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
-from redrb.interop.trl.token_rows import (
-    TokenRow,
-    check_group_size,
-    log_rejected,
-    token_row,
-)
+from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.runtime.missing_fields import log_rejected
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
 
@@ -214,7 +210,7 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
                 raise
             error.ids = lease.ids
             lease.reject(error)
-            log_rejected(error, self._stream.task)
+            log_rejected(error, self._stream.task, 1)
             return
         self._samples.extend(samples)
         self._groups += 1

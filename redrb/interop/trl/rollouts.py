@@ -14,12 +14,8 @@ from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
 from redrb.interop.trl.publishing import Publishing
 from redrb.interop.trl.sampler_ratios import correct_for_makers
-from redrb.interop.trl.token_rows import (
-    TokenRow,
-    check_group_size,
-    log_rejected,
-    token_row,
-)
+from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.runtime.missing_fields import log_rejected
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
 
@@ -228,7 +224,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
                     lease.release()
                 if error.field is None or trainer.accelerator.num_processes > 1:
                     raise
-                log_rejected(error, self._stream.task)
+                log_rejected(error, self._stream.task, groups)
 
     def _fields(self, samples: Sequence[BufferItem]) -> dict[str, list[Any]]:
         return {

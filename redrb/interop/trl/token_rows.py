@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,6 @@ import torch
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem
-
-_log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +61,6 @@ def token_row(item: BufferItem) -> TokenRow:
         completion=sequences[start:][here].tolist(),
         log_probs=torch.where(chosen, log_probs.float(), 0.0)[here].tolist(),
         trained=chosen[here].tolist(),
-    )
-
-
-def log_rejected(error: RecordError, task: str) -> None:
-    """Log that groups which lack a field, or have it in another form, are dead letters now."""
-    _log.error(
-        "task %r: %d groups of a batch have no usable %r, and are dead letters now: %s",
-        *(task, len(error.ids), error.field, error),
     )
 
 

@@ -46,18 +46,20 @@ end
 -- Count a failed delivery of a part. If any of its groups failed too often, such groups become dead
 -- letters and the step is taken apart. Returns whether it was.
 local function fail_part(group, step, rank, failure)
-  local seqs, most, worn = words(redis.call('HGET', key('rank_parts', group), part_of(step, rank)) or ''),
-    max_deliveries(), false
-  for _, seq in ipairs(seqs) do
-    worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
+  local seqs = words(redis.call('HGET', key('rank_parts', group), part_of(step, rank)) or '')
+  local held, members, counted, most = held_by(group, slot_of(step, rank), seqs), {}, {}, max_deliveries()
+  for i, seq in ipairs(held) do
+    members[i] = member_of(seq)
   end
-  if worn then
-    unform(group, step, rank, failure)
-    return true
+  for i, failed in ipairs(replies_of('HMGET', key('deliveries', group), members)) do
+    local deliveries = checked(failed or '0', key('deliveries', group)) + 1
+    if deliveries >= most then
+      unform(group, step, rank, failure)
+      return true
+    end
+    counted[2 * i - 1], counted[2 * i] = members[i], string.format('%.0f', deliveries)
   end
-  for _, seq in ipairs(held_by(group, slot_of(step, rank), seqs)) do
-    redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
-  end
+  in_parts('HSET', key('deliveries', group), counted)
   return false
 end
 
@@ -67,14 +69,19 @@ local function end_step(group, step, all)
   local parts, left = key('rank_parts', group), PAGE.ended
   redis.call('HSET', parts, string.format('%.0f', step) .. ':ending', '1')
   for each = 0, #all do
-    local name, seqs, rest = part_of(step, each), {}, {}
-    for i, seq in ipairs(words(redis.call('HGET', parts, name))) do
-      table.insert(i <= left and seqs or rest, seq)
+    local name, seqs = part_of(step, each), {}
+    local text, ends = redis.call('HGET', parts, name), 1
+    for seq, behind in string.gmatch(text, '(%S+)%s*()') do -- bound: left
+      if #seqs == left then
+        break
+      end
+      seqs[#seqs + 1], ends = seq, behind
     end
-    end_held(group, slot_of(step, each), seqs, 'ack', #rest == 0 and all[each] or 0)
-    redis.call('HSET', parts, name, table.concat(rest, ' '))
+    local rest = string.sub(text, ends)
+    end_held(group, slot_of(step, each), seqs, 'ack', rest == '' and all[each] or 0)
+    redis.call('HSET', parts, name, rest)
     left = left - #seqs
-    if #rest > 0 then
+    if rest ~= '' then
       return true
     end
   end

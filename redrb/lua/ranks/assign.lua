@@ -51,13 +51,24 @@ local function hand(rank, seqs)
   local target, found = slot_of(step, rank), {}
   redis.call('HSET', key('leases', group), target, attempt)
   redis.call('ZADD', key('slots', group), 0, target)
-  for _, seq in ipairs(seqs) do
-    if #redis.call('XCLAIM', stream, group, target, 0, id_of(seq), 'JUSTID') > 0 then
-      found[#found + 1] = seq
-    else -- deleted from the stream by another client
-      redis.call('XACK', stream, group, id_of(seq))
-      redis.call('HDEL', key('facts'), member_of(seq))
-      add(key('group', group), 'evicted', 1)
+  for first = 1, #seqs, PAGE.arguments do
+    local ids, claimed = {}, {}
+    for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
+      ids[i - first + 1] = id_of(seqs[i])
+    end
+    ids[#ids + 1] = 'JUSTID'
+    for _, id in ipairs(redis.call('XCLAIM', stream, group, target, 0, unpack(ids))) do
+      claimed[id] = true
+    end
+    for i = 1, #ids - 1 do
+      local seq = seqs[first + i - 1]
+      if claimed[ids[i]] then
+        found[#found + 1] = seq
+      else -- deleted from the stream by another client
+        redis.call('XACK', stream, group, ids[i])
+        redis.call('HDEL', key('facts'), member_of(seq))
+        add(key('group', group), 'evicted', 1)
+      end
     end
   end
   return table.concat(found, ' ')

@@ -7,7 +7,7 @@
 --         | leave (the process of the rank ends; its parts are kept)
 --         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
 --         samples: of ack, number of samples trained
--- Returns {'ok'} | {'lost', reason} | {'more'}: run it again, more groups of the step are to be ended
+-- Returns {'ok'} | {'lost', reason} | {'more'}: run it again without seqs, more groups of the step are left
 --         reason: replaced (another process is this rank) | anew (the step was formed again)
 --         | ended (the ranks have ended, or have ended this step, while this one was silent)
 --         A rank that was silent for too long still ends its parts, while no other process is this rank.
@@ -42,8 +42,10 @@ if not holder and given and given ~= consumer then -- a process that replaced th
 end
 
 local held, mine, left, more = {}, {}, {}, false
-for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
-  held[seq] = true
+if #ARGV > 8 then
+  for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
+    held[seq] = true
+  end
 end
 for i = 9, #ARGV do
   if held[ARGV[i]] or is_ending(group, step) then

@@ -12,7 +12,6 @@ if not is_owner(ARGV[1]) then
   return {'fenced'}
 end
 redis.call('HSET', fence, 'owner', ARGV[1])
-redis.call('HSETNX', fence, 'data', ARGV[1])
 local last, state = newest(), newest_state()
 -- the server may have lost its last second, or the token is no number that counts on
 local known = math.max(tonumber(ARGV[3]), token_of(last and last.token))

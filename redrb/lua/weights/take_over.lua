@@ -3,7 +3,8 @@
 -- ARGV    name
 --         name: a random one
 -- Returns the owner, as other scripts get it; repeated, it returns the same
---@include weights
+--@include weights permissions
 
+check_permissions(pins)
 begin_writing()
 return take_over(ARGV[1])

@@ -1,6 +1,5 @@
 """The trainer's end of a stream: batches that are ready when the step ends."""
 
-from redrb.stream.feeding.dataset import ExperienceDataset, LeasedExperience
 from redrb.stream.feeding.loader import ExperienceLoader
 
-__all__ = ["ExperienceDataset", "ExperienceLoader", "LeasedExperience"]
+__all__ = ["ExperienceLoader"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -15,17 +16,13 @@ from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import BatchTimeout, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
-from redrb.stream.mixture.operations import Operations
 from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.starvation import Starvation
-from redrb.stream.mixture.turn_timeout import TurnTimeout
-from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.mixture.split import Split
+from redrb.stream.mixture.starvation import Shortages, Starvation, Waiting
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
-
-MOST_GROUPS = 1 << 20
-"""Most groups of one take: products in the script stay below 2**53."""
+from redrb.stream.waiting import SHORT_OUTAGE_S, Wait
 
 _log = logging.getLogger("redrb")
 
@@ -33,14 +30,13 @@ _log = logging.getLogger("redrb")
 class Mixture:
     """Several tasks from which one batch is taken, in given ratios.
 
-    After every take, in any process of the same consumer group, the number of groups taken of each
-    task differs from its weight times all groups taken by less than one. A take that fails does
-    not count. To make this exact, the takes of a mixture run one after the other, in the order of
-    their arrival: while one waits for a task that starves, later takes wait behind it, and at most
-    one batch is held idle. The count belongs to the consumer group and the ratio, independent of
-    the scale of the weights; it is deleted 30 days after the last take.
+    After every take of this object the number of groups that it has taken of each task differs from
+    the task's weight times all groups that it has taken by less than one. A take that fails does
+    not count. Each trainer keeps the ratios for itself, so n trainers together are off by less than
+    n groups of a task.
 
-    One object may be shared by threads, and used on both sides of a fork.
+    One object may be shared by threads: their takes run one after the other, and while one waits
+    for a task that starves, the others wait behind it. A forked process counts anew.
 
     Example:
         >>> with Mixture(client, {"math": 0.7, "code": 0.3}) as mixture:
@@ -87,13 +83,14 @@ class Mixture:
             for task in self._ratio.parts
         }
         self._client = client
-        self._turns = Turns(client, namespace, group, self._ratio)
         self._begin()
 
     def _begin(self) -> None:
-        """Become a caller that Redis does not know yet: at first, and in a forked process."""
+        """Count from 0; in a forked process no thread is left that could end its turn."""
         self._pid = os.getpid()
-        self._operations = Operations(self._turns, str(self._ratio))
+        self._turn = threading.Lock()
+        self._split = Split(self._ratio)
+        self._shortages = Shortages()
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
@@ -120,7 +117,7 @@ class Mixture:
         """Lease exactly `count` groups of all tasks together, or none.
 
         Args:
-            count: Groups in the batch, 1 to 2**20.
+            count: Groups in the batch, at least 1.
             timeout: Seconds to wait for a full batch; 0 only looks; None waits for ever, and logs
                 the shortage every half minute.
             ack: The lease before this one: it is acknowledged first, also when the take times out.
@@ -136,8 +133,8 @@ class Mixture:
             ConfigError: A task's limit is below its share, so the batch can never be full.
             StoreUnavailable: Redis stayed away.
         """
-        count = checked_int("count", count, 1, MOST_GROUPS)
-        wait = TurnTimeout(timeout)
+        count = checked_int("count", count, 1)
+        wait = Wait(timeout)
         if self._pid != os.getpid():
             self._begin()
         with wait.deadline(), ExitStack() as scope:
@@ -145,108 +142,142 @@ class Mixture:
                 scope.enter_context(stream.worker.steps.fetching())
             if ack:
                 ack.ack()
-            while True:
-                lease = self._attempt(count, wait)
-                if lease is not None:
-                    return lease
+            scope.enter_context(self._its_turn(count, wait))
+            shares = self._split.shares(count)
+            leases = self._take_shares(shares, wait)
+            self._split.keep(shares)
+        return MixtureLease([part for lease in leases.values() for part in lease.parts])
 
     def taken(self) -> dict[str, int]:
-        """Return how many groups all takes of this mixture have taken of each task.
+        """Return how many groups the takes of this object have taken of each task.
 
         Groups that came back from a lease and were taken again count again.
         """
-        return {task: figures.taken for task, figures in self._turns.look().items()}
+        return dict(self._split.taken)
 
     def starvation(self) -> dict[str, Starvation]:
-        """Return for each task how takes have waited for it, in all processes."""
-        return {task: figures.starvation for task, figures in self._turns.look().items()}
+        """Return for each task how the takes of this object have waited for it."""
+        return {task: self._shortages.of(task) for task in self._ratio.parts}
 
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
         with within(self._client.retry_s + GRACE_S), ExitStack() as scope:
             for stream in self._streams.values():  # one that fails keeps no other open
                 scope.callback(stream.close)
-            if self._pid == os.getpid():
-                self._operations.close()
 
-    def _attempt(self, count: int, wait: TurnTimeout) -> MixtureLease | None:
-        """Take once; None when the process stood still for so long that it lost the turn."""
-        operation = self._operations.begin(count)
-        leases: dict[str, Lease] = {}
-        kept = False
-        try:
-            self._await_turn(operation, wait)
-            self._take_shares(operation, leases, wait)
-            kept = self._turns.keep(operation, retry_s=wait.retry_s)
-        finally:
-            if not kept:
-                _release(leases)
-            self._operations.end(operation, kept=kept)
-        if not kept:
-            return None
-        return MixtureLease([part for lease in leases.values() for part in lease.parts])
-
-    def _await_turn(self, operation: Operation, wait: TurnTimeout) -> None:
-        """Wait until it is the operation's turn, and note its shares."""
-        while True:
-            queue = not wait.exhausted
-            reply = self._turns.ask(operation, queue=queue, retry_s=wait.retry_s)
-            if reply.granted:
-                operation.shares = reply.shares
-                self._operations.hold(operation)
-                return
-            starving = bool(reply.waits_for)
-            if not queue or (wait.over and starving):
-                raise operation.shortages.behind_another_take(
-                    str(self._ratio),
-                    self.namespace,
-                    {reply.waits_for: reply.need} if starving else reply.shares,
-                    self._available,
-                    wait.waited_s,
-                    starving=starving,
-                )
-            if starving:
+    @contextmanager
+    def _its_turn(self, count: int, wait: Wait) -> Iterator[None]:
+        """Wait until no other thread takes; a take that waits for no task is over soon."""
+        while not self._turn.acquire(timeout=wait.slice_s()):
+            starving = self._shortages.now
+            if starving is None and self._turn.acquire(timeout=wait.most_s(SHORT_OUTAGE_S)):
+                break
+            if wait.over:
+                raise self._behind(starving, count, wait)
+            if starving is not None:
                 wait.log(
                     f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
-                    f"one waits for task {reply.waits_for!r}"
+                    f"one waits for task {starving.task!r}"
                 )
-            with operation.shortages.timed(reply.waits_for, wait):
-                self._turns.wait(operation, wait.slice_for_turn(starving=starving))
+        try:
+            yield
+        finally:
+            self._turn.release()
 
-    def _take_shares(
-        self, operation: Operation, leases: dict[str, Lease], wait: TurnTimeout
-    ) -> None:
-        """Lease the operation's share of each task, always in the same order of tasks.
+    def _take_shares(self, shares: Mapping[str, int], wait: Wait) -> dict[str, Lease]:
+        """Lease the share of each task, or nothing; always in the same order of tasks.
 
-        So two mixtures with tasks in common never wait for groups that the other one holds.
+        So two trainers with tasks in common never wait for groups that the other one holds.
         """
-        for task, share in operation.shares.items():
-            if share:
-                try:
-                    leases[task] = self._take_share(task, operation, wait)
-                except BatchTimeout as error:
-                    raise operation.shortages.out_of_time(
-                        str(self._ratio),
-                        operation.shares,
-                        leases,
-                        self._available,
-                        error,
-                        wait.waited_s,
-                    ) from error
+        leases: dict[str, Lease] = {}
+        try:
+            for task, share in shares.items():
+                if share:
+                    leases[task] = self._take_share(task, share, wait)
+        except BatchTimeout as error:
+            raise self._out_of_time(shares, leases, error, wait) from error
+        finally:
+            if len(leases) < sum(share > 0 for share in shares.values()):
+                _release(leases)
+        return leases
 
-    def _take_share(self, task: str, operation: Operation, wait: TurnTimeout) -> Lease:
-        """Lease the operation's share of one task."""
-        stream, share = self._streams[task], operation.shares[task]
+    def _take_share(self, task: str, share: int, wait: Wait) -> Lease:
+        stream = self._streams[task]
         try:
             return stream.take(share, timeout=0)
         except (BatchTimeout, StoreUnavailable) as error:
             if isinstance(error, BatchTimeout):
-                operation.shortages.add(task)
+                self._shortages.add(task)
             if wait.over:
                 raise
-        self._turns.hold(operation, waits_for=task, retry_s=wait.retry_s)
-        with operation.shortages.timed(task, wait):
+        with self._shortages.waiting(task, share):
             return stream.take(share, timeout=wait.left_s)
+
+    def _behind(self, starving: Waiting | None, count: int, wait: Wait) -> BatchTimeout:
+        """Return the error of a take while another thread's take had not ended in time."""
+        needed = self._split.shares(count)
+        if starving is not None:
+            needed = {starving.task: starving.share}
+            self._shortages.add(starving.task)
+        counts = {task: (self._available(task), share) for task, share in needed.items()}
+        note = (
+            f"An earlier take from the mixture {self._ratio} has not ended: it needs these groups."
+        )
+        return self._timeout(counts, note, wait)
+
+    def _out_of_time(
+        self,
+        shares: Mapping[str, int],
+        leases: dict[str, Lease],
+        error: BatchTimeout,
+        wait: Wait,
+    ) -> BatchTimeout:
+        """Return the error of a take that names all tasks that were short."""
+        counts = {error.task: (error.available, error.wanted)}
+        for task, share in shares.items():
+            if share and task not in leases and task not in counts:
+                available = self._available(task)
+                if available < share:
+                    counts[task] = (available, share)
+                    self._shortages.add(task)
+        note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
+        return self._timeout(counts, note, wait, error)
+
+    def _timeout(
+        self,
+        counts: Mapping[str, tuple[int, int]],
+        note: str,
+        wait: Wait,
+        first: BatchTimeout | None = None,
+    ) -> BatchTimeout:
+        """Return the error that names the tasks that had too few groups.
+
+        Args:
+            counts: Task -> groups that wait, and groups needed.
+            note: A sentence about the take.
+            wait: The wait that is over.
+            first: Error of the task for which the take waited.
+        """
+        alone = first if len(counts) == 1 else None
+        error = BatchTimeout(
+            task=", ".join(counts),
+            namespace=self.namespace,
+            wanted=sum(needed for _, needed in counts.values()),
+            available=sum(available for available, _ in counts.values()),
+            waited_s=wait.waited_s,
+            blocked=first.blocked if first else 0,
+            expired=first.expired if first else 0,
+            others=first.others if first else 0,
+            fates=alone.fates if alone else {},
+            similar=alone.similar if alone else (),
+        )
+        error.add_note(note)
+        if len(counts) > 1:
+            if first is not None:
+                error.add_note(str(first))
+            for task, (available, needed) in counts.items():
+                error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
+        return error
 
     def _available(self, task: str) -> int:
         return self._streams[task].count()

@@ -1,18 +1,17 @@
-"""Which tasks starve a mixture: how long takes waited for each, and the errors that name them."""
+"""Which tasks starve a mixture: how long its takes waited for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-from redrb.errors import BatchTimeout
-from redrb.stream.waiting import Wait
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Starvation:
-    """How a mixture has waited for one task, in all processes that take from it.
+    """How a mixture has waited for one task.
 
     Attributes:
         short: Takes that found too few groups of the task.
@@ -25,120 +24,44 @@ class Starvation:
     waiting_s: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a take waits for now: since when, by the monotonic clock, and for how many groups."""
+
+    task: str
+    share: int
+    since: float
+
+
 class Shortages:
-    """Tasks that one take of a mixture found short.
+    """How the takes of one mixture have waited.
 
     Attributes:
-        waited_s: Task -> seconds that the take waited for it.
+        now: What its take waits for; None: it does not wait.
     """
 
-    waited_s: dict[str, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._short: Counter[str] = Counter()
+        self._waited_s: dict[str, float] = {}
+        self.now: Waiting | None = None
 
-    def add(self, task: str, seconds: float = 0.0) -> None:
-        """Note that a task was short, and seconds of waiting for it."""
-        self.waited_s[task] = self.waited_s.get(task, 0.0) + seconds
+    def add(self, task: str) -> None:
+        """Note that a take found too few groups of a task."""
+        self._short[task] += 1
 
     @contextmanager
-    def timed(self, task: str, wait: Wait) -> Iterator[None]:
-        """Count the time in this block as waiting for a task; "" counts as waiting for none."""
-        began = wait.waited_s
+    def waiting(self, task: str, share: int) -> Iterator[None]:
+        """Count the time in this block as waiting for groups of a task."""
+        self.now = now = Waiting(task, share, time.monotonic())
         try:
             yield
         finally:
-            if task:
-                self.add(task, wait.waited_s - began)
+            self.now = None
+            waited_s = self._waited_s.get(task, 0.0) + time.monotonic() - now.since
+            self._waited_s[task] = waited_s
 
-    def behind_another_take(
-        self,
-        mixture: str,
-        namespace: str,
-        missing: Mapping[str, int],
-        available: Callable[[str], int],
-        waited_s: float,
-        *,
-        starving: bool,
-    ) -> BatchTimeout:
-        """Return the error of a take whose turn did not come in time.
-
-        Args:
-            mixture: Name of the mixture in messages.
-            namespace: Namespace of its tasks.
-            missing: Task -> groups, of the task that starves the take whose turn it is, or of all
-                tasks of this one.
-            available: Counts the groups that wait in a task.
-            waited_s: Seconds waited.
-            starving: Whether the take whose turn it is waits for the missing groups.
-        """
-        if starving:
-            for task in missing:
-                self.add(task)
-        counts = {task: (available(task), needed) for task, needed in missing.items()}
-        note = f"An earlier take from the mixture {mixture} has not ended: it needs these groups."
-        return _timeout(counts, namespace, note, waited_s)
-
-    def out_of_time(
-        self,
-        mixture: str,
-        shares: Mapping[str, int],
-        leased: Collection[str],
-        available: Callable[[str], int],
-        error: BatchTimeout,
-        waited_s: float,
-    ) -> BatchTimeout:
-        """Return the error of a take that found some of its tasks short.
-
-        Args:
-            mixture: Name of the mixture in messages.
-            shares: Task -> groups to take from it.
-            leased: Tasks whose groups were leased.
-            available: Counts the groups that wait in a task.
-            error: Error of the task for which the take waited.
-            waited_s: Seconds waited.
-        """
-        counts = {error.task: (error.available, error.wanted)}
-        for task, share in shares.items():
-            if share and task not in leased and task not in counts:
-                waiting = available(task)
-                if waiting < share:
-                    counts[task] = (waiting, share)
-                    self.add(task)
-        note = f"To take {sum(shares.values())} groups from the mixture {mixture}."
-        return _timeout(counts, error.namespace, note, waited_s, error)
-
-
-def _timeout(
-    counts: Mapping[str, tuple[int, int]],
-    namespace: str,
-    note: str,
-    waited_s: float,
-    first: BatchTimeout | None = None,
-) -> BatchTimeout:
-    """Return the error that names the tasks that had too few groups.
-
-    Args:
-        counts: Task -> groups that wait, and groups needed.
-        namespace: Namespace of the tasks.
-        note: A sentence about the take.
-        waited_s: Seconds waited.
-        first: Error of the task for which the take waited.
-    """
-    error = BatchTimeout(
-        task=", ".join(counts),
-        namespace=namespace,
-        wanted=sum(needed for _, needed in counts.values()),
-        available=sum(available for available, _ in counts.values()),
-        waited_s=waited_s,
-        blocked=first.blocked if first else 0,
-        expired=first.expired if first else 0,
-        others=first.others if first else 0,
-        fates=first.fates if first and len(counts) == 1 else {},
-        similar=first.similar if first and len(counts) == 1 else (),
-    )
-    error.add_note(note)
-    if len(counts) > 1:
-        if first is not None:
-            error.add_note(str(first))
-        for task, (available, needed) in counts.items():
-            error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
-    return error
+    def of(self, task: str) -> Starvation:
+        """Return how takes have waited for a task."""
+        now = self.now
+        waiting_s = time.monotonic() - now.since if now is not None and now.task == task else 0.0
+        return Starvation(self._short[task], self._waited_s.get(task, 0.0), waiting_s)

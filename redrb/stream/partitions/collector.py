@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,10 @@ from dataclasses import replace
 
 from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
-from redrb.stream.mixture.operations import Operations
-from redrb.stream.mixture.turns import Operation, Turns
 from redrb.stream.partitions.collection import Collection, fill, spread
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.turn import Turn
 from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
@@ -35,21 +33,18 @@ class Collector:
     """Takes batches of a task with partitions for one consumer; safe among threads.
 
     A take looks at some partitions, in rotation, and then at all others. If that is not enough, it
-    asks for its turn, as takes of a mixture do: only one take of a consumer group waits for groups
-    at a time, so two takes never hold groups that the other one needs. Takes that wait for their
-    turn hold no groups. The take whose turn it is queues in all partitions.
+    asks for its turn: only one take of a consumer group waits for groups at a time, so two takes
+    never hold groups that the other one needs. Takes that wait for their turn hold no groups. The
+    take whose turn it is queues in all partitions.
 
     Partitions that cannot be reached are left out as long as others can be.
     """
 
-    def __init__(
-        self, partitions: Sequence[Partition], turns: Turns, task: str, reach: Reach
-    ) -> None:
+    def __init__(self, partitions: Sequence[Partition], task: str, reach: Reach) -> None:
         """Make a collector.
 
         Args:
             partitions: The partitions.
-            turns: The turn of takes that wait.
             task: Name of the task in messages.
             reach: Knows which partitions cannot be reached.
         """
@@ -57,14 +52,8 @@ class Collector:
         self._reach = reach
         self._numbering = Numbering(len(partitions))
         self._task = task
-        self._turns = turns
         first, *_ = random.sample(range(len(partitions)), 1)  # not the same one in all processes
         self._firsts = itertools.count(first)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._operations = Operations(self._turns, self._task)
 
     def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none; raises as `Taker.take` does."""
@@ -84,7 +73,7 @@ class Collector:
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
         """Send takes to some partitions; their replies are read later."""
         self._acknowledge(ack)
-        collection = self._new(request)
+        collection = Collection(request)
         shares = self._first_shares(collection)
         sent = [(number, self._send(collection, number, share)) for number, share in shares.items()]
         return InFlightCollection(self, collection, sent)
@@ -128,15 +117,10 @@ class Collector:
                 return False
         return True
 
-    def close(self) -> None:
-        """End the turns of this process."""
-        if self._pid == os.getpid():
-            self._operations.close()
-
     @contextmanager
     def _collecting(self, request: TakeRequest) -> Iterator[Collection]:
         """Collect a batch; it leaves all queues at the end, and is released after an error."""
-        collection = self._new(request)
+        collection = Collection(request)
         try:
             yield collection
         except BaseException:
@@ -156,11 +140,6 @@ class Collector:
                 "task %r: a take that is over keeps its places in queues for %.0f s: %s",
                 *(self._task, QUEUE_TTL_MS / 1000, error),
             )
-
-    def _new(self, request: TakeRequest) -> Collection:
-        if self._pid != os.getpid():
-            self._begin()
-        return Collection(request)
 
     def _acknowledge(self, ack: Lease | None) -> None:
         if not ack:
@@ -306,29 +285,27 @@ class Collector:
             raise outage or self._timeout(collection, wait)
 
     def _wait_in_turn(self, collection: Collection, wait: Wait) -> None:
-        operation = self._operations.begin(1)
+        home = self._partitions[0]
+        turn = Turn(home.opened.store, home.group)
         try:
-            if self._await_turn(collection, operation, wait):
-                self._await_groups(collection, operation, wait)
+            if self._await_turn(collection, turn, wait):
+                self._await_groups(collection, turn, wait)
             if collection.missing:  # the time is up
                 self._sweep_again(collection, wait)
         finally:
-            self._operations.end(operation, kept=False)
+            turn.end()
 
-    def _await_turn(self, collection: Collection, operation: Operation, wait: Wait) -> bool:
+    def _await_turn(self, collection: Collection, turn: Turn, wait: Wait) -> bool:
         """Wait until it is this take's turn; False when the time is up before."""
         while not wait.over:
-            reply = self._turns.ask(operation, queue=True, retry_s=wait.retry_s)
-            if reply.granted:
-                operation.shares = reply.shares
-                self._operations.hold(operation)
+            if turn.ask(retry_s=wait.retry_s):
                 return True
             collection.release()  # the take whose turn it is may need these groups
             wait.log(f"task {self._task!r}: a take waits for the take before it")
-            self._turns.wait(operation, wait.slice_s())
+            turn.wait(wait.slice_s())
         return False
 
-    def _await_groups(self, collection: Collection, operation: Operation, wait: Wait) -> None:
+    def _await_groups(self, collection: Collection, turn: Turn, wait: Wait) -> None:
         """Take groups as they come, until the batch is full or the time is up.
 
         The take is woken as soon as one partition has its part of the groups that are missing in
@@ -355,10 +332,8 @@ class Collector:
                 [(self._partitions[number].opened.store, waiter) for number in self._reach.near()],
                 wait.slice_s(),
             )
-            if not self._turns.hold(operation, waits_for=self._task, retry_s=wait.retry_s):
-                collection.release()  # this process stood still, and another take has the turn
-                if not self._await_turn(collection, operation, wait):
-                    return
+            if not self._await_turn(collection, turn, wait):
+                return  # this process stood still, and another take has had the turn since
 
     def _sweep_again(self, collection: Collection, wait: Wait) -> None:
         collection.left.clear()

@@ -16,8 +16,6 @@ from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus, checked_ids, checked_letters
-from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.turns import Turns
 from redrb.stream.options import StreamOptions
 from redrb.stream.partitions.collector import Collector
 from redrb.stream.partitions.partition import Partition
@@ -128,8 +126,7 @@ class PartitionedStream(ExperienceStream):
             *(task, self._partitions, options.get("on_full", "block"), self._reach)
         )
         self._admitter = NoAdmission(task)
-        turns = Turns(client, namespace, self.group, Ratio.of({task: 1}))
-        self._collector = self._taker = Collector(self._partitions, turns, task, self._reach)
+        self._collector = self._taker = Collector(self._partitions, task, self._reach)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
 
     # put
@@ -412,10 +409,7 @@ class PartitionedStream(ExperienceStream):
         """
         self._closed = True
         with within(self._task.store.client.retry_s + GRACE_S):
-            try:
-                self._each(lambda number: self._partitions[number].close())
-            finally:
-                self._collector.close()
+            self._each(lambda number: self._partitions[number].close())
 
     @property
     def _stores(self) -> list[TaskStore]:

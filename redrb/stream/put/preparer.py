@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from redrb import tracing
 from redrb.codec import (
     EncodedGroup,
-    NarrowFloats,
     check_and_encode_groups,
     encode_experience,
 )
@@ -76,7 +75,6 @@ class Preparer:
     def __init__(
         self,
         task: Task,
-        narrow_floats: NarrowFloats | None,
         filters: Sequence[Filter],
         checks: frozenset[str],
         on_bad_group: OnBadGroup,
@@ -85,13 +83,11 @@ class Preparer:
 
         Args:
             task: The task.
-            narrow_floats: Dtype for float bodies, see `ExperienceStream`.
             filters: Filters that every group must pass.
             checks: Names of the checks, see `ExperienceStream`.
             on_bad_group: Whether bad groups are errors, or are logged and count as filtered.
         """
         self._task = task
-        self._narrow_floats = narrow_floats
         self._filters = filters
         self._checks = checks
         self._on_bad_group = on_bad_group
@@ -216,7 +212,6 @@ class Preparer:
         encoded = encode_experience(
             experience,
             policy_version=options.policy_version,
-            narrow_floats=self._narrow_floats,
             values=values,
         )
         if not all(group.finite for group in encoded):
@@ -255,7 +250,6 @@ class Preparer:
         encoded = check_and_encode_groups(
             groups,
             policy_version=options.policy_version,
-            narrow_floats=self._narrow_floats,
             values="values" in self._checks,
             alike="fields" in self._checks,
             first=first,

@@ -238,14 +238,14 @@ class RankStore:
         `read` is given the reason why that cannot be done any more, if so.
         """
         ending: list[Argument] = [self._group, consumer, place.rank, place.step, outcome]
-        ending += [*reason.arguments(), samples, *ids]
+        ending += [*reason.arguments(), samples]
 
         def outcome_of(reply: Reply) -> str:
             if reply[0] == b"more":  # a page of the step's groups was acknowledged
                 *_, reply = self._store.pages("ranks/finish", ending)
             return read(None if reply[0] == b"ok" else reply[1].decode())
 
-        return self._store.request("ranks/finish", ending, outcome_of)
+        return self._store.request("ranks/finish", [*ending, *ids], outcome_of)
 
     def leave(self, consumer: str, rank: int) -> None:
         """Note that the process of a rank ends; its parts are kept."""

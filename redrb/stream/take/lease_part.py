@@ -157,13 +157,14 @@ class LeasePart:
         """
         if outcome in self.holder.whole:
             return [tuple(ids)]
-        copies = outcome in ("fail", "reject")
-        most = PAGES["failed"] if copies else PAGES["ended"]
-        most_bytes = PAGES["copied_bytes"]
+        if outcome not in ("fail", "reject"):
+            most = PAGES["ended"]
+            return [tuple(ids[i : i + most]) for i in range(0, max(len(ids), 1), most)]
+        most, most_bytes = PAGES["failed"], PAGES["copied_bytes"]
         pages: list[list[int]] = [[]]
         size = 0
         for seq in ids:
-            nbytes = self.layouts[seq].nbytes if copies else 0
+            nbytes = self.layouts[seq].nbytes
             if pages[-1] and (len(pages[-1]) == most or size + nbytes > most_bytes):
                 pages.append([])
                 size = 0
@@ -189,7 +190,7 @@ class LeasePart:
     ) -> dict[tuple[Outcome, Cause], tuple[int, ...]]:
         """Return the groups that an earlier request may have ended in another way, by that way."""
         found: dict[tuple[Outcome, Cause], tuple[int, ...]] = {}
-        for seq in ids:
+        for seq in ids if self._asked else ():
             asked = self._asked.get(seq)
             if asked is not None and asked[0] != outcome:
                 found[asked] = (*found.get(asked, ()), seq)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.outage import Outage, shared_outage
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import Wait
 
 AWAY_S = 5.0
 """Time for which a node that could not be reached is left out, where others can be reached."""
-
-_log = logging.getLogger("redrb")
 
 T = TypeVar("T")
 
@@ -54,18 +52,17 @@ class Reach:
     def lose(self, number: int, error: StoreUnavailable) -> None:
         """Note that a partition could not be reached."""
         node = self._stores[number].client.node
-        if node not in self._away:
-            _log.warning(
-                "task %r: partition %d of %d, and all others on %s, are left out until they can be "
-                "reached: %s",
-                *(self._stores[0].task, number, len(self._stores), node, error),
-            )
+        self._outage(node).failed(error, who=self)
         self._away[node] = time.monotonic() + AWAY_S
 
     def find(self, number: int) -> None:
         """Note that a partition was reached."""
         if self._away:
-            self._away.pop(self._stores[number].client.node, None)
+            others = {one.client.node for one in self._stores}
+            others.discard(self._stores[number].client.node)
+            for node in self._away.keys() - others:  # also nodes that serve no partition any more
+                if self._away.pop(node, None) is not None:
+                    self._outage(node).over(who=self)
 
     def ask(self, look: Callable[[int], T]) -> dict[int, T]:
         """Call `look` with the number of each partition, one after the other.
@@ -136,6 +133,12 @@ class Reach:
             f"all others. Repeat it when they are back. {causes[0] if causes else ''}".rstrip(),
             where=self._stores[next(iter(errors))].client.where,
             uncertain=any(error.uncertain for error in causes),
+        )
+
+    def _outage(self, node: str) -> Outage:
+        """Return the outage of all partitions on a node."""
+        return shared_outage(
+            f"task {self._stores[0].task!r}: partitions on {node} are left out", ""
         )
 
     def _answers(self, number: int) -> bool:

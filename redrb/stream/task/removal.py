@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrb.connection import Client
-from redrb.errors import TaskInUse
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.registration import forget_name
@@ -22,13 +21,13 @@ class GroupContents:
         name: Its name.
         waiting: Groups that wait for it.
         leased: Groups that its consumers lease.
-        consumers: Consumers whose heartbeat is fresh.
+        consumers: Processes of the consumers whose heartbeat is fresh, each as `<host>-<pid>`.
     """
 
     name: str
     waiting: int
     leased: int
-    consumers: int
+    consumers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,6 @@ class TaskContents:
     makers: int
     consumer_groups: tuple[GroupContents, ...]
 
-    @property
-    def consumers(self) -> int:
-        """Consumers of all consumer groups whose heartbeat is fresh."""
-        return sum(one.consumers for one in self.consumer_groups)
-
 
 def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
     """Return the contents of a task.
@@ -73,8 +67,12 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         for store in stores
         for member in store.client.execute("SMEMBERS", store.keys.groups)
     }
-    stats = {name: _stats(stores, name) for name in sorted(names)}
-    whole = next(iter(stats.values()), None) or _stats(stores, "default")
+    parts = {
+        name: [StreamStats.of(TaskScripts(store).stats(name)) for store in stores]
+        for name in sorted(names) or ["default"]
+    }
+    stats = {name: StreamStats.summed(each) for name, each in parts.items()}
+    whole = next(iter(stats.values()))
     return TaskContents(
         task=task,
         stored=whole.stored,
@@ -84,42 +82,40 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         producers_waiting=whole.producers_waiting,
         makers=whole.makers,
         consumer_groups=tuple(
-            GroupContents(name, one.ledger.waiting, one.ledger.leased, one.consumers)
+            GroupContents(
+                name, one.ledger.waiting, one.ledger.leased, _consumers(stores, name, parts[name])
+            )
             for name, one in stats.items()
+            if name in names
         ),
     )
 
 
-def remove_task(client: Client, task: str, *, namespace: str, force: bool = False) -> int:
+def remove_task(client: Client, task: str, *, namespace: str) -> int:
     """Delete a task with all its partitions, the first one last; returns the groups stored.
 
-    A producer without a waiting put, or a right to begin a group, leaves no sign of life: stop the
-    makers first. A process that uses the task later creates it anew, unless it has opened the task
-    with `create=False`.
-
-    Args:
-        client: The client that `redrb.connect` returned.
-        task: Name of the task.
-        namespace: Its namespace.
-        force: Delete it although consumers or makers with rights live, or puts wait.
+    Processes that use it are not looked for: `redrb/state/alive.py` does that. A process that uses
+    the task later creates it anew, unless it has opened the task with `create=False`.
 
     Raises:
         UnknownTask: There is no such task.
-        TaskInUse: Consumers or makers with rights live, or puts wait, and `force` is not given.
     """
-    contents = task_contents(client, task, namespace=namespace)
-    if (contents.consumers or contents.producers_waiting or contents.makers) and not force:
-        raise TaskInUse(
-            f"task {task!r} is in use: consumers alive: {contents.consumers}, makers alive that "
-            f"have or wait for rights to begin groups: {contents.makers}, puts that wait for room: "
-            f"{contents.producers_waiting}. Stop them, or delete it by force (--force). A process "
-            "that was killed counts as alive until its lease_ms, 30 seconds by default, are over."
-        )
     stores = existing_task(client, task, namespace=namespace)
     stored = sum(TaskScripts(store).clear() for store in reversed(stores))
     forget_name(client, namespace, stores[0])
     return stored
 
 
-def _stats(stores: Sequence[TaskStore], group: str) -> StreamStats:
-    return StreamStats.summed([StreamStats.of(TaskScripts(one).stats(group)) for one in stores])
+def _consumers(
+    stores: Sequence[TaskStore], group: str, stats: Sequence[StreamStats]
+) -> tuple[str, ...]:
+    """Return the processes of as many consumers as are alive: those with the latest deadlines."""
+    found = (
+        name.decode(errors="backslashreplace").rsplit("-", 1)[0]
+        for store, one in zip(stores, stats, strict=True)
+        for name in store.client.execute(
+            *("ZREVRANGEBYSCORE", store.keys.consumers(group), "(+inf", "-inf"),
+            *("LIMIT", 0, one.consumers),
+        )
+    )
+    return tuple(dict.fromkeys(found))

@@ -126,11 +126,6 @@ class Catalogue:
             _whole(fields.get(b"created_ms")) / 1000,
         )
 
-    def data(self) -> bytes:
-        """Return the random name of the server's data, which changes when they are lost."""
-        found: bytes | None = self.client.execute("HGET", f"{self.keys.prefix}fence", "data")
-        return found or b""
-
     def route(self, reader: str, *, have: int, wanted: int, used: int) -> list[Step]:
         """Return the steps to a version, and pin them for `PIN_S`.
 

@@ -1,20 +1,26 @@
-"""`SharedCopy`: a state in the host's shared memory; one process fetches it, the others map it."""
+"""`SharedCopy`: versions in the host's shared memory, each fetched once and mapped by all."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import mmap
+import os
+import re
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import numpy as np
 
 from redrb.connection import stopping
-from redrb.errors import WeightCorrupt
-from redrb.weights.host.buffer_reading import HeldBuffer
-from redrb.weights.host.buffer_writing import BufferWriter, CacheLeader
-from redrb.weights.host.cache import HostCache
+from redrb.errors import WeightCorrupt, WeightError
+from redrb.weights.host import locks
+from redrb.weights.host.versions import HostVersions, make_private
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.reading.replica import Replica, Transfer
 from redrb.weights.reading.state_copies import (
@@ -22,224 +28,290 @@ from redrb.weights.reading.state_copies import (
     Needed,
     PrivateCopy,
     fetch_adapter,
+    layout_of,
     split_adapter,
 )
 from redrb.weights.tensors.state import State
+from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Manifest, Source
-from redrb.weights.wire.manifest_codec import encode_manifest
+from redrb.weights.wire.manifest import Manifest, pack_hashes
 
 _log = logging.getLogger("redrb")
 
-_LEADER_S = 60.0
-"""How long this process waits for the leader's fetch before it fetches into private memory."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory in it is checked before it is used
+
+_FETCH_S = 60.0
+"""How long this process waits for another's fetch before it fetches into private memory."""
 
 _HEAD_START_S = 0.01
-"""Delay for processes that never led. A process that has led before should lead again, because the
-first mapping of a buffer for writing takes as long as filling the buffer."""
+"""Delay for processes that never fetched. A process that has should do so again, because the first
+mapping of memory for writing takes as long as filling it."""
 
 _ATTEMPTS = 100
+_KEY = re.compile(r"[0-9a-f]{32}")
+_EXIT_S = 2.0
+"""How long an ending process waits for another one that fetches, to remove unused versions."""
+
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
+_POPULATED = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version that this process has mapped; it keeps its lock as long as its map exists."""
+
+    manifest: Manifest
+    layout: Layout
+    mapped: mmap.mmap
+
+    @property
+    def data(self) -> Bytes:
+        return np.frombuffer(self.mapped, np.uint8)[: self.layout.nbytes]
 
 
 class SharedCopy:
-    """The state that all readers of these weights on this host share.
+    """The versions that all readers of these weights on this host share.
 
-    A reader that finds the newest version missing, and no leader, leads: it fetches the version
-    into the older buffer, by deltas if that buffer or the newer one has an earlier version. The
-    other readers wait. A buffer that readers still use is left to them, and a new file replaces it.
+    A reader that finds the newest version missing fetches it, by a delta if an earlier version is
+    there; the other readers wait for it. The name of a file is made of the hashes of its bytes, so
+    that it is never another version's. The memory of a version that nobody uses any more is used
+    for the next one.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._key = b""
-        self._cache = HostCache("")
-        self._private: PrivateCopy | None = None
+        self._key = hashlib.blake2b(catalogue.keys.prefix.encode(), digest_size=16).hexdigest()
+        self._directory = _SHARED_MEMORY / f"redrb-{os.geteuid()}"
+        self._versions = HostVersions(self._directory, self._key)
+        self._began_in = 0
+        self._used: _Version | None = None
         self._damaged = False
-        self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._writable: dict[int, mmap.mmap] = {}  # by the inode of the file
+        self._private: PrivateCopy | None = None
+
+    def __del__(self) -> None:
+        self._used = None
+        with suppress(OSError):  # such as a directory that was never made
+            self._versions.remove_unused()
 
     def fetch_newest(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
-        """Return the newest version unless it is `used`; nobody writes to it inside the `with`."""
+        """Return the newest version unless it is `used`."""
         return self._fetch_newest(pin, used, needed)
 
     def forget(self) -> None:
-        """Treat the shared buffers as damaged, so that the next version is fetched in full."""
+        """Fetch the next version in full, because a version that it could start from is damaged."""
         self._damaged = True
         if self._private is not None:
             self._private.forget()
 
-    def _find_cache(self) -> None:
-        """Use the cache of the server's data; several servers may have one address."""
-        key = self._catalogue.data()
-        if key != self._key:
-            self._cache.close()
-            self._key, self._cache = key, HostCache(f"{key!r} {self._catalogue.keys.prefix}")
-
     @contextmanager
     def _fetch_newest(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
         for attempt in range(_ATTEMPTS):
-            newest = self._catalogue.other_than(used)
-            if newest is None:
+            steps = self._route(pin, used)
+            states, adapter = split_adapter(steps)
+            version = None
+            if states:
+                layout = layout_of(states, self._used.layout if self._used is not None else None)
+                needed(layout)
+                try:
+                    with _file_errors(self._directory):
+                        version = self._use(states, layout, pin, may_wait=not attempt)
+                except TimeoutError:
+                    break
+                if version is None:
+                    continue  # another process has written another version, or failed
+            if not steps:
                 yield None
                 return
-            state = newest.base if newest.kind == "lora" else newest.version
-            self._find_cache()
-            held = self._cache.newest()
-            if held is not None and held.version < state:
-                held.close()
-            elif held is not None:
-                with held:
-                    # if versions come faster than they are fetched, accept one that was the newest
-                    # when this call began
-                    accept_older = attempt > 1 and newest.kind != "lora"
-                    fetched = self._use_held(held, pin, used, needed, accept_older=accept_older)
-                    if fetched is not None:
-                        before = list(self._used)
-                        self._used.add(held.mapped)
-                        yield fetched
-                        _unmap_in_thread(before)
-                        return
-            if not attempt and held is not None and not self._cache.has_led:
-                stopping.pause(_HEAD_START_S)
-            leader = self._cache.lead()
-            if leader is not None:
-                with leader:
-                    found = self._fetch_as_leader(leader, pin, used, needed)
-                if found is not None:
-                    yield found
-                    return
-            elif not self._cache.wait(_LEADER_S):
-                break
+            transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+            yield FetchedVersion(
+                steps[-1].described,
+                State(version.layout, memory=version.data) if version is not None else None,
+                fetch_adapter(adapter, transfer) if adapter is not None else None,
+                shared=version is not None,
+            )
+            if version is not None:
+                before, self._used = self._used, version
+                self._unmap(before)
+            return
         _log.warning(
             "weights %r: another process on this host has not finished its fetch; this process "
             "fetches the version into private memory",
             self._catalogue.name,
         )
-        with self._private_copy().fetch_newest(pin, used=used, needed=needed) as fetched:
+        self._private = self._private or PrivateCopy(self._catalogue)
+        with self._private.fetch_newest(pin, used=used, needed=needed) as fetched:
             yield fetched
 
-    def _private_copy(self) -> PrivateCopy:
-        self._private = self._private or PrivateCopy(self._catalogue)
-        return self._private
+    def _route(self, pin: Pin, used: int) -> list[Step]:
+        """Return the steps to the newest version, from the one that is mapped if they fit it."""
+        have = self._used.manifest if self._used is not None else None
+        steps = pin.route(have=have.version if have is not None else 0, used=used)
+        if have is None or not steps or steps[0].how in ("full", "lora"):
+            return steps
+        first = steps[0].manifest
+        if steps[0].how == "same":
+            fits = first.checksums == have.checksums
+        else:
+            fits = first.delta is not None and first.delta.before == have.state_hash
+        # after a server has lost its data, other versions have the same numbers
+        if fits and first.layout_id == have.layout_id:
+            return steps
+        return pin.route(have=0, used=used)
 
-    def _use_held(
-        self, held: HeldBuffer, pin: Pin, used: int, needed: Needed, *, accept_older: bool
-    ) -> FetchedVersion | None:
-        """Return the held buffer's version if it is the newest, or may be used instead of it."""
-        manifest = self._catalogue.decode(held.meta)
-        steps = pin.route(have=manifest.version, used=used)
-        states, adapter = split_adapter(steps)
-        if accept_older and states and not adapter and not self._damaged:
-            older = pin.route(have=manifest.version, wanted=manifest.version)
-            if older and _is_version_of(manifest, older[-1]):
-                layout = _layout(manifest)
-                needed(layout)
-                state = State(layout, memory=held.lend())
-                return FetchedVersion(older[-1].described, state, None, shared=True)
-        if self._damaged or len(states) != 1 or not _is_version_of(manifest, states[0]):
-            return None
-        layout = _layout(manifest)
-        needed(layout)
-        return self._fetched_version(State(layout, memory=held.lend()), steps, adapter, pin)
+    def _use(
+        self, states: Sequence[Step], layout: Layout, pin: Pin, *, may_wait: bool
+    ) -> _Version | None:
+        """Map the version that the steps lead to, after it was fetched if it did not exist."""
+        manifest = states[-1].manifest
+        name = _name(manifest)
+        self._begin()
+        follows = may_wait and self._used is not None and not self._writable
+        if follows and not self._versions.path(name).exists():
+            stopping.pause(_HEAD_START_S)
+        write = partial(self._write, states=states, layout=layout, pin=pin)
+        lock = self._versions.use(name, write, timeout=_FETCH_S)
+        return _Version(manifest, layout, self._mapped(name, lock)) if lock is not None else None
 
-    def _fetched_version(
-        self, state: State | None, steps: Sequence[Step], adapter: Step | None, pin: Pin
-    ) -> FetchedVersion:
+    def _begin(self) -> None:
+        make_private(self._directory)
+        if self._began_in != os.getpid():
+            keys = {path.name.partition(".")[0] for path in self._directory.iterdir()}
+            for key in keys - {self._key}:
+                if _KEY.fullmatch(key):  # left by processes that were killed
+                    HostVersions(self._directory, key).remove_unused()
+            # not weakref.finalize: children of multiprocessing do not run atexit functions
+            Finalize(None, _leave, args=(self._versions,), exitpriority=0)
+            self._began_in = os.getpid()
+
+    def _write(self, part: Path, *, states: Sequence[Step], layout: Layout, pin: Pin) -> None:
+        """Fetch a version into a file: all of it, or what differs from a version on this host."""
+        target = states[-1].manifest
+        base, rest = self._base(states, layout)
+        if base is None and states[0].how != "full":
+            rest, _ = split_adapter(pin.route(have=0, wanted=target.version))
+            if not rest or rest[0].how != "full" or _name(rest[-1].manifest) != _name(target):
+                raise WeightCorrupt(f"version {target.version} was replaced by another one.")
+        memory = self._memory(part, max(layout.nbytes, 1))
+        data = np.frombuffer(memory, np.uint8)[: layout.nbytes]
+        replica = Replica(State(layout, memory=data), None)
+        if base is not None:
+            data[:] = base.data
+            replica.adopt(base.manifest)
+            base = None  # its map and its lock
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
-        fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
-        return FetchedVersion(steps[-1].described, state, fetched, shared=state is not None)
+        for step in rest:
+            replica.follow(step, transfer)
+        self._writable[part.stat().st_ino] = memory
+        self._damaged = False
 
-    def _fetch_as_leader(
-        self, leader: CacheLeader, pin: Pin, used: int, needed: Needed
-    ) -> FetchedVersion | None:
-        """Write the newest version into a buffer; return it only if it has no state to share."""
-        steps = pin.route(have=0, used=used)
-        states, adapter = split_adapter(steps)
-        if not states:  # an adapter without published base weights, or nothing newer
-            return self._fetched_version(None, steps, adapter, pin) if steps else None
-        layout = _layout(states[0].manifest)
-        needed(layout)
-        with ExitStack() as scope:
-            base = self._base(leader, scope, states[-1].manifest)
-            if base is not None and _is_version_of(self._catalogue.decode(base.meta), states[-1]):
-                return None  # another process has led meanwhile
-            writer = leader.buffer(layout.nbytes)
-            in_buffer, known = self._delta_start(writer, base, layout)
-            if known is not None:
-                states, _ = split_adapter(pin.route(have=known.version, used=used))
-            if not states or (states[0].how == "full" and _layout(states[0].manifest) != layout):
-                return None  # versions have changed meanwhile: try again
-            writer.begin()
-            replica = Replica(State(layout, memory=writer.data), None)
-            if known is not None and states[0].how != "full":
-                if base is not None and not in_buffer:
-                    writer.data[:] = base.data
-                replica.adopt(known)
-            transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
-            for step in states:
-                replica.follow(step, transfer)
-            self._damaged = False
-            last = states[-1].manifest
-            writer.commit(last.version, _meta(last, layout))
-        return None
+    def _base(
+        self, states: Sequence[Step], layout: Layout
+    ) -> tuple[_Version | None, Sequence[Step]]:
+        """Return the newest version on this host that deltas can start from, and all steps left."""
+        for index in reversed(range(len(states))):
+            if states[index].how != "delta" or self._damaged:
+                break
+            used = self._used.manifest if self._used is not None else None
+            before = states[index - 1].manifest if index else used
+            lock = self._versions.open(_name(before)) if before is not None else None
+            if before is not None and lock is not None:
+                return _Version(before, layout, self._mapped(_name(before), lock)), states[index:]
+        return None, states
 
-    def _base(self, leader: CacheLeader, scope: ExitStack, newest: Manifest) -> HeldBuffer | None:
-        """Return the newest buffer if a delta can start from it; forget outdated buffers."""
-        while (held := self._cache.newest()) is not None:
-            manifest = self._catalogue.decode(held.meta)
-            another = manifest.version == newest.version and manifest.checksums != newest.checksums
-            if manifest.version <= newest.version and not another and not self._damaged:
-                return scope.enter_context(held)
-            held.close()
-            leader.forget(manifest.version)
-        return None
+    def _mapped(self, name: str, lock: locks.FileLock) -> mmap.mmap:
+        """Map a version, locked while it is mapped; pages that this process writes are copied."""
+        with self._versions.path(name).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        lock.hold_while_alive(mapped)
+        return mapped
 
-    def _delta_start(
-        self, writer: BufferWriter, base: HeldBuffer | None, layout: Layout
-    ) -> tuple[bool, Manifest | None]:
-        """Return the version that deltas can start from, and whether it is in the buffer itself."""
-        in_buffer = self._catalogue.decode(writer.meta) if writer.version else None
-        if in_buffer is not None and in_buffer.layout == layout and not self._damaged:
-            return True, in_buffer
-        newer = self._catalogue.decode(base.meta) if base is not None else None
-        return False, newer if newer is not None and newer.layout == layout else None
+    def _memory(self, part: Path, nbytes: int) -> mmap.mmap:
+        """Return the memory of `part`: that of a version which nobody uses, if one is as large."""
+        for path in self._versions.unused():
+            if not part.exists() and path.stat().st_size == nbytes:
+                path.rename(part)
+            else:
+                path.unlink()
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            # kept, since mapping pages again costs as much as copying them
+            memory = self._writable.pop(os.fstat(descriptor).st_ino, None)
+            if memory is None:
+                _allocate(descriptor, nbytes, self._directory)
+                memory = mmap.mmap(descriptor, nbytes)
+                _populate(memory)
+            return memory
+        finally:
+            os.close(descriptor)
 
+    def _unmap(self, before: _Version | None) -> None:
+        """Unmap, in a thread, the version before and memory of files that are gone.
 
-def _unmap_in_thread(used: list[mmap.mmap]) -> None:
-    """Unmap old buffers in a thread, if no array uses them.
-
-    Unmapping takes 0.03 s a GB, and would otherwise happen when the last tensor leaves the buffer,
-    while the tensors' lock is held.
-    """
-    if used:
-        threading.Thread(target=_unmap, args=(used,), name="redrb-unmap", daemon=True).start()
+        It takes 0.03 s a GB, which would otherwise pass while the tensors' lock is held. Where a
+        tensor still uses a map, it is unmapped with that tensor.
+        """
+        there = {entry.inode() for entry in os.scandir(self._directory)}
+        gone = [self._writable.pop(inode) for inode in [*self._writable] if inode not in there]
+        gone += [before.mapped] if before is not None else []
+        if gone:
+            threading.Thread(target=_close, args=(gone,), name="redrb-unmap", daemon=True).start()
 
 
-def _unmap(used: list[mmap.mmap]) -> None:
-    while used:
+def _name(manifest: Manifest) -> str:
+    """Return a name that only versions of the same bytes and tensors have."""
+    content = pack_hashes((manifest.layout_id, manifest.nbytes, *manifest.checksums))
+    return f"{manifest.version}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+
+
+def _allocate(descriptor: int, nbytes: int, directory: Path) -> None:
+    try:
+        # without this, a writer dies of SIGBUS when shared memory is full
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        free = os.statvfs(directory.parent)
+        raise WeightError(
+            f"no room for the host cache: a version of {nbytes:,} bytes does not fit into "
+            f"{directory.parent}, where {free.f_bavail * free.f_frsize:,} bytes are free "
+            f"({error.strerror}). The cache needs two versions: give the container more shared "
+            "memory (--shm-size), or leave host_cache out."
+        ) from error
+
+
+def _populate(memory: mmap.mmap) -> None:
+    """Map all pages for writing: one by one at first access takes longer than filling them."""
+    for start in range(0, len(memory), _POPULATED):
+        try:
+            # in parts: the call blocks the other threads of this process
+            memory.madvise(_MADV_POPULATE_WRITE, start, min(_POPULATED, len(memory) - start))
+        except OSError:  # kernels before 5.14
+            return
+
+
+def _close(maps: list[mmap.mmap]) -> None:
+    while maps:
         with suppress(BufferError):  # an array still uses it, and unmaps it when it is freed
-            used.pop().close()
+            maps.pop().close()
 
 
-def _is_version_of(manifest: Manifest, step: Step) -> bool:
-    there = step.manifest
-    return (manifest.version, manifest.checksums) == (there.version, there.checksums)
+def _leave(versions: HostVersions) -> None:
+    """At the end of this process: remove the versions, unless other processes use them."""
+    locks.release_memory()
+    with suppress(OSError):  # such as a directory that was removed
+        versions.remove_unused(timeout=_EXIT_S)
 
 
-def _layout(manifest: Manifest) -> Layout:
-    if manifest.layout is None:
-        raise WeightCorrupt(f"version {manifest.version} lists no tensors.")
-    return manifest.layout
-
-
-def _meta(manifest: Manifest, layout: Layout) -> bytes:
-    """Return the manifest of the whole state in a buffer, in the form that buffers keep."""
-    whole = replace(
-        manifest,
-        kind="full",
-        layout=layout,
-        sources=(Source(1, 0, layout.chunks),),
-        delta=None,
-    )
-    return encode_manifest(whole)
+@contextmanager
+def _file_errors(directory: Path) -> Iterator[None]:
+    """Raise operating system errors about files in `directory` as `WeightError`."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise WeightError(
+            f"the host cache in {directory} is not usable: {error}. Check that the directory "
+            "exists and has room, and that this process may open files; or leave host_cache out."
+        ) from error

@@ -87,7 +87,7 @@ class _FetchedCopy(ABC):
         states, adapter = split_adapter(steps)
         state = None
         if states:
-            layout = layout_of(states, self._replica)
+            layout = layout_of(states, self._replica.layout if self._replica is not None else None)
             replica = self._replica = self._fitting(layout, needed(layout))
             for step in states:
                 replica.follow(step, transfer)
@@ -166,15 +166,14 @@ def split_adapter(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
     return [step for step in steps if step is not adapter], adapter
 
 
-def layout_of(states: Sequence[Step], replica: Replica | None) -> Layout:
-    """Return the layout of the state that steps lead to.
+def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
+    """Return the layout of the state that steps lead to; `loaded` is that of the version before.
 
     Raises:
         WeightCorrupt: The reader does not have the version whose layout the first delta uses.
     """
     layout = states[0].manifest.layout if states[0].how != "delta" else None
-    if layout is None and replica is not None:
-        layout = replica.layout
+    layout = layout or loaded
     if layout is None:
         raise WeightCorrupt("a delta to a version that was never loaded.")
     return layout

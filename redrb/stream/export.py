@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
 from torch import Tensor
 
@@ -20,15 +23,6 @@ from redrb.experience.records import named_tensors
 from redrb.experience.status import group_status
 from redrb.keys import check_name
 from redrb.staging import staging
-from redrb.stream.exchange.json_values import to_json
-from redrb.stream.exchange.layout import (
-    ABOUT,
-    FORMAT,
-    GROUPS,
-    SHARD_BYTES,
-    key_of,
-    shard_name,
-)
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
 from redrb.stream.task.inspection import existing_task
@@ -36,6 +30,10 @@ from redrb.stream.task.numbering import Numbering
 from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
+
+_FORMAT: Final = 1
+_SHARD_BYTES: Final = 256 << 20
+"""Most bytes of tensors in one file, unless a single group is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def export_task(
     *,
     namespace: str = "default",
     group: str = "default",
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = _SHARD_BYTES,
 ) -> Exported:
     """Write all groups of a task, history included, into a new directory.
 
@@ -136,12 +134,15 @@ class _Shards:
         for name, tensor in tensors.items():
             self._tensors[name] = tensor.clone().contiguous()  # decoded tensors share memory
         self._nbytes += nbytes
-        return shard_name(self.number)
+        return self._name()
+
+    def _name(self) -> str:
+        return f"tensors-{self.number:05d}.safetensors"
 
     def flush(self) -> None:
         """Write the tensors that were added since the last file."""
         if self._tensors:
-            path = self._directory / shard_name(self.number)
+            path = self._directory / self._name()
             safetensors_torch().save_file(self._tensors, path)
             self.number += 1
             self._tensors, self._nbytes = {}, 0
@@ -166,7 +167,7 @@ class _Export:
 
     def run(self) -> None:
         """Write everything."""
-        with (self._directory / GROUPS).open("w", encoding="utf-8") as file:
+        with (self._directory / "groups.jsonl").open("w", encoding="utf-8") as file:
             for number, reader in enumerate(self._readers):
                 names = [each.name for each in reader.header.groups]
                 self._place = names.index(self._group) if self._group in names else -1
@@ -176,7 +177,7 @@ class _Export:
         self.shards.flush()
         header = self._readers[0].header
         about = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "task": header.task,
             "order": header.settings.get("order", "fifo"),
             "tags": list(self._names),
@@ -186,7 +187,7 @@ class _Export:
             "unreadable": self.unreadable,
         }
         text = json.dumps(about, indent=1)
-        (self._directory / ABOUT).write_text(text + "\n", encoding="utf-8")
+        (self._directory / "export.json").write_text(text + "\n", encoding="utf-8")
 
     def _write(self, file: TextIO, record: GroupRecord, payload: bytes) -> None:
         try:
@@ -195,7 +196,7 @@ class _Export:
             self.unreadable.append(record.seq)
             return
         tensors = {
-            key_of(record.seq, index, name): tensor
+            f"{record.seq}/{index}/{name}": tensor
             for index, item in enumerate(items)
             for name, tensor in named_tensors(item).items()
         }
@@ -247,3 +248,33 @@ def _sample(item: BufferItem) -> Line:
         "extras": to_json(item.extras),
         "tensors": list(named_tensors(item)),
     }
+
+
+def to_json(value: Any) -> Any:
+    """Return the JSON form of `value`.
+
+    Bytes become `{"$bytes": base64}`, times `{"$datetime": ISO 8601}`, numbers that are not finite
+    `{"$float": "nan" | "inf" | "-inf"}`, and maps with keys that are bytes or begin with `$`
+    `{"$map": [[key, value], ...]}`.
+    """
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return {"$datetime": value.isoformat()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, list | tuple):
+        made = []
+        for one in value:  # no comprehension: each of its levels would cost two of the stack
+            made.append(to_json(one))
+        return made
+    return _map_to_json(value) if isinstance(value, dict) else value
+
+
+def _map_to_json(value: dict[Any, Any]) -> dict[str, Any]:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        made = {}
+        for key, one in value.items():
+            made[key] = to_json(one)
+        return made
+    return {"$map": [[to_json(key), to_json(one)] for key, one in value.items()]}
