@@ -76,7 +76,7 @@ clean:  ## remove what was built
 # The demo needs less than development does, so a first `make demo` is quicker.
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing redrb (the first time this takes a minute or two)"
-	@$(INSTALL) -e '.[demo]'
+	@$(INSTALL) -e .
 	@touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redrb.experience import Status
+from redrb.state.findings import findings_of
 from redrb.state.histogram import Histogram
+from redrb.state.history import History
 from redrb.state.model import (
     ConsumerGroupState,
     Rates,
@@ -14,6 +18,7 @@ from redrb.state.model import (
     WeightsState,
     WorkerState,
 )
+from redrb.state.view import View
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 
 
@@ -56,6 +61,20 @@ def sample_state(now: float = 1_795_000_000.0) -> State:
             ),
         ),
     )
+
+
+def view_of(state: State | None, **others: object) -> View:
+    """Return a view of a state."""
+    findings = findings_of(state) if state else ()
+    return replace(View(state, 1, 0.4, "", findings), **others)  # type: ignore[arg-type]
+
+
+def history_of(state: State, looks: int = 30) -> History:
+    """Return a history in which a state was seen in so many looks."""
+    history = History()
+    for _ in range(looks):
+        history.add(state)
+    return history
 
 
 def _math() -> TaskState:

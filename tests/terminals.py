@@ -17,6 +17,7 @@ from typing import Self
 from redrb.environment import child_environment
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
@@ -34,6 +35,7 @@ class Terminal:
         self._ours, theirs = os.openpty()
         self.resize(width, height)
         self.output = ""
+        self._before = 0
         # a session leader without a terminal gets the one that it opens
         script = 'exec "$@" < "$TTY" > "$TTY" 2>&1'
         self.process = subprocess.Popen(
@@ -80,9 +82,21 @@ class Terminal:
         size = struct.pack("HHHH", height, width, 0, 0)
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
 
+    @property
+    def written(self) -> str:
+        """The output since the last keys, without control sequences."""
+        return _CONTROL.sub("", self.output[self._before :])
+
     def press(self, keys: str) -> None:
         """Send what keys send."""
+        while self._read(0):
+            pass
+        self._before = len(self.output)
         os.write(self._ours, keys.encode())
+
+    def writes(self, text: str, timeout_s: float = 30) -> None:
+        """Wait until the process has written a text since the last keys."""
+        self.until(lambda: text in self.written, timeout_s)
 
     def until(self, seen: Callable[[], object], timeout_s: float = 30) -> None:
         """Read what the process writes until something is seen.

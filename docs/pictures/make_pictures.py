@@ -6,23 +6,21 @@ takes pictures of the page of `redrb dashboard` and of the screen of `redrb top`
 
 from __future__ import annotations
 
-import io
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
-from rich.console import Console
-from rich.terminal_theme import MONOKAI
 
 import redrb
-from redrb.commands.top.picture import picture
-from redrb.commands.top.place import Place
+from redrb.commands.top.app import Top
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.state.observer import Observer
@@ -85,13 +83,15 @@ def picture_of_page(browser: Browser, url: str, file: Path) -> None:
 
 
 def picture_of_top(browser: Browser, observer: Observer, file: Path) -> None:
-    where = f"namespace {RECIPE}"
-    lines = picture(observer.newest(), observer.history, Place(), where, width=110, height=26)
-    console = Console(file=io.StringIO(), record=True, width=110, force_terminal=True)
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    async def screenshot() -> str:
+        app = Top(observer, f"namespace {RECIPE}")
+        async with app.run_test(size=(110, 26)) as pilot:
+            await pilot.pause()
+            return app.export_screenshot(title="redrb top")
+
     page = browser.new_page(viewport={"width": 1180, "height": 900})
-    page.set_content(console.export_svg(title="redrb top", theme=MONOKAI))
+    with ThreadPoolExecutor(1) as threads:  # playwright has an event loop in this thread
+        page.set_content(threads.submit(asyncio.run, screenshot()).result())
     page.locator("svg").screenshot(path=str(file))
     page.close()
 

@@ -20,6 +20,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from redrb.commands.top import job_screen
     from redrb.launch.demo import run_demo
 
-    return run_demo(settings_from(options, DemoSettings), as_json=options.json)
+    settings = settings_from(options, DemoSettings)
+    return run_demo(settings, as_json=options.json, show=job_screen())

@@ -43,12 +43,15 @@ def main(words: Sequence[str]) -> int:
 
     parsed = parse("redrb run", DESCRIPTION, words, extend=_extend)
     settings = settings_from(parsed.options, LaunchSettings)
+    from redrb.commands.top import job_screen
     from redrb.launch.folder import RunFolder
     from redrb.launch.run import Run
 
     folder = RunFolder(Path(settings.out or f"runs/{parsed.resolved.recipe.name}"))
     job = job_of(parsed, settings, folder.checkpoints)
-    return Run(job, folder, fresh=parsed.options.fresh, as_json=parsed.options.json).run()
+    return Run(
+        *(job, folder), fresh=parsed.options.fresh, as_json=parsed.options.json, show=job_screen()
+    ).run()
 
 
 def parser() -> argparse.ArgumentParser:

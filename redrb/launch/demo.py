@@ -7,10 +7,9 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 
-from redrb.checks import require_package
 from redrb.launch.folder import RunFolder
 from redrb.launch.job import Job
-from redrb.launch.run import Run
+from redrb.launch.run import Run, Show
 from redrb.launch.settings import STOP_TIMEOUT_S, DemoSettings, LaunchSettings
 from redrb.recipes.sorting import Sorting
 
@@ -21,14 +20,13 @@ _OF_THE_RUN = ("url", "makers", "out")
 """Options of the demo that are no settings of its recipe, or no flags."""
 
 
-def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
+def run_demo(settings: DemoSettings, *, as_json: bool, show: Show | None = None) -> int:
     """Run the demo; returns 0 if it has learned and all is in order.
 
     Raises:
         ConfigError: An option cannot be used.
         StoreError: Redis cannot be reached.
     """
-    require_package("matplotlib", extra="demo")  # the demo draws a curve
     given = {name: value for name, value in asdict(settings).items() if name not in _OF_THE_RUN} | {
         "namespace": f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}",
         "stop_timeout": STOP_TIMEOUT_S,
@@ -44,4 +42,4 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
         most_seconds=settings.max_seconds + HARD_END_S,
     )
     folder = RunFolder(Path(settings.out))
-    return Run(job, folder, temporary=True, as_json=as_json).run()
+    return Run(job, folder, temporary=True, as_json=as_json, show=show).run()

@@ -1,4 +1,4 @@
-"""The folder of a run: metrics, logs, checkpoints, the curve, and the data of its server."""
+"""The folder of a run: metrics, logs, checkpoints, and the data of its server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from redrb.errors import ConfigError
 WORKERS_END_S = 60.0
 """Longest wait for the workers of an earlier run that was killed."""
 
-_RECORDS = (
-    *("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log"),
-    *("run.jsonl", "curve.png"),
-)
+_RECORDS = ("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log", "run.jsonl")
 """What runs write down in the folder."""
 
 
@@ -72,11 +69,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder for checkpoints, unless the recipe names another one."""
         return self.path / "checkpoints"
-
-    @property
-    def curve(self) -> Path:
-        """Picture of reward and staleness."""
-        return self.path / "curve.png"
 
     @property
     def diary(self) -> Path:
@@ -163,7 +155,7 @@ class RunFolder:
             shutil.rmtree(self.checkpoints)
 
     def clear_records(self) -> None:
-        """Delete metrics, logs and the curve of earlier runs, and nothing else."""
+        """Delete metrics and logs of earlier runs, and nothing else."""
         for pattern in _RECORDS:
             for found in self.path.glob(pattern):
                 found.unlink()

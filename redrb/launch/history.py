@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrb.launch.rate import Rate
-from redrb.state.findings.wording import counted
 
 
 class _Numbers:
@@ -54,28 +53,18 @@ class Fault:
     said: bool = False
 
 
-@dataclass(frozen=True)
-class Newest:
-    """The newest event of a worker.
-
-    Attributes:
-        text: What happened.
-        time: Seconds since the epoch.
-    """
-
-    text: str
-    time: float
-
-
 @dataclass
 class History:
-    """The events of a job; reader threads add them, the screen and the report read them.
+    """The events of a job; reader threads add them, the lines of the run and the report read them.
 
     Seconds are those of training: where a trainer starts again, its seconds follow those before.
 
     Attributes:
-        rewards: (seconds, evaluated reward) of each evaluation.
-        ages: (seconds, mean staleness, largest staleness) of each step, in versions.
+        reward_first: Evaluated reward before training; None until it is known.
+        reward_last: Newest evaluated reward; None until there is one.
+        staleness_newest: Mean and largest staleness of the newest step of this run, in versions;
+            None: it had no step.
+        staleness_max: Largest staleness of a sample trained, in versions.
         samples: Samples trained, those of repeated steps included.
         weight_version: Newest published version.
         versions_by_kind: Versions published: "full" and "delta".
@@ -91,11 +80,12 @@ class History:
         runs_s: Seconds of earlier runs.
         ended: Why the newest trainer ended by itself; "": it has not.
         faults: Why groups were filtered, by kinds.
-        newest: The newest event of each worker of this run.
     """
 
-    rewards: list[tuple[float, float]] = field(default_factory=list)
-    ages: list[tuple[float, float, float]] = field(default_factory=list)
+    reward_first: float | None = None
+    reward_last: float | None = None
+    staleness_newest: tuple[float, float] | None = None
+    staleness_max: int = 0
     samples: int = 0
     weight_version: int = 0
     versions_by_kind: Counter[str] = field(default_factory=Counter)
@@ -110,13 +100,12 @@ class History:
     runs_s: float = 0.0
     ended: str = ""
     faults: dict[str, Fault] = field(default_factory=dict)
-    newest: dict[str, Newest] = field(default_factory=dict)
     _before_s: float = 0.0
     _newest_s: float = 0.0
     _first_step: bool = True
     _weighted_age: float = 0.0
     _rate: Rate = field(default_factory=Rate)
-    _steps_before: int = 0
+    _steps_s: tuple[float, float] | None = None  # seconds at the first and the newest step
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -126,7 +115,6 @@ class History:
         """
         kind, number = event.get("event"), _Numbers(event)
         with self._lock:
-            self.newest[str(event.get("worker"))] = Newest(_told(event, number), number["time"])
             if kind == "evaluation":
                 self._add_evaluation(number)
             elif kind == "step":
@@ -152,9 +140,8 @@ class History:
         """Part the events of earlier runs, which were added, from those of this run."""
         with self._lock:
             self.ended = ""
-            self.newest.clear()
             self._rate.clear()
-            self._steps_before = len(self.ages)
+            self.staleness_newest = None
             for fault in self.faults.values():
                 fault.is_new = False
 
@@ -195,9 +182,11 @@ class History:
 
     def _add_evaluation(self, number: _Numbers) -> None:
         """Add an evaluation; one whose rewards all failed has none."""
-        seconds = self._seconds(number)
+        self._seconds(number)
         if "reward" in number:
-            self.rewards.append((seconds, number["reward"]))
+            self.reward_last = number["reward"]
+            if self.reward_first is None:
+                self.reward_first = self.reward_last
         self.weight_version = max(self.weight_version, int(number["weight_version"]))
 
     def _add_step(self, number: _Numbers) -> None:
@@ -206,7 +195,9 @@ class History:
         self.steps = int(number.get("step", self.steps + 1))
         self.samples += samples
         self.weight_version = max(self.weight_version, int(number["weight_version"]))
-        self.ages.append((seconds, staleness, number["staleness_max"]))
+        self.staleness_newest = staleness, number["staleness_max"]
+        self.staleness_max = max(self.staleness_max, int(number["staleness_max"]))
+        self._steps_s = self._steps_s[0] if self._steps_s else seconds, seconds
         self._weighted_age += staleness * samples
         if not self._first_step:  # the first wait is for the makers to start
             self.wait_for_batch_s += number["wait_for_batch_s"]
@@ -228,7 +219,8 @@ class History:
     @property
     def trainer_wait_share(self) -> float:
         """Share of the trainer's time in which it waited for data, after its first batch."""
-        seconds = self.ages[-1][0] - self.ages[0][0] if self.ages else 0.0
+        first, newest = self._steps_s or (0.0, 0.0)
+        seconds = newest - first
         return self.wait_for_batch_s / seconds if seconds else 0.0
 
     @property
@@ -250,36 +242,3 @@ class History:
     def staleness_mean(self) -> float:
         """Mean staleness of all samples trained, in versions."""
         return self._weighted_age / max(1, self.samples)
-
-    @property
-    def staleness_newest(self) -> tuple[float, float] | None:
-        """Mean and largest staleness of the newest step of this run; None: it had no step."""
-        return self.ages[-1][1:] if len(self.ages) > self._steps_before else None
-
-    @property
-    def staleness_max(self) -> int:
-        """Largest staleness of a sample trained, in versions."""
-        return int(max((largest for _, _, largest in self.ages), default=0))
-
-    @property
-    def reward_first(self) -> float | None:
-        """Evaluated reward before training; None until it is known."""
-        return self.rewards[0][1] if self.rewards else None
-
-    @property
-    def reward_last(self) -> float | None:
-        """Newest evaluated reward; None until there is one."""
-        return self.rewards[-1][1] if self.rewards else None
-
-
-def _told(event: Mapping[str, Any], number: _Numbers) -> str:
-    """Return an event in a few words."""
-    kind, step = str(event.get("event")), f"step {number['step']:.0f}"
-    reward = f", reward {number['reward']:.3f}" if "reward" in number else ""
-    return {
-        "step": f"{step}{reward}",
-        "put": f"{step}, {counted(int(number['groups']), 'group')}",
-        "publish": f"published version {number['weight_version']:.0f}",
-        "evaluation": f"evaluation{reward or ' without a reward'}",
-        "filtered": f"{counted(int(number['groups']), 'group')} filtered",
-    }.get(kind, kind.replace("_", " "))

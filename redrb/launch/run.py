@@ -4,44 +4,59 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from redrb.checks import install_command
 from redrb.connection import Client, connect
 from redrb.connection.deadline import ending_within
 from redrb.connection.stop_time import StopTime
 from redrb.errors import StoreError, UnknownTask
-from redrb.launch.curve import can_draw, draw_curve
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.interrupts import Interrupt, interrupts
 from redrb.launch.job import TRAINER, Job
 from redrb.launch.process import OnEnd, WorkerProcess
+from redrb.launch.progress import progress_line
 from redrb.launch.removal import delete_job, delete_namespace
 from redrb.launch.report import summary, table
-from redrb.launch.screen import LINE_EVERY_S, Screen
 from redrb.launch.server import server_for, watch_advice
-from redrb.launch.stats_reader import StatsReader
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.loading import file_of
+from redrb.state.observer import Observer
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
 from redrb.workers.metrics_log import MetricsLog
 from redrb.workers.record_file import RecordFile
 
-REFRESH_S = 0.25
-"""Seconds between two pictures on a terminal."""
+LINE_EVERY_S = 5.0
+"""Seconds between two lines that say how far the run is."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at the run, if nothing happens."""
+
+SHOWN_MESSAGES = 3
+"""Newest messages that the screen shows; all are printed after it."""
 
 END_S = 60.0
 """Seconds after SIGTERM that the trainer has for its step under way, beside those on Redis."""
 
 MAKER_END_S = 10.0
 """The same for makers: what they have not put is made again, and a reward function may hang."""
+
+
+Show: TypeAlias = Callable[
+    [Observer, str, str, Callable[[], None], Callable[[], Sequence[str]]], None
+]
+"""Shows a run on a terminal until its fourth argument, called in a thread, returns; SIGINT ends it.
+
+The others are an observer of the job's namespace, that namespace and Redis for people, the job's
+task, and a function that returns the newest lines of the run.
+"""
 
 
 @dataclass
@@ -55,6 +70,7 @@ class Run:
             own server keeps no data, and records of earlier runs are deleted.
         fresh: Earlier runs of the job are deleted first.
         as_json: The last line is JSON.
+        show: Shows it on a terminal; None: a line is printed every few seconds.
     """
 
     job: Job
@@ -62,12 +78,14 @@ class Run:
     temporary: bool = False
     fresh: bool = False
     as_json: bool = False
+    show: Show | None = None
     _console: Console = field(default_factory=Console)
     _history: History = field(default_factory=History)
     _diary: MetricsLog = field(init=False)
     _failed: bool = False
     _lost: bool = False
     _why: str = ""
+    _kept: list[Text] | None = None
 
     def run(self) -> int:
         """Run the job until its trainer ends or a signal comes; returns the exit status.
@@ -128,7 +146,7 @@ class Run:
             try:
                 self._add_workers(supervisor, url)
                 self._say(watch_advice(url, self.job.recipe.namespace))
-                self._watch(supervisor, url, started, interrupt)
+                self._watch(supervisor, client, started, interrupt)
                 self._why = self._reason(supervisor, interrupt)
                 stop_s = self.job.recipe.stop_timeout
                 supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
@@ -172,26 +190,58 @@ class Run:
             add(name)
 
     def _watch(
-        self, supervisor: Supervisor, url: str, started: float, interrupt: Interrupt
+        self, supervisor: Supervisor, client: Client, started: float, interrupt: Interrupt
     ) -> None:
         """Show the run until it is over, a signal came, or its time is up."""
-        refresh_s = REFRESH_S if self._console.is_terminal else LINE_EVERY_S
-        most_s = self.job.most_seconds
-        with (
-            StatsReader(url, self.job.recipe, refresh_s) as stats,
-            Screen(self._console, self.job) as screen,
-        ):
-            while not (supervisor.over or interrupt.number):
-                seconds = time.perf_counter() - started
-                if most_s is not None and seconds > most_s:
-                    self._complain("the trainer did not end in time")
-                    return
-                supervisor.step(refresh_s)
-                self._complain_of_faults()
-                screen.show(
-                    *(time.perf_counter() - started, self._history, stats.newest),
-                    supervisor.shown,
-                )
+        job, task = self.job, self.job.recipe.task_name
+        where = f"namespace {job.recipe.namespace} at {client.where}"
+        with Observer(client, job.recipe.namespace) as observer:
+
+            def line() -> str:
+                state = observer.newest().state
+                found = state.task(task) if state else None
+                stats = found.main.stats if found and found.main else None
+                return progress_line(time.perf_counter() - started, self._history, stats)
+
+            def said() -> list[str]:
+                kept = (self._kept or [])[-SHOWN_MESSAGES:]
+                newest = [each.plain.partition("\n")[0] for each in kept]
+                return [f"{job.title}  ·  {job.workers}", line(), *newest]
+
+            def follow() -> None:
+                self._follow(supervisor, started, interrupt, line)
+
+            if self.show is None:
+                follow()
+                return
+            kept: list[Text] = []
+            self._kept = kept
+            try:
+                self.show(observer, where, task, follow, said)
+            finally:
+                self._kept = None
+                for message in kept:
+                    self._print(message)
+
+    def _follow(
+        self,
+        supervisor: Supervisor,
+        started: float,
+        interrupt: Interrupt,
+        line: Callable[[], str],
+    ) -> None:
+        """Keep the workers running, and print lines unless a screen shows them."""
+        most_s, printed_s = self.job.most_seconds, -LINE_EVERY_S
+        while not (supervisor.over or interrupt.number):
+            seconds = time.perf_counter() - started
+            if most_s is not None and seconds > most_s:
+                self._complain("the trainer did not end in time")
+                return
+            supervisor.step(LOOK_S)
+            self._complain_of_faults()
+            if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
+                printed_s = seconds
+                self._print(Text(line()))
 
     def _report(self, event: str, **values: Any) -> None:
         """Write a death or a restart to the diary, and say it."""
@@ -239,18 +289,8 @@ class Run:
         history, figures = self._history, summary(seconds, self._history, stats)
         self._say(self._why)
         self._console.print(table(figures, history, stats))
-        if not history.rewards:
+        if history.reward_last is None:
             self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
-        elif can_draw():
-            title = f"{self.job.title}: {self.job.workers}"
-            try:
-                draw_curve(self.folder.curve, history, title=title)
-            except OSError as error:
-                self._complain(f"the curve cannot be written: {error}")
-            else:
-                self._say(f"curve: {self.folder.curve}")
-        else:
-            self._say(f"no curve is drawn without matplotlib: {install_command('demo')}")
         if interrupt.number and not self.temporary:
             self._say("the next run goes on from here")
         if self.as_json:
@@ -259,8 +299,15 @@ class Run:
             return interrupt.status
         return 0 if not self._failed and stats is not None and stats.ledger.balanced else 1
 
-    def _say(self, text: str) -> None:
-        self._console.print(escape(text), soft_wrap=True, highlight=False)
+    def _say(self, text: str, style: str = "") -> None:
+        message = Text(text, style=style)
+        if self._kept is None:
+            self._print(message)
+        else:
+            self._kept.append(message)
 
     def _complain(self, text: str) -> None:
-        self._console.print(f"[red]{escape(text)}[/red]", soft_wrap=True, highlight=False)
+        self._say(text, "red")
+
+    def _print(self, message: Text) -> None:
+        self._console.print(message, soft_wrap=True, highlight=False)

@@ -17,7 +17,7 @@ class LaunchSettings(Settings):
     makers: int = option(2, "maker processes", least=1)
     out: str = option(
         "",
-        "folder for metrics, logs, checkpoints, the curve, and the data of a Redis that is started "
+        "folder for metrics, logs, checkpoints, and the data of a Redis that is started "
         "here; default: runs/ and the recipe's name",
     )
     restarts: int = option(
@@ -45,4 +45,4 @@ class DemoSettings(Settings):
         0.97, "held-out reward at which the trainer ends; inf: none, it ends after --max-seconds"
     )
     max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
-    out: str = option("demo-run", "directory for the curve and the workers' metrics")
+    out: str = option("demo-run", "directory for the workers' metrics")

@@ -37,25 +37,6 @@ class Report(Protocol):
         """Take one event: `death`, `restarted` or `given_up`."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A process as the screen shows it.
-
-    Attributes:
-        name: Its name.
-        state: Its state.
-        pid: Its process id; None: it does not run, or is the server.
-        restart_in_s: Seconds until it is started again, while it waits for that.
-        why: How it ended; "" while it runs.
-    """
-
-    name: str
-    state: State
-    pid: int | None = None
-    restart_in_s: float = 0.0
-    why: str = ""
-
-
 @dataclass
 class _Part:
     """The server or a worker."""
@@ -66,7 +47,6 @@ class _Part:
     state: State = State.WAITING
     due: float = 0.0
     process: WorkerProcess | None = None
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,21 +99,6 @@ class Supervisor:
     def states(self) -> Mapping[str, State]:
         """The state of each process by its name."""
         return {name: part.state for name, part in self._parts.items()}
-
-    @property
-    def shown(self) -> list[Shown]:
-        """All processes, for the screen."""
-        now = time.monotonic()
-        return [
-            Shown(
-                part.name,
-                part.state,
-                part.process.pid if part.process is not None else None,
-                max(0.0, part.due - now),
-                "" if part.state is State.RUNNING else part.why,
-            )
-            for part in self._parts.values()
-        ]
 
     @property
     def restarts(self) -> int:
@@ -255,7 +220,6 @@ class Supervisor:
         too_late = self._ending and part.name != SERVER
         useless = alone or too_late or death.status == WRONG_CONFIGURATION
         delay = None if useless else part.restarts.delay_s(death.ran_s)
-        part.why = f"{death.why}{death.brief.partition(chr(10))[0]}"
         told = {"worker": part.name, "status": death.status, "why": death.why}
         if delay is None:
             part.state = State.GIVEN_UP

@@ -22,6 +22,7 @@ import redrb
 from redrb import cli
 from redrb.environment import PREFIX, child_environment
 from tests.disks import fill, read_only, small_disk
+from tests.terminals import Terminal
 
 RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
 
@@ -99,6 +100,26 @@ def runs() -> Iterator[list[Run]]:
         run.popen.communicate()
 
 
+def test_on_a_terminal_a_run_has_the_screen_of_top(folder: Path) -> None:
+    words = ("run", str(RECIPE), "--out", str(folder), "--steps", "1000000", "--makers", "1")
+    with Terminal([sys.executable, "-m", "redrb.cli", *words], width=120, height=40) as terminal:
+        terminal.writes("WORKERS of counting")
+        terminal.writes("1 maker, 1 trainer")
+        terminal.writes("samples/s")
+        children = psutil.Process(terminal.process.pid).children(recursive=True)
+        [maker] = [each for each in children if "--worker=maker-1" in each.cmdline()]
+        maker.kill()
+        terminal.writes("maker-1 was killed by SIGKILL")
+        terminal.press("\r")
+        terminal.writes("TASK counting")
+        terminal.press("\x03")
+        assert terminal.end(60) == 130
+        assert terminal.restored
+        assert "maker-1 was killed by SIGKILL" in terminal.written  # again, below the command
+        assert "the next run goes on from here" in terminal.written
+        assert not any(each.is_running() for each in children)
+
+
 def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list[Run]) -> None:
     first = Run(folder, "--steps", "1000000")
     runs.append(first)
@@ -135,7 +156,6 @@ def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list
     assert figures["reward_first"] == 0.0
     assert figures["reward_last"] == done + 3  # of weights that a checkpoint brought over
     assert figures["ledger_balanced"] is True
-    assert (folder / "curve.png").stat().st_size > 5_000
 
 
 def test_a_run_that_was_killed_takes_its_workers_along_and_the_next_one_waits(

@@ -14,7 +14,7 @@ from tests.samples import numbered
 
 def test_the_table_says_what_waiting_groups_are(namespace: str) -> None:
     history = History()
-    history.rewards += [(0.0, 0.1), (1.0, 0.9)]
+    history.reward_first, history.reward_last = 0.1, 0.9
     with (
         redrb.connect(f"fake://{namespace}") as client,
         redrb.ExperienceStream(client, "sort", namespace=namespace) as stream,

@@ -14,6 +14,7 @@ from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
+    from redrb.launch.run import Show
     from redrb.state.history import History
     from redrb.state.observer import Observer
     from redrb.state.view import View
@@ -55,20 +56,26 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.task:
         check_name("task", options.task)
-    if has_screen() and sys.stdin.isatty() and not (options.once or options.json):
-        from redrb.commands.top.full_screen import FullScreen
+    if options.once or options.json or not _is_live():
+        return _print_pictures(options)
+    with _observed(options) as (client, observer):
+        from redrb.commands.top.app import Top
 
-        with FullScreen(sys.stdin.fileno(), sys.stdout.fileno()) as screen:
-            screen.draw([f"redrb top connects, for namespace {options.namespace} ..."])
-            from redrb.commands.top.group_reader import GroupReader
-            from redrb.commands.top.live import watch
-            from redrb.commands.top.place import Place
+        return Top(observer, _where(client, options), task=options.task).show()
 
-            with _observed(options) as (client, observer):
-                place, where = Place(task=options.task), _where(client, options)
-                groups = GroupReader(client, options.namespace, screen.wake)
-                return watch(observer, groups, screen, place, where)
-    return _print_pictures(options)
+
+def job_screen() -> Show | None:
+    """Return the function that shows a run on this terminal; None: it is none."""
+    if not _is_live():
+        return None
+    from redrb.commands.top.job import show_job
+
+    return show_job
+
+
+def _is_live() -> bool:
+    """Return whether a live screen can be drawn, and keys be read."""
+    return has_screen() and sys.stdin.isatty()
 
 
 @contextmanager
@@ -163,9 +170,8 @@ def _show(view: View, history: History, options: argparse.Namespace, place: str)
 
     from redrb.commands.output import show
     from redrb.commands.top.picture import picture
-    from redrb.commands.top.place import Place
 
-    lines = picture(view, history, Place(task=options.task), place)
+    lines = picture(view, history, options.task, place)
     show(asdict(view), (each.plain.rstrip() for each in lines), as_json=options.json)
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from redrb.commands.top.text import HEAD, cut, line
 
 _GAP = 2
-_MARK = 2
+_INDENT = 2
 _NARROWEST = 8
 
 
@@ -45,16 +45,13 @@ class Table:
     rows: list[Text]
 
 
-def fitted(
-    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int | None, marked: int = -1
-) -> Table:
+def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int | None) -> Table:
     """Return a table of at most `width` columns of the terminal.
 
     Args:
         columns: Its columns; the first one stands for the row.
         rows: Cells of each row.
         width: Columns of the terminal; None: as wide as the table is.
-        marked: Number of the row that is selected; -1: none.
     """
     needs = [_need(column, rows, number) for number, column in enumerate(columns)]
     if width is None:
@@ -63,30 +60,8 @@ def fitted(
         shown = _within(columns, width)
         widths = _spread(columns, shown, needs, width)
     heads = [line((columns[number].name, HEAD)) for number in range(len(columns))]
-    lines = [_joined("  ", columns, shown, widths, heads)]
-    for place, row in enumerate(rows):
-        mark = "> " if place == marked else "  "
-        made = _joined(mark, columns, shown, widths, row)
-        if place == marked:
-            made.stylize("reverse", 0, len(mark) + len(row[shown[0]].plain))
-        lines.append(made)
-    return Table(lines[0], lines[1:])
-
-
-def rows_within(table: Table, room: int, marked: int) -> list[Text]:
-    """Return the heading and as many rows as there is room for, with the selected one."""
-    if room < 1:
-        return []
-    count = room - 1
-    if count >= len(table.rows):
-        return [table.head, *table.rows]
-    if count < 2:
-        return [table.head, *table.rows[marked : marked + count]]
-    count -= 1  # the last line says how many are hidden
-    first = max(0, min(marked - count // 2, len(table.rows) - count))
-    hidden = len(table.rows) - count
-    more = line((f"    {hidden:,} more (arrows)", "dim"))
-    return [table.head, *table.rows[first : first + count], more]
+    head, *lines = (_joined(columns, shown, widths, row) for row in [heads, *rows])
+    return Table(head, lines)
 
 
 def _need(column: Column, rows: Sequence[Sequence[Text]], number: int) -> int:
@@ -97,7 +72,7 @@ def _need(column: Column, rows: Sequence[Sequence[Text]], number: int) -> int:
 def _within(columns: Sequence[Column], width: int) -> list[int]:
     """Return the numbers of the columns that fit."""
     shown = [*range(len(columns))]
-    while _MARK + sum(columns[each].width + _GAP for each in shown) - _GAP > width:
+    while _INDENT + sum(columns[each].width + _GAP for each in shown) - _GAP > width:
         least = max(shown, key=lambda number: (columns[number].importance, number))
         if not columns[least].importance:
             break
@@ -110,7 +85,7 @@ def _spread(
 ) -> dict[int, int]:
     """Return the widths of columns; the first, then the last, is narrower if it has to be."""
     widths = {number: columns[number].width for number in shown}
-    spare = width - _MARK - sum(widths.values()) - _GAP * (len(shown) - 1)
+    spare = width - _INDENT - sum(widths.values()) - _GAP * (len(shown) - 1)
     first, last = shown[0], shown[-1]
     least = {first: _NARROWEST} | ({last: 1} if columns[last].left and last != first else {})
     for number, narrowest in least.items():
@@ -122,13 +97,12 @@ def _spread(
 
 
 def _joined(
-    mark: str,
     columns: Sequence[Column],
     shown: Sequence[int],
     widths: dict[int, int],
     cells: Sequence[Text],
 ) -> Text:
-    made = Text(mark, no_wrap=True)
+    made = Text(" " * _INDENT, no_wrap=True)
     for place, number in enumerate(shown):
         cell = cut(cells[number], widths[number])
         spare = " " * (widths[number] - cell.cell_len)

@@ -44,9 +44,7 @@ seen             time since the worker's last announcement
 
 Tab, Shift-Tab   next list: tasks, workers, findings
 up, down, j, k   select a row; also Page Up, Page Down, Home, End
-Enter            show all about the row; there, arrows scroll
-g                groups of the task: n newest, w waiting, l leased, d dead;
-                 arrows select one, Enter shows its samples
+Enter, a click   show all about the row; there, arrows and the wheel scroll
 Escape           back
 Ctrl-Z           suspend; the command fg of the shell goes on
 q, Ctrl-C        end"""

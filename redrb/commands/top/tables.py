@@ -37,12 +37,12 @@ LIFE = {"live": GOOD, "silent": WARN, "dead": BAD, "ended": DIM}
 
 
 def task_table(
-    tasks: Sequence[TaskState], total: int, history: History, width: int | None, marked: str = ""
+    tasks: Sequence[TaskState], total: int, history: History, width: int | None
 ) -> Table:
     """Return the table of tasks."""
     curve = _CURVES[width is None or width >= _NARROW]
     columns = (
-        Column(f"TASKS ({total:,})", 13, left=True),
+        Column(f"TASKS ({total:,})", 12, left=True),
         Column("put/s", 5),
         Column("acked/s", 7),
         Column("waiting", 7),
@@ -59,9 +59,7 @@ def task_table(
         Column("memory", 9, 11),
         Column("order", 12, 12, left=True),
     )
-    rows = [_task_row(task, history, curve) for task in tasks]
-    names = [task.name for task in tasks]
-    return fitted(columns, rows, width, names.index(marked) if marked in names else -1)
+    return fitted(columns, [_task_row(task, history, curve) for task in tasks], width)
 
 
 def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
@@ -98,14 +96,13 @@ def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
     ]
 
 
-def worker_table(task: TaskState | None, name: str, width: int | None, marked: str = "") -> Table:
+def worker_table(task: TaskState | None, name: str, width: int | None) -> Table:
     """Return the table of the workers of a task.
 
     Args:
         task: The task; None if it is not there.
         name: Its name; "" if no task is selected.
         width: Columns of the terminal; None: no limit.
-        marked: Name of the worker that is selected.
     """
     workers = task.workers if task else ()
     total = task.workers_total if task else 0
@@ -115,7 +112,7 @@ def worker_table(task: TaskState | None, name: str, width: int | None, marked: s
         Column("life", 6, left=True),
         Column("weights", 13, left=True),
         Column("groups/s", 8, 1),
-        Column("waits for", 13, left=True),
+        Column("waits for", 12, left=True),
         Column("seen", 7, 3),
         Column("holds", 20, 4, left=True),
         Column("host", 20, 5, left=True),
@@ -125,9 +122,7 @@ def worker_table(task: TaskState | None, name: str, width: int | None, marked: s
         Column("groups", 6, 8),
         Column("figures", 40, 9, left=True),
     )
-    rows = [_worker_row(worker) for worker in workers]
-    names = [worker.name for worker in workers]
-    table = fitted(columns, rows, width, names.index(marked) if marked in names else -1)
+    table = fitted(columns, [_worker_row(worker) for worker in workers], width)
     if workers or not name:
         return table
     why = "no worker has announced itself" if task else f"there is no task {name} now"
