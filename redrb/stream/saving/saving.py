@@ -18,29 +18,6 @@ from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
 
-
-@contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `target` when the block ends without an error.
-
-    Until then it is in a folder of `staging`.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    try:
-        with staging(target) as folder:
-            fresh = folder / target.name
-            with fresh.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(target)
-            sync_folder(target.parent)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}.") from error
-
-
 AnyPath: TypeAlias = str | os.PathLike[str]
 
 _ATTEMPTS = 3
