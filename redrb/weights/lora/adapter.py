@@ -60,7 +60,11 @@ def layers_of(
     settings = {layer_name(layer): config for layer, config in configs.items()}
     found = {}
     for layer, (a, b) in pairs(state).items():
-        config = _config(layer, settings.get(layer))
+        given = settings.get(layer)
+        try:
+            config = None if given is None else LoraConfig.of(given)
+        except ConfigError as error:
+            raise WeightMismatch(f"LoRA of layer {layer!r}: {error}") from error
         if config is not None:
             check_rank(layer, a.shape[0], config.r)
         found[layer] = a, b, config
@@ -105,10 +109,3 @@ def _from_pair(adapter: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
                 f"{name!r:.80}: names of an adapter's tensors and layers are strings."
             )
     return tensors, settings
-
-
-def _config(layer: str, settings: Any) -> LoraConfig | None:
-    try:
-        return None if settings is None else LoraConfig.of(settings)
-    except ConfigError as error:
-        raise WeightMismatch(f"LoRA of layer {layer!r}: {error}") from error

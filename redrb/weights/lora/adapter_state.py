@@ -48,9 +48,12 @@ def lora_of_state(
     try:
         found = pairs(state)
         ranks = {layer: a.shape[0] for layer, (a, _) in found.items()}
-        configs = (
-            _same(ranks, config) if isinstance(config, LoraConfig) else _of_peft(ranks, config)
-        )
+        if isinstance(config, LoraConfig):
+            for layer, rank in ranks.items():
+                check_rank(layer, rank, config.r)
+            configs = dict.fromkeys(ranks, config)
+        else:
+            configs = _of_peft(ranks, config)
     except (WeightMismatch, ConfigError) as error:
         raise EncodeError(str(error)) from error
     tensors = {
@@ -59,12 +62,6 @@ def lora_of_state(
         for half, tensor in zip("AB", halves, strict=True)
     }
     return tensors, configs
-
-
-def _same(ranks: Mapping[str, int], config: LoraConfig) -> dict[str, LoraConfig]:
-    for layer, rank in ranks.items():
-        check_rank(layer, rank, config.r)
-    return dict.fromkeys(ranks, config)
 
 
 def _of_peft(ranks: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, LoraConfig]:

@@ -108,15 +108,11 @@ def configs_from_wire(obj: object) -> dict[str, LoraConfig]:
             raise DecodeError(
                 f"settings of LoRA layer {layer!r:.80} are not {len(_FIELDS)} values."
             )
-        configs[layer] = _checked(layer, dict(zip(_FIELDS, values, strict=True)))
+        try:
+            configs[layer] = LoraConfig(**dict(zip(_FIELDS, values, strict=True)))
+        except (ConfigError, TypeError) as error:
+            raise DecodeError(f"settings of LoRA layer {layer!r:.80}: {error}") from error
     return configs
-
-
-def _checked(layer: str, values: Mapping[str, Any]) -> LoraConfig:
-    try:
-        return LoraConfig(**values)
-    except (ConfigError, TypeError) as error:
-        raise DecodeError(f"settings of LoRA layer {layer!r:.80}: {error}") from error
 
 
 def _is_finite(value: object) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from redrb.errors import WeightError
-from redrb.weights.publishing.full_or_delta import is_stored_in_full
 from redrb.weights.publishing.snapshot import Difference, Snapshot
 from redrb.weights.publishing.staging import Anchor, StagedVersion
 from redrb.weights.tensors.state import State
@@ -31,12 +30,11 @@ class Baseline:
         self.checksums: tuple[int, ...] = ()
 
     def stores_in_full(self, difference: Difference | None) -> bool:
-        """Return whether the next version is stored in full; `difference` leads to it."""
-        return is_stored_in_full(
-            has_delta=difference is not None,
-            deltas_since_full=self._since_anchor,
-            anchor_every=self._anchor_every,
-        )
+        """Return whether the next version is stored in full; `difference` leads to it.
+
+        At least every `anchor_every` versions one is, so that readers that join need few deltas.
+        """
+        return difference is None or self._since_anchor + 1 >= self._anchor_every
 
     def difference(self, source: State, newest: int) -> Difference | None:
         """Return the difference from version `newest`; None if it is not known, or too large."""

@@ -86,7 +86,13 @@ class Committer:
         if trash:
             stored_keys.clean(self._everywhere, self._keys, self.spread)
         if newest > MAX_VERSION:
-            raise self._foreign_entry()
+            key = self._keys.versions
+            last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
+            raise StoreError(
+                f"the stream {key} ends with the entry {last}, which is no version: another "
+                "program has written it. Delete it, and publish again: redis-cli XDEL "
+                f"'{key}' {last}"
+            )
         number = max(newest, self._last) + 1 if version is None else version
         if not newest < number <= MAX_VERSION:
             raise ConfigError(
@@ -204,15 +210,6 @@ class Committer:
 
     def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
         return call(self._client, self._keys, script, *arguments, retry_s=retry_s)
-
-    def _foreign_entry(self) -> StoreError:
-        """Return the error about a newest entry that another program has written."""
-        key = self._keys.versions
-        last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
-        return StoreError(
-            f"the stream {key} ends with the entry {last}, which is no version: another program "
-            f"has written it. Delete it, and publish again: redis-cli XDEL '{key}' {last}"
-        )
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

@@ -9,11 +9,15 @@ from redrb.errors import StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import BegunVersion, Committer
-from redrb.weights.publishing.manifest_assembly import assemble_manifest
-from redrb.weights.publishing.staging import StagingAttempt, StagingPlace, TokenUsedError
+from redrb.weights.publishing.staging import (
+    StagedVersion,
+    StagingAttempt,
+    StagingPlace,
+    TokenUsedError,
+)
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Manifest, WeightVersion
+from redrb.weights.wire.manifest import Blob, Delta, Kind, Manifest, WeightVersion, hash_of
+from redrb.weights.wire.tensor_list import layout_hash
 
 _ATTEMPTS = 3
 
@@ -54,7 +58,8 @@ class SinglePublishing:
         attempt = StagingAttempt(self._client, self._keys, place, source)
         try:
             if adapter is not None:
-                manifest = self._stage_adapter(attempt, begun, adapter)
+                staged = attempt.stage(None, whole=True)
+                manifest = _manifest(staged, kind="lora", base=begun.newest_state, adapter=adapter)
                 published = self._committer.commit(begun, manifest)
             else:
                 published = self._publish_state(attempt, begun, source)
@@ -64,17 +69,17 @@ class SinglePublishing:
         except BaseException as error:
             self._committer.discard(attempt)
             if isinstance(error, StoreFull):
-                raise self._full(source.layout) from error
+                raise StoreFull(
+                    f"Redis at {self._client.where} is at its memory limit. A full version of "
+                    f"weights {self._name!r} takes {source.layout.nbytes} bytes; Redis needs room "
+                    "for at least two of them and the deltas between: raise maxmemory, or lower "
+                    "keep= or max_bytes=.",
+                    reason="memory",
+                ) from error
             raise
         if published is None:
             self._committer.discard(attempt)
         return published
-
-    def _stage_adapter(
-        self, attempt: StagingAttempt, begun: BegunVersion, adapter: Any
-    ) -> Manifest:
-        part = attempt.stage(None, whole=True)
-        return assemble_manifest(part, kind="lora", base=begun.newest_state, adapter=adapter)
 
     def _publish_state(
         self, attempt: StagingAttempt, begun: BegunVersion, source: State
@@ -83,7 +88,7 @@ class SinglePublishing:
         difference = baseline.difference(source, begun.newest_state)
         whole = baseline.stores_in_full(difference)
         part = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
-        manifest = assemble_manifest(
+        manifest = _manifest(
             part,
             kind="full" if whole else "delta",
             base=difference.base if difference is not None else 0,
@@ -94,10 +99,40 @@ class SinglePublishing:
             baseline.advance(manifest, source, part, difference)
         return published
 
-    def _full(self, layout: Layout) -> StoreFull:
-        return StoreFull(
-            f"Redis at {self._client.where} is at its memory limit. A full version of weights "
-            f"{self._name!r} takes {layout.nbytes} bytes; Redis needs room for at least two of "
-            "them and the deltas between: raise maxmemory, or lower keep= or max_bytes=.",
-            reason="memory",
-        )
+
+def _manifest(
+    staged: StagedVersion,
+    *,
+    kind: Kind,
+    base: int = 0,
+    before: tuple[int, ...] = (),
+    adapter: Any = None,
+) -> Manifest:
+    """Return the manifest of a staged version.
+
+    Args:
+        staged: The version.
+        kind: Kind of the version.
+        base: The version that a delta starts from, or that an adapter belongs to.
+        before: Chunk checksums of the version that a delta starts from.
+        adapter: Settings of an adapter's layers.
+    """
+    layout, delta = staged.layout, None
+    if staged.sizes is not None:
+        blob = Blob(staged.place.token, 0, len(staged.sizes), staged.pieces)
+        delta = Delta(base, hash_of(before), staged.sizes, (blob,))
+    return Manifest(
+        version=staged.place.version,
+        kind=kind,
+        names=len(layout.tensors),
+        nbytes=layout.nbytes,
+        chunk_bytes=layout.chunk_bytes,
+        layout_id=layout_hash(layout),
+        layout=None if kind == "delta" else layout,
+        checksums=staged.checksums,
+        sources=staged.sources,
+        delta=delta,
+        base=base if kind == "lora" else 0,
+        spread=staged.place.spread,
+        adapter=adapter,
+    )

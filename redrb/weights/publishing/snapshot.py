@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from redrb.errors import WeightError
-from redrb.weights.publishing.full_or_delta import is_too_large
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import checksum_of
 from redrb.weights.wire.delta import Bytes
@@ -23,6 +22,10 @@ CHANGED = "tensors changed while they were published: do not train until publish
 
 _SAMPLED = 8
 _THREADS = 4
+_FULL_ABOVE = 0.35
+"""Share of the state's bytes; a larger delta is not worth its encoding."""
+_SAMPLE_MARGIN = 1.5
+"""A sample of the chunks may exceed `_FULL_ABOVE` by this factor before the rest is encoded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,12 @@ class Snapshot:
             first = dict(zip(sampled, threads.map(encode, sampled), strict=True))
             seen = sum(layout.size(index) for index in sampled)
             encoded = sum(len(block) for block, _ in first.values())
-            if is_too_large(encoded, seen, sampled=True):
+            if encoded > _FULL_ABOVE * _SAMPLE_MARGIN * seen:
                 return None
             rest = [index for index in everything if index not in first]
             first.update(zip(rest, threads.map(encode, rest), strict=True))
         blocks = tuple(first[index][0] for index in everything)
-        if is_too_large(sum(map(len, blocks)), layout.nbytes):
+        if sum(map(len, blocks)) > _FULL_ABOVE * layout.nbytes:
             return None
         checksums = tuple(first[index][1] for index in everything)
         return Difference(self.version, blocks, checksums)

@@ -141,7 +141,11 @@ class StagingAttempt:
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
         layout, place = self._source.layout, self.place
         self._chunks = range(layout.chunks)
-        had = {} if anchor is None else _tokens(anchor.manifest)
+        had = {
+            index: run.token
+            for run in (anchor.manifest.sources if anchor is not None else ())
+            for index in range(run.first, run.first + run.count)
+        }
         hashes: list[_Hash] = []
         tokens: list[int] = []
 
@@ -233,14 +237,6 @@ class _Hash:
         if self._sent and made != self._known:
             raise EncodeError(f"{CHANGED}. Nothing was published.")
         return self._known
-
-
-def _tokens(manifest: Manifest) -> dict[int, int]:
-    return {
-        index: run.token
-        for run in manifest.sources
-        for index in range(run.first, run.first + run.count)
-    }
 
 
 def _sources(tokens: list[int]) -> tuple[Source, ...]:

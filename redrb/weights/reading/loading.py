@@ -58,8 +58,8 @@ class TargetLoader:
 
         def load() -> None:
             if fetched.state is not None:
-                adopt = fetched.shared and _is_all_modules(target)
-                selection.load(fetched.state, adopt=adopt)
+                is_module = isinstance(target, nn.Module) or len(_modules(target)) == len(target)
+                selection.load(fetched.state, adopt=fetched.shared and is_module)
             load_adapter()
 
         return load
@@ -150,7 +150,3 @@ class TargetLoader:
 def _modules(target: Target) -> list[nn.Module]:
     parts = [target] if isinstance(target, nn.Module) else target.values()
     return [part for part in parts if isinstance(part, nn.Module)]
-
-
-def _is_all_modules(target: Target) -> bool:
-    return isinstance(target, nn.Module) or len(_modules(target)) == len(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Transfer:
                     pool = [np.empty(layout.chunk_bytes, np.uint8) for _ in range(BATCH)]
                 data = pool[gathered % BATCH][: layout.size(index)]
                 gathered += 1
-                done = _writing(state, index, data)
+                done = partial(state.write, index, data)
                 yield Incoming(key, [data], manifest.checksums[index], done)
 
 
@@ -132,7 +133,10 @@ class Replica:
 
     def _follow(self, manifest: Manifest, how: How, transfer: Transfer) -> None:
         if how == "same":
-            self._check_same(manifest)
+            if (self.version, self._checksums) != (manifest.version, manifest.checksums):
+                raise WeightCorrupt(
+                    f"version {manifest.version} is not the version of this number that was loaded."
+                )
         elif how == "full":
             self._change()
             transfer.chunks(manifest, self.state, self.needed)
@@ -153,12 +157,6 @@ class Replica:
         """Note that the state has the version of another replica."""
         self.version = other.version
         self._layout_id, self._checksums = other._layout_id, other._checksums
-
-    def _check_same(self, manifest: Manifest) -> None:
-        if (self.version, self._checksums) != (manifest.version, manifest.checksums):
-            raise WeightCorrupt(
-                f"version {manifest.version} is not the version of this number that was loaded."
-            )
 
     def _check_base(self, manifest: Manifest, delta: Delta) -> None:
         # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
@@ -225,7 +223,3 @@ class Replica:
                     f"chunk {index} does not have the checksum of version {manifest.version}."
                 )
             self.state.write(index, chunk)
-
-
-def _writing(state: State, index: int, data: Bytes) -> Callable[[], None]:
-    return lambda: state.write(index, data)

@@ -89,7 +89,9 @@ class LoadTarget:
         for target, value in values:
             if adopt and _can_adopt(target, value):
                 target.tensor.data = value
-            elif not _same_memory(value, target.tensor):
+            elif (
+                value.data_ptr() != target.tensor.data_ptr() or value.device != target.tensor.device
+            ):
                 load_in_place(target, value)
         synchronize(self.targets[name] for name in loaded)
 
@@ -124,7 +126,3 @@ def _can_adopt(target: TensorShard, value: Tensor) -> bool:
         and not (tensor.is_inference() or tensor.untyped_storage().is_shared())
         and not (tensor._is_view() or tensor.grad_fn)  # noqa: SLF001
     )
-
-
-def _same_memory(value: Tensor, target: Tensor) -> bool:
-    return value.data_ptr() == target.data_ptr() and value.device == target.device

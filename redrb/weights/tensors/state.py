@@ -94,7 +94,9 @@ class State:
         if segments is not None and len(segments) == 1:
             return segments[0]
         if scratch is None:
-            scratch = self._thread_scratch()
+            scratch = getattr(self._scratch, "chunk", None)
+        if scratch is None:
+            scratch = self._scratch.chunk = np.empty(self.layout.chunk_bytes, np.uint8)
         chunk = scratch[: self.layout.size(index)]
         end = 0
         for span in self._spans[index]:
@@ -169,12 +171,6 @@ class State:
             raise WeightError("this state has no memory beside its live tensors.")
         begin = index * self.layout.chunk_bytes + span.in_chunk
         return self.memory[begin : begin + span.nbytes]
-
-    def _thread_scratch(self) -> Bytes:
-        found: Bytes | None = getattr(self._scratch, "chunk", None)
-        if found is None:
-            found = self._scratch.chunk = np.empty(self.layout.chunk_bytes, np.uint8)
-        return found
 
 
 def _elements(span: Span, entry: TensorEntry) -> tuple[int, int]:
