@@ -61,9 +61,9 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
         assert done.stderr == ""
         printed.append(done.stdout)
     assert printed[0].splitlines() == expected()
-    assert len(expected()) == 10
-    assert [line.split()[0] for line in printed[1].splitlines()[:5]] == [
-        *("name", "adapter", "policy", "ppo", "sharded")
+    assert len(expected()) == 9
+    assert [line.split()[0] for line in printed[1].splitlines()[:4]] == [
+        *("name", "adapter", "policy", "ppo")
     ]
     assert (tmp_path / "adapter-1" / "adapter_config.json").is_file()
 

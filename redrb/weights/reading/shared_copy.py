@@ -7,8 +7,9 @@ import logging
 import mmap
 import os
 import re
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +90,9 @@ class SharedCopy:
         self._writable: dict[int, mmap.mmap] = {}  # by the inode of the file
         self._private: PrivateCopy | None = None
 
-    def __del__(self) -> None:
+    def __del__(self, process_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if process_ends():  # `_leave` has done it, and modules may be empty by now
+            return
         self._used = None
         with suppress(OSError):  # such as a directory that was never made
             self._versions.remove_unused()
