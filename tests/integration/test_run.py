@@ -53,7 +53,7 @@ class Run:
                 return line
         raise AssertionError(f"{words!r} is not in:\n{self.output}")
 
-    def end(self, *numbers: signal.Signals, timeout: float = 40) -> int:
+    def end(self, *numbers: signal.Signals, timeout: float = 90) -> int:
         """Send signals, read what is left and return the exit status."""
         for number in numbers:
             self.popen.send_signal(number)
@@ -74,7 +74,7 @@ class Run:
             weights = redrb.WeightSubscriber(client, "counting", namespace="counting")
             newest = weights.latest()
             before = newest.version if newest else 0
-            return weights.wait(newer_than=before + newer_by - 1, timeout=40).version
+            return weights.wait(newer_than=before + newer_by - 1, timeout=90).version
 
 
 @pytest.fixture
