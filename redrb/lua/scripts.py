@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from redrb.connection import Client, failures
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.pages import PAGES
+
+T = TypeVar("T")
 
 _INCLUDE = "--@include "
 _BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
@@ -93,6 +97,38 @@ def run_once(
     except ResponseError as error:
         failures.name_scripts(error, [script.sha])
         raise
+
+
+class BuildPipeline(Protocol):
+    """Makes the pipeline of a request."""
+
+    def __call__(self, *, whole: bool) -> Pipeline:
+        """Return a pipeline of calls that `add_to` appends, with this `whole`."""
+
+
+def scripted_request(
+    client: Client,
+    build: BuildPipeline,
+    read: Callable[[list[Reply]], T],
+    *,
+    whole: bool = False,
+) -> Request[T]:
+    """Return a request that runs scripts; where the server lacks one it is sent with their texts.
+
+    Args:
+        client: Sends it.
+        build: Makes the pipeline.
+        read: Turns the replies into the result; raises redis-py's exceptions.
+        whole: Send the texts the first time.
+    """
+
+    def result(replies: list[Reply]) -> T:
+        inside = (each for reply in replies if isinstance(reply, list) for each in reply)
+        if any(isinstance(each, NoScriptError) for each in (*replies, *inside)):
+            replies = client.exchange(build(whole=True))
+        return read(replies)
+
+    return Request(client, build(whole=whole), result)
 
 
 def add_to(

@@ -17,11 +17,11 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, packed
 from redrb.damage import Reading
 from redrb.experience.records import Scalar
-from redrb.lua.scripts import add_to, load
+from redrb.lua.scripts import add_to, load, scripted_request
 from redrb.stream.parts.part import Part
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import Rights
-from redrb.stream.put.scripts import lacks_script, transaction_results
+from redrb.stream.put.scripts import transaction_results
 from redrb.stream.take.cause import Cause
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
@@ -147,9 +147,6 @@ class PartScripts:
 
         def result(replies: list[Reply]) -> PartReply:
             done, confirmed = self._replication.divide(replies)
-            if lacks_script(done):  # the part is stored, and is counted by the next attempt
-                replies = store.client.exchange(pipeline(whole=True))
-                done, confirmed = self._replication.divide(replies)
             outcome, *fields = transaction_results(done)[-1]
             reply = _part_reply(part.key, outcome.decode(), fields)
             if reply.outcome in ("waits", "whole", "ended"):
@@ -157,7 +154,8 @@ class PartScripts:
             return reply
 
         first, self._known = not self._known, True  # the first one brings the text of the script
-        return Request(store.client, pipeline(whole=first), result)
+        # where a script is missing all the same, the next attempt counts the part that is stored
+        return scripted_request(store.client, pipeline, result, whole=first)
 
     def read(self, parts: Parts) -> tuple[bytes, ...] | None:
         """Return the encoded parts of a group in order; None if it has ended meanwhile."""

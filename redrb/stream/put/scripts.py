@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.damage import Reading
 from redrb.errors import StoreError
-from redrb.lua.scripts import add_to, load
+from redrb.lua.scripts import add_to, load, scripted_request
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.put.replication import Replication
@@ -143,9 +142,6 @@ class PutScripts:
 
         def result(replies: list[Reply]) -> PutReply:
             done, confirmed = self._replication.divide(replies)
-            if lacks_script(done):  # the next attempt removes the entries of this one
-                replies = store.client.exchange(pipeline(whole=True))
-                done, confirmed = self._replication.divide(replies)
             results = transaction_results(done)
             reply = _put_reply(results[-1], len(groups))
             if groups and reply.outcome == "ok":
@@ -155,7 +151,8 @@ class PutScripts:
             return reply
 
         first, self._known = not self._known, True  # the first put brings the text of the script
-        return Request(store.client, pipeline(whole=first), result)
+        # where a script is missing all the same, the next attempt removes the entries of this one
+        return scripted_request(store.client, pipeline, result, whole=first)
 
     def _check_ids(self, stored: bytes | None, counted: int) -> None:
         """Compare the ids that the stream has given to groups with those that the task counts.
@@ -245,12 +242,6 @@ class PutScripts:
 def _named(put: PendingPut) -> list[Argument]:
     """Return the arguments by which the scripts know a put and its repetitions."""
     return [put.identity.name, put.identity.operation, put.epoch]
-
-
-def lacks_script(replies: list[Reply]) -> bool:
-    """Return whether the server lacks a script of a transaction."""
-    results = replies[-1]
-    return isinstance(results, list) and any(map(is_missing_script, results))
 
 
 def transaction_results(replies: list[Reply]) -> list[Reply]:

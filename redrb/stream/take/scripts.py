@@ -12,12 +12,11 @@ from typing import Literal, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
 
-from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.damage import Reading
 from redrb.experience import Status
-from redrb.lua.scripts import add_to, load
+from redrb.lua.scripts import add_to, load, scripted_request
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.task.entries import first_ids, member_of, parse_entry
@@ -214,12 +213,9 @@ class TakeScripts:
             made.add(*read, "STREAMS", store.keys.stream, "0")
             return made
 
-        def result(replies: list[Reply]) -> TakeReply:
-            if any(map(is_missing_script, replies[:-1])):
-                replies = store.client.exchange(pipeline(whole=True))
-            return _take_reply(replies, incarnation)
-
-        return Request(store.client, pipeline(whole=False), result)
+        return scripted_request(
+            store.client, pipeline, lambda replies: _take_reply(replies, incarnation)
+        )
 
     def look(
         self,

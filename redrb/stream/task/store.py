@@ -9,13 +9,13 @@ from redis.exceptions import RedisError
 
 from redrb.connection import Client, deadline
 from redrb.connection.deadline import GRACE_S, within
-from redrb.connection.failures import is_missing_script, is_transient
+from redrb.connection.failures import is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import add_to, load, run
+from redrb.lua.scripts import add_to, load, run, scripted_request
 
 T = TypeVar("T")
 
@@ -122,14 +122,12 @@ class TaskStore:
             return made
 
         def result(replies: list[Reply]) -> T:
-            if is_missing_script(replies[0]):
-                replies = self.client.exchange(pipeline(whole=True))
             error = first_error(replies)
             if error is not None:
                 raise error
             return read(replies[0])
 
-        return Request(self.client, pipeline(whole=False), result)
+        return scripted_request(self.client, pipeline, result)
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send commands in one round trip, and repeat them while Redis is away.
