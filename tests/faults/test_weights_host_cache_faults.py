@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing import forkserver
@@ -245,6 +247,28 @@ def test_a_process_that_ends_in_order_removes_what_nobody_else_uses(start, publi
     assert other.value() == 3
     other.exit()
     assert files() == []
+
+
+PROGRAM = """
+import pathlib, sys, torch, redrb
+from redrb.weights.reading import shared_copy
+
+shared_copy._SHARED_MEMORY = pathlib.Path(sys.argv[1])
+client = redrb.connect("fake://program")
+redrb.WeightPublisher(client, "actor").publish(torch.nn.Linear(3, 4))
+reader, model = redrb.WeightSubscriber(client, "actor", host_cache=True), torch.nn.Linear(3, 4)
+reader.poll(model)
+shared_copy.kept, shared_copy.suppress.kept = reader, model  # as late as can be
+print(len(list(pathlib.Path(sys.argv[1]).glob("*/*"))))
+"""
+
+
+def test_a_program_that_ends_in_order_leaves_nothing_and_says_nothing(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.stdout, ended.stderr) == ("1\n", "")
+    assert list(tmp_path.glob("*/*")) == []
 
 
 def test_versions_of_killed_processes_are_used_by_the_next(start, publish, files):
