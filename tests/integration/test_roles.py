@@ -22,7 +22,6 @@ from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, Wei
 from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
-from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
@@ -400,7 +399,6 @@ def test_a_maker_that_may_not_search_for_its_weights_says_so(
         ["dead", "requeue", TASK, "--all"],
         ["dead", "drop", TASK, "--all", "--yes"],
         ["resume", TASK, "saved"],
-        ["import", TASK, "exported"],
         ["doctor", "--over", "0.01", "--repair"],
         ["weights", "rm", "policy"],
         ["weights", "put", "policy", "state.safetensors"],
@@ -422,7 +420,6 @@ def test_an_observer_who_changes_something_learns_that_it_may_only_read(
     with ExperienceStream(owner, TASK, namespace=namespace, limit=4) as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
         stream.take(1, timeout=0).reject("bad")
-        export_task(owner, TASK, "exported", namespace=namespace)
         stream.save("saved")
         store = stream._task.store.client
         store.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
