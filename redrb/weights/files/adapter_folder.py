@@ -193,11 +193,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _others(target: Path) -> list[Path]:
-    """Return the files that a folder has beside its adapter.
-
-    Raises:
-        ConfigError: It holds no adapter, or other folders.
-    """
+    """Return the files that a folder has beside its adapter."""
     if not target.exists():
         return []
     inside = list(target.iterdir()) if target.is_dir() else None

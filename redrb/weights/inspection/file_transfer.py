@@ -150,7 +150,10 @@ def put_weights(
         EncodeError, StoreFull, StoreUnavailable: As `WeightPublisher.publish` does.
     """
     begin = time.monotonic()
-    source = _read(Path(path))  # first, so that a bad file fences no publisher
+    found = Path(path)
+    _check_source(found)
+    # read first, so that a bad file fences no publisher
+    source: Any = load_adapter(found) if (found / SETTINGS).is_file() else load_safetensors(found)
     catalogue = catalogue_of(client, name, namespace)
     fence = f"{catalogue.keys.prefix}fence"
     took_over = bool(catalogue.client.execute("HEXISTS", fence, "owner"))
@@ -183,11 +186,7 @@ def _numbers(catalogue: Catalogue) -> set[int]:
 
 
 def _check_target(target: Path, *, is_adapter: bool) -> None:
-    """Check, before anything is fetched, that a path can be written.
-
-    Raises:
-        ConfigError: It cannot; the message says why.
-    """
+    """Check, before anything is fetched, that a path can be written."""
     folder = target.resolve().parent
     if is_adapter and target.suffix == _SUFFIX:
         raise ConfigError(
@@ -206,18 +205,8 @@ def _check_target(target: Path, *, is_adapter: bool) -> None:
     raise ConfigError(f"{target} cannot be written: {why}.")
 
 
-def _read(path: Path) -> Any:
-    """Return the tensors in a file or folder; of an adapter's folder, tensors and settings."""
-    _check_source(path)
-    return load_adapter(path) if (path / SETTINGS).is_file() else load_safetensors(path)
-
-
 def _check_source(found: Path) -> None:
-    """Check that a path is a safetensors file or a folder.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """Check that a path is a safetensors file or a folder."""
     if not found.exists():
         raise ConfigError(f"{found} cannot be read: it does not exist.")
     if found.is_dir():

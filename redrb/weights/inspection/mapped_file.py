@@ -22,7 +22,7 @@ from redrb.weights.files.safetensors import (
     safetensors_torch,
 )
 from redrb.weights.tensors.dtypes import dtype_of
-from redrb.weights.wire.layout import Layout, TensorEntry
+from redrb.weights.wire.layout import Layout
 
 _DTYPES: Final[Mapping[str, str]] = {
     "bool": "BOOL",
@@ -127,12 +127,6 @@ def _tensors(
     for entry in layout.tensors:
         name = kept[entry.name]
         if name not in found:
-            found[name] = _tensor(entry, flat, places[name])
+            part = torch.from_numpy(flat[places[name] : places[name] + entry.nbytes])
+            found[name] = part.view(dtype_of(entry)).reshape(entry.shape)
     return {name: found[owner] for name, owner in kept.items()}
-
-
-def _tensor(entry: TensorEntry, flat: Any, begin: int) -> Tensor:
-    if not entry.nbytes:
-        return torch.empty(entry.shape, dtype=dtype_of(entry))
-    part = torch.from_numpy(flat[begin : begin + entry.nbytes])
-    return part.view(dtype_of(entry)).reshape(entry.shape)

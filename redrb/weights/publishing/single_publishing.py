@@ -108,15 +108,7 @@ def _manifest(
     before: tuple[int, ...] = (),
     adapter: Any = None,
 ) -> Manifest:
-    """Return the manifest of a staged version.
-
-    Args:
-        staged: The version.
-        kind: Kind of the version.
-        base: The version that a delta starts from, or that an adapter belongs to.
-        before: Chunk checksums of the version that a delta starts from.
-        adapter: Settings of an adapter's layers.
-    """
+    """Return the manifest; `before` are the checksums of the version that a delta starts from."""
     layout, delta = staged.layout, None
     if staged.sizes is not None:
         blob = Blob(staged.place.token, 0, len(staged.sizes), staged.pieces)
