@@ -50,12 +50,13 @@ MAKER_END_S = 10.0
 
 
 Show: TypeAlias = Callable[
-    [Observer, str, str, Callable[[], None], Callable[[], Sequence[str]]], None
+    [Observer, str, str, Callable[[], None], Callable[[], Sequence[str]], Callable[[], None]], None
 ]
 """Shows a run on a terminal until its fourth argument, called in a thread, returns; SIGINT ends it.
 
 The others are an observer of the job's namespace, that namespace and Redis for people, the job's
-task, and a function that returns the newest lines of the run.
+task, a function that returns the newest lines of the run, and one that is called when the screen
+has ended, which an error may do before the run is over.
 """
 
 
@@ -216,12 +217,13 @@ class Run:
                 return
             kept: list[Text] = []
             self._kept = kept
-            try:
-                self.show(observer, where, task, follow, said)
-            finally:
+
+            def closed() -> None:
                 self._kept = None
                 for message in kept:
                     self._print(message)
+
+            self.show(observer, where, task, follow, said, closed)
 
     def _follow(
         self,

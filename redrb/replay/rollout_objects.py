@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from functools import cache
 from typing import Any
 
 from redrb.errors import ConfigError, RecordError
@@ -19,19 +21,59 @@ def check_rollout_type(kind: object) -> type | None:
     return kind
 
 
-def check_declared(rollout: object, kind: type | None) -> None:
+def check_declared(rollout: Any, kind: type | None) -> None:
     """Check that a rollout can be given back as it is put.
 
     Raises:
-        RecordError: It is an object of a class that was not declared.
+        RecordError: It is an object of a class that was not declared, or that its fields do not
+            make.
     """
-    if kind is dict or isinstance(rollout, dict) or type(rollout) is kind:
+    own: Any = type(rollout)
+    name = own.__name__
+    if kind is dict or isinstance(rollout, dict):
         return
-    name = type(rollout).__name__
+    if own is kind:
+        lacking = _not_taken(own) or _not_taken_as_arguments(own, rollout)
+        if lacking:
+            raise RecordError(
+                f"rollout_type={name}: `get` could not make the object again of the fields that "
+                f"`put` stores: {lacking}. Pass rollout_type=dict, so that `get` returns dicts."
+            )
+        return
     raise RecordError(
         f"a rollout is a {name}: pass ReplayBuffer(rollout_type={name}), so that `get` returns "
         "objects of this class, or rollout_type=dict, so that it returns dicts."
     )
+
+
+@cache
+def _not_taken(kind: Any) -> str:
+    """Say which declared fields the conversion of a class does not take by their name; "": none."""
+    if hasattr(kind, "model_fields"):
+        settings = kind.model_config
+        if settings.get("populate_by_name") or settings.get("validate_by_name"):
+            return ""
+        names = [name for name, one in kind.model_fields.items() if one.validation_alias]
+        return f"{', '.join(names)} have aliases (set populate_by_name)" if names else ""
+    if hasattr(kind, "__struct_fields__"):
+        pairs = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        names = [name for name, encoded in pairs if name != encoded]
+        return f"{', '.join(names)} are renamed" if names else ""
+    return ""
+
+
+def _not_taken_as_arguments(kind: type, rollout: object) -> str:
+    """Say why the constructor of a class does not take the fields of an object; "": it does."""
+    if hasattr(kind, "model_fields") or hasattr(kind, "__struct_fields__"):
+        return ""
+    try:
+        _signature(kind).bind(**dict.fromkeys(fields_of(rollout)))
+    except TypeError as error:
+        return f"its constructor: {error}"
+    return ""
+
+
+_signature = cache(inspect.signature)
 
 
 def is_record(value: object) -> bool:

@@ -546,6 +546,30 @@ def test_groups_that_are_rejected_or_expired_leave_at_once(
         ranks[0].take(2, rank=0, world_size=2, step=1, timeout=0)
 
 
+@pytest.mark.parametrize("how", ["reject", "expire"])
+def test_groups_that_leave_while_an_earlier_step_is_ended_in_pages_take_no_others_along(
+    open_stream: Opener, pages: Callable[..., None], how: str
+) -> None:
+    pages(ended=2)
+    ranks = [open_stream() for _ in range(2)]
+    fill(ranks[0], 18)
+    first, second = leases(ranks, 12, 0), leases(ranks, 6, 1)
+    first[0].ack()
+    # the other rank is killed after a page
+    ended = ("default", ranks[1].consumer, 1, 0, "ack", "", "", 0, *first[1].ids)
+    assert ranks[1]._task.store.run("ranks/finish", ended) == [b"more"]
+    [out, *others] = second[0].ids
+    if how == "reject":
+        second[0].reject("bad", ids=[out])
+    else:
+        second[0].expire(ids=[out])
+    assert second[0].ids == tuple(others)
+    for lease in second:
+        lease.ack()
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead + ledger.expired, ledger.waiting) == (17, 1, 0)
+
+
 def test_misfits_become_dead_letters_and_the_part_is_kept(
     open_stream: Opener,
 ) -> None:

@@ -6,8 +6,8 @@ import datetime
 import math
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, NamedTuple
 
@@ -330,6 +330,40 @@ def test_a_struct_converts_its_nested_fields() -> None:
     assert there_and_back([own], rollout_type=state) == [own]
     with pytest.raises(ConfigError, match="does not take"):
         there_and_back([{"rollout_id": "x"}], rollout_type=state)
+
+
+@dataclass
+class Needs:
+    rollout_id: int
+    seed: InitVar[int]
+
+
+class Derives:
+    def __init__(self, rollout_id: int) -> None:
+        self.rollout_id, self.double = rollout_id, 2 * rollout_id
+
+
+def _with_alias() -> Any:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model(
+        "Aliased", rollout_id=(int, pydantic.Field(validation_alias="rolloutId"))
+    )
+    return kind(rolloutId=1)
+
+
+def _renamed() -> Any:
+    msgspec = pytest.importorskip("msgspec")
+    return msgspec.defstruct("Renamed", [("rollout_id", int)], rename="camel")(1)
+
+
+@pytest.mark.parametrize("make", [lambda: Needs(1, 2), lambda: Derives(1), _with_alias, _renamed])
+def test_an_object_that_could_not_be_made_again_is_refused_when_it_is_put(
+    make: Callable[[], Any],
+) -> None:
+    rollout = make()
+    with pytest.raises(RecordError, match="could not make the object again"):
+        there_and_back([rollout], rollout_type=type(rollout))
+    assert there_and_back([rollout], rollout_type=dict)[0]["rollout_id"] == 1
 
 
 def test_a_class_that_does_not_take_the_fields_is_refused() -> None:

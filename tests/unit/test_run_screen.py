@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import threading
 import time
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from textual.pilot import Pilot
 
 from redrb.commands.top.job import JobScreen, show_job
 from redrb.launch.history import History
@@ -19,7 +17,7 @@ from redrb.launch.progress import progress_line
 from redrb.launch.rate import Rate
 from redrb.launch.report import summary, table
 from tests.sample_state import sample_state, view_of
-from tests.unit.test_top_screen import WHERE, Observer, run, shown
+from tests.unit.test_top_screen import WHERE, Observer, shown
 
 
 def event(worker: str, event: str, **values: Any) -> dict[str, Any]:
@@ -101,7 +99,8 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(JobScreen, "run_async", use)
     observer: Any = Observer(view_of(sample_state()))
     try:
-        show_job(observer, WHERE, "math", follow, lambda: ["redrb run x", "7 s  reward 0.500"])
+        said = ["redrb run x", "7 s  reward 0.500"]
+        show_job(observer, WHERE, "math", follow, lambda: said, lambda: None)
     finally:
         signal.signal(signal.SIGINT, before)
     assert over.is_set()
@@ -109,16 +108,22 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
     assert "WORKERS of math" in "\n".join(text)
 
 
-def test_ctrl_z_stops_the_workers_of_a_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr("os.killpg", lambda *call: sent.append(call))
+def test_a_run_whose_screen_fails_goes_on_and_says_what_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = threading.Event()
 
-    async def use(pilot: Pilot[Any]) -> None:
-        await pilot.press("ctrl+z")
+    def follow() -> None:
+        assert closed.wait(60)
 
+    async def fail(screen: JobScreen) -> None:
+        raise RuntimeError("the terminal is gone")
+
+    monkeypatch.setattr(JobScreen, "run_async", fail)
     observer: Any = Observer(view_of(sample_state()))
-    run(JobScreen(observer, WHERE, "math", list), use)
-    assert sent == [(os.getpgrp(), signal.SIGTSTP)]
+    with pytest.raises(RuntimeError, match="the terminal is gone"):
+        show_job(observer, WHERE, "math", follow, list, closed.set)
+    assert closed.is_set()
 
 
 def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,4 +137,4 @@ def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(JobScreen, "run_async", use)
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="a fault"):
-        show_job(observer, WHERE, "math", follow, list)
+        show_job(observer, WHERE, "math", follow, list, lambda: None)

@@ -40,10 +40,6 @@ class JobScreen(Top):
         """End the run, which then ends the screen."""
         os.kill(os.getpid(), signal.SIGINT)
 
-    def action_suspend_process(self) -> None:
-        """Stop the workers too until the shell continues them, as Ctrl-Z does without a screen."""
-        os.killpg(os.getpgrp(), signal.SIGTSTP)
-
 
 def show_job(
     observer: Observer,
@@ -51,14 +47,21 @@ def show_job(
     task: str,
     follow: Callable[[], None],
     said: Callable[[], Sequence[str]],
+    closed: Callable[[], None],
 ) -> None:
-    """Show the screen while `follow`, which runs in a thread, follows the run to its end."""
+    """Show the screen while `follow`, which runs in a thread, follows the run to its end.
+
+    `closed` is called when the screen has ended: an error of the screen may end it before the run.
+    """
     screen = JobScreen(observer, where, task, said)
 
     async def shown() -> None:
         following = asyncio.create_task(asyncio.to_thread(follow))
         following.add_done_callback(lambda _: screen.exit())
-        await screen.run_async()
+        try:
+            await screen.run_async()
+        finally:
+            closed()
         await following
 
     asyncio.run(shown())

@@ -42,7 +42,7 @@ if not holder and given and given ~= consumer then -- a process that replaced th
 end
 
 local held, mine, left, more = {}, {}, {}, false
-if #ARGV > 8 then
+if #ARGV > 8 or outcome == 'reject' or outcome == 'expire' then
   for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
     held[seq] = true
   end

@@ -86,10 +86,10 @@ class Mixture:
 
     def _begin(self) -> None:
         """Count from 0; in a forked process no thread is left that could end its turn."""
-        self._pid = os.getpid()
         self._turn = threading.Lock()
         self._split = Split(self._ratio)
         self._shortages = Shortages()
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
