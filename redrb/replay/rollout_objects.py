@@ -33,7 +33,7 @@ def check_declared(rollout: Any, kind: type | None) -> None:
     if kind is dict or isinstance(rollout, dict):
         return
     if own is kind:
-        lacking = _not_taken(own) or _not_taken_as_arguments(own, rollout)
+        lacking = _not_taken(own) or _not_taken_as_arguments(rollout)
         if lacking:
             raise RecordError(
                 f"rollout_type={name}: `get` could not make the object again of the fields that "
@@ -62,8 +62,9 @@ def _not_taken(kind: Any) -> str:
     return ""
 
 
-def _not_taken_as_arguments(kind: type, rollout: object) -> str:
-    """Say why the constructor of a class does not take the fields of an object; "": it does."""
+def _not_taken_as_arguments(rollout: Any) -> str:
+    """Say why the constructor does not take the fields of an object; "": it does."""
+    kind: Any = type(rollout)
     if hasattr(kind, "model_fields") or hasattr(kind, "__struct_fields__"):
         return ""
     try:
