@@ -158,9 +158,8 @@ def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, reader,
 
 def test_a_closed_publisher_publishes_nothing(publisher):
     publisher.close()
-    for publish in (publisher.publish, publisher.submit):
-        with pytest.raises(ConfigError, match="closed"):
-            publish({"a": torch.ones(3)})
+    with pytest.raises(ConfigError, match="closed"):
+        publisher.publish({"a": torch.ones(3)})
 
 
 @pytest.mark.parametrize("was_told", [False, True])

@@ -152,7 +152,7 @@ def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run)
         "nbytes": 1200,
     }
     _, out, _ = run("show", "policy", "--version", 1)
-    assert "read.weight   float32  [500, 300]  600,000  embed.weight  " in out
+    assert "read.weight   float32  [500, 300]  600,000  embed.weight" in out
 
 
 def test_a_version_goes_to_a_file_and_back(
