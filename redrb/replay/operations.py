@@ -16,10 +16,11 @@ from redrb.replay.rollout_fields import status_of
 from redrb.replay.rollout_objects import as_declared, check_declared
 from redrb.replay.rollout_packing import StoredRollout, pack_group, unpack_group
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
-from redrb.replay.tasks import NEVER, Tasks
+from redrb.replay.tasks import Tasks
 from redrb.stream import Lease
 from redrb.stream.take.lease_part import Expiry
 from redrb.stream.take.reading import is_rollouts
+from redrb.stream.task.settings import NO_BOUND
 
 _log = logging.getLogger("redrb")
 
@@ -234,7 +235,7 @@ def _finish_expiry(group: Sequence[StoredRollout], expiry: Expiry) -> None:
     """Reset the rollouts of a group that a refresh expired in Redis, which cannot change them."""
     limits = (expiry.max_staleness, expiry.max_token_staleness)
     thresholds = Thresholds(
-        *(None if most is None or most >= NEVER else most + 1 for most in limits)
+        *(None if most is None or most >= NO_BOUND else most + 1 for most in limits)
     )
     states, train_step = [rollout.state for rollout in group], expiry.current_version + 1
     write_staleness(states, train_step)

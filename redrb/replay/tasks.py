@@ -15,6 +15,7 @@ from redrb.stream import ExperienceStream
 from redrb.stream.partitions.stream import MOST_PARTITIONS
 from redrb.stream.take.reading import as_stored
 from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.settings import NO_BOUND
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.tags import declare_tags
 
@@ -22,9 +23,6 @@ ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 
 GROUP = "replay"
 """Consumer group of all buffers."""
-
-NEVER = 2**31
-"""A staleness that no group reaches: the task indexes versions for `expire`, but expires none."""
 
 _STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
 
@@ -178,8 +176,8 @@ class Tasks:
             reader=as_stored,
             lease_ms=self._lease_ms,
             partitions=self.partitions,
-            max_staleness=NEVER,
-            max_token_staleness=NEVER,
+            max_staleness=NO_BOUND,
+            max_token_staleness=NO_BOUND,
             checks=(),  # rollouts of one task may differ, and are not put into batches
         )
         stream.join_group()

@@ -21,6 +21,7 @@ from redrb.keys import WeightKeys
 from redrb.state.findings import findings_of, tasks, workers
 from redrb.state.rates import SHORTEST_S
 from redrb.state.reader import StateReader
+from redrb.stream.task.settings import NO_BOUND
 from tests.samples import numbered
 from tests.servers import Server
 
@@ -200,6 +201,15 @@ def test_dead_letters(owner: Client, namespace: str, reader: StateReader) -> Non
         assert codes(reader) == ["growing-dead-letters"]
         stream.configure(max_dead=2)
         assert codes(reader) == ["full-dead-letters"]
+
+
+def test_a_bound_that_nobody_set_finds_nothing(
+    owner: Client, namespace: str, reader: StateReader
+) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace, max_staleness=NO_BOUND) as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]], policy_version=1)  # as a ReplayBuffer does
+        with stream.take(1, timeout=0):
+            assert codes(reader) == []
 
 
 def test_staleness(owner: Client, namespace: str, reader: StateReader) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
 from redrb.state.model import State, TaskState
+from redrb.stream.task.settings import NO_BOUND
 
 EXPIRED_SHARE = 0.05
 LEAST_EXPIRED = 20
@@ -43,7 +44,7 @@ def find(state: State) -> Iterator[Finding]:
     """Yield the findings about staleness."""
     for task in state.tasks:
         bound = number_of(task, "max_staleness")
-        if bound is not None and task.main is not None:
+        if bound is not None and bound < NO_BOUND and task.main is not None:
             yield from _expiring(state, task, bound)
             yield from _near(state, task, bound)
             yield from _unknown(state, task)

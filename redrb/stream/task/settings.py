@@ -23,6 +23,9 @@ LEASE_MS = 30_000
 
 LEAST_LEASE_MS = 100
 
+NO_BOUND = 2**31
+"""A `max_staleness` that no group reaches: versions are indexed to expire groups on demand only."""
+
 DEFAULT_MAX_DELIVERIES = 5
 DEFAULT_MAX_READS = 1
 DEFAULT_MAX_DEAD = 1000
