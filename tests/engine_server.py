@@ -114,9 +114,16 @@ class EngineServer:
         """Do as a server that ends, and starts again with the model on its disk."""
         self.model, self.label = tiny_model(0), "default"
         self._epoch += 1
-        for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
-            if connection.transport is not None:
-                self._loop.call_soon_threadsafe(connection.transport.abort)
+        ended = threading.Event()
+
+        def end() -> None:
+            for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
+                if connection.transport is not None:
+                    connection.transport.abort()
+            self._loop.call_soon(ended.set)  # after the sockets are closed
+
+        self._loop.call_soon_threadsafe(end)
+        assert ended.wait(30)  # else the next request might go to a connection that ends
 
     @web.middleware
     async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -681,14 +681,15 @@ def test_two_servers_of_one_address_share_nothing(
         strange = redrb.WeightSubscriber(other, "actor", namespace=namespace, host_cache=True)
         reader, own = subscribe(), Model(1)
         models, others = (Model(2), Model(3)), Model(4)
-        for version in range(1, 4):
+        for version in range(1, 8):
             publisher.publish(own)
             second.publish(others)
             assert reader.poll(models[0]).version == strange.poll(models[1]).version == version
             assert same_bits(state(models[0]), state(own))
             assert same_bits(state(models[1]), state(others))
             files = list(next(tmp_path.iterdir()).iterdir())
-            assert len(files) <= 4, "of each a version, and memory for the next"
+            # of each a version, memory for the next, and one that a thread still unmaps
+            assert len(files) <= 6
             change(own, random.Random(version))
             change(others, random.Random(-version))
 
