@@ -17,7 +17,7 @@ from redrb.launch.progress import progress_line
 from redrb.launch.rate import Rate
 from redrb.launch.report import summary, table
 from tests.sample_state import sample_state, view_of
-from tests.unit.test_top_screen import WHERE, Observer, shown
+from tests.unit.test_top_screen import WHERE, Observer, drawn, shown
 
 
 def event(worker: str, event: str, **values: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
 
     async def use(screen: JobScreen, **_: Any) -> None:
         async with screen.run_test(size=(80, 24)) as pilot:
-            await pilot.pause()
+            await drawn(pilot)
             text.extend(shown(pilot))
             await pilot.press("q")
             while screen.is_running and not over.is_set():

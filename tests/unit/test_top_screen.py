@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,15 @@ def shown(pilot: Pilot[Any]) -> list[str]:
     return [strip.text for strip in strips]
 
 
+async def drawn(pilot: Pilot[Any]) -> None:
+    """Wait until the page has its footer, which comes last."""
+    end = time.monotonic() + 30
+    await pilot.pause()
+    while "end" not in shown(pilot)[-1]:
+        assert time.monotonic() < end, shown(pilot)
+        await pilot.pause(0.01)
+
+
 def run(
     app: Top, use: Callable[[Pilot[Any]], Awaitable[None]], size: tuple[int, int] = (80, 24)
 ) -> None:
@@ -63,7 +73,15 @@ def run(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_look_as_they_did(page: str, size: str, snap_compare: Any) -> None:
-    assert snap_compare(top(view_of(sample_state())), press=PAGES[page], terminal_size=SIZES[size])
+    async def open_page(pilot: Pilot[Any]) -> None:
+        await drawn(pilot)
+        for key in PAGES[page]:
+            await pilot.press(key)
+            await drawn(pilot)
+
+    assert snap_compare(
+        top(view_of(sample_state())), run_before=open_page, terminal_size=SIZES[size]
+    )
 
 
 def hostile_state() -> State:
@@ -101,6 +119,7 @@ def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]
 
 def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
     async def look(pilot: Pilot[Any]) -> None:
+        await drawn(pilot)
         text = "\n".join(shown(pilot))
         for part in (
             "figures are 0.4 s old",
@@ -144,7 +163,10 @@ def test_keys_select_rows_and_open_pages() -> None:
             ("backspace", "TASKS (2)"),
         ):
             await pilot.press(key)
-            assert text in "\n".join(shown(pilot)), key
+            end = time.monotonic() + 30
+            while text not in "\n".join(shown(pilot)):
+                assert time.monotonic() < end, key
+                await pilot.pause(0.01)
         await pilot.press("q")
 
     app = top(view_of(sample_state()))
