@@ -20,7 +20,8 @@ from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.scripts import MOST_STEPS, BatchReply
+from redrb.stream.ranks.scripts import MOST_STEPS, BatchReply, RankStore
+from redrb.stream.task.entries import entry_id
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -96,6 +97,49 @@ def test_a_step_is_acknowledged_in_pages(
     assert (stats.ledger.acked, stats.ledger.leased) == (2 * groups, 0)
     assert stats.samples_acked == 2 * groups
     audit(ranks[0])
+
+
+@pytest.mark.parametrize("groups", [3, 4, 5, 13, 400])
+def test_a_part_is_handed_out_and_failed_in_commands_of_some_groups(
+    open_stream: Opener, client: Client, pages: Callable[..., None], groups: int
+) -> None:
+    pages(arguments=4)
+    stream = open_stream()
+    fill(stream, groups)
+    part = take(stream, 0, 1, 0, groups)
+    assert flat([numbers(part)]) == list(range(groups))
+    part.fail("once")
+    again = take(stream, 0, 1, 0, groups)
+    assert flat([numbers(again)]) == list(range(groups))
+    deliveries = client.execute("HVALS", f"{stream._task.store.keys.prefix}deliveries:default")
+    assert deliveries == [b"1"] * groups
+    again.ack()
+    assert stream.stats().ledger.acked == groups
+    audit(stream)
+
+
+def test_entries_that_another_client_deletes_are_left_out_of_the_parts(
+    open_stream: Opener,
+    client: Client,
+    pages: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages(arguments=4)
+    stream = open_stream()
+    fill(stream, 13)
+    assign = RankStore.assign
+
+    def assign_late(store: RankStore, *arguments: Any) -> None:
+        ids = [entry_id(seq) for seq in (2, 5, 13)]
+        assert client.execute("XDEL", stream._task.store.keys.stream, *ids) == 3
+        assign(store, *arguments)
+
+    monkeypatch.setattr(RankStore, "assign", assign_late)
+    part = take(stream, 0, 1, 0, 13)
+    assert part.ids == (1, 3, 4, 6, 7, 8, 9, 10, 11, 12)
+    part.ack()
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.evicted, ledger.leased, ledger.waiting) == (10, 3, 0, 0)
 
 
 def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
