@@ -186,7 +186,8 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
             Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
             Rules(versions, frozenset(_RUN_SCRIPTS)),
         ]
-    publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH)
+    # `redrb run` shows them, too
+    publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH, *_LOOK_AT_WEIGHTS)
     if role == "admin":  # it deletes chunks that no version has, and must search for them
         publishing |= _commands(["weights/remove"], "scan")
     written = (*stored, *posted, consumer_key(namespace, weights))
