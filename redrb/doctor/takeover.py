@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from redrb.doctor.examination import Examination, ExaminedGroup, deadlines_over, examine
 from redrb.stream.admission.scripts import AdmissionScripts
-from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.store import TaskStore
 
 MOST_WAIT_S = 60.0
@@ -31,7 +31,7 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, b
         StoreDenied: The user may not send heartbeats.
         StoreUnavailable: Redis stayed away.
     """
-    store, scripts, consumer = task.store, TakeScripts(task.store), _new_name()
+    store, consumer = task.store, _new_name()
     incarnation = _incarnation(store)
     dead = _dead_now(store, group)
     if not dead:
@@ -39,12 +39,12 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, b
     deadlines = _Deadlines(store, f"consumers:{group.name}", dead)
 
     def beat() -> int:
-        return scripts.heartbeat(group.name, consumer, task.lease_ms, incarnation)[1]
+        return store.call(Beat(group.name, consumer, task.lease_ms, incarnation), b"").taken_over
 
     try:
         return _beat_until(beat, deadlines.remain, task.lease_ms)
     finally:
-        scripts.leave(group.name, consumer)
+        list(store.all_pages(Leave(group.name, consumer)))
 
 
 def take_rights_back(task: Examination) -> tuple[int, bool]:

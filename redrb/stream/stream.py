@@ -56,12 +56,12 @@ from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_p
 from redrb.stream.ranks.ranks import Ranks, RankTakes
 from redrb.stream.saving.resuming import resume_task
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
-from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.configuring import check_changes
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
@@ -632,8 +632,7 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        scripts = TakeScripts(self._task.store)
-        return scripts.leave(self.group, check_name("consumer", consumer))
+        return self._consumer.leave(check_name("consumer", consumer))
 
     @property
     def incarnation(self) -> str:

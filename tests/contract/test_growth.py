@@ -16,7 +16,7 @@ from redrb import ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
 from redrb.errors import BatchTimeout
 from redrb.experience import Status
-from redrb.stream.take.scripts import TakeRequest, take_arguments
+from redrb.stream.take.calls import TakeRequest, take_arguments
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered

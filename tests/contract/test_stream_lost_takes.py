@@ -116,7 +116,7 @@ def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
     scripts = stream._taker._scripts
     assert scripts.drop("default", slot.owner, slot.name, slot.token) == 0
     late = stream._taker._request(
-        slot, redrb.stream.take.scripts.TakeRequest(4, 4), 0, None, report=False
+        slot, redrb.stream.take.calls.TakeRequest(4, 4), 0, None, report=False
     )
     assert late.result().outcome == "late"
     slot.free()
@@ -130,7 +130,7 @@ def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
 def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
     stream.put_many([[numbered(n)] for n in range(116)])
     slot = stream._consumer.occupy()
-    wanted = redrb.stream.take.scripts.TakeRequest(120, 120)
+    wanted = redrb.stream.take.calls.TakeRequest(120, 120)
     assert stream._taker._request(slot, wanted, 0, None, report=False).result().outcome == "taken"
     store = stream._task.store
     argv = ["default", slot.owner, slot.name, slot.token]

@@ -29,7 +29,7 @@ from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
-from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.take.calls import TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 

@@ -119,14 +119,14 @@ local function has_ranks(group, slot, now)
   return false
 end
 
--- The reply of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot held.
+-- The outcome of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot held.
 local function refused_by_ranks(group, slot, token, leased, now)
   if has_ranks(group, slot, now) then
-    return {'ranks'}
+    return 'ranks'
   elseif not is_late_batch(group, slot, token) then
     return nil
   elseif not leased then
     remove_slot(group, slot)
   end
-  return {'late'}
+  return 'late'
 end

@@ -7,7 +7,8 @@ import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+
+import msgspec
 
 from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
@@ -16,9 +17,9 @@ from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
 from redrb.stream.partitions.wakes import wait_for_any
+from redrb.stream.take.calls import Look, TakeRequest
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
@@ -356,15 +357,11 @@ class Collector:
             try:
                 for number in todo:
                     least = need if isinstance(need, int) else need[number]
-                    request = replace(collection.request, least=least)
+                    request = msgspec.structs.replace(collection.request, least=least)
                     partition = self._partitions[number]
-                    look = partition.scripts.look(
-                        partition.group,
-                        collection.waiter,
-                        request,
-                        ttl_ms=ttl_ms,
-                        revision=partition.opened.description.revision,
-                    )
+                    revision = partition.opened.description.revision
+                    asked = Look(partition.group, collection.waiter, request, ttl_ms, revision)
+                    look = partition.opened.store.request(asked, lambda reply: reply)
                     look.begin()
                     sent.append((number, look))
                 todo = []

@@ -10,8 +10,8 @@ from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.ranks.rank_requests import Balance
 from redrb.stream.ranks.scripts import RankStep
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
 
 

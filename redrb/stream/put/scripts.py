@@ -206,7 +206,7 @@ class PutScripts:
             granted, setting = reply
             return RoomReply(int(granted), setting.decode())
 
-        return self._store.request("put/room", [producer, ttl_ms, *sizes], read)
+        return self._store.raw_request("put/room", [producer, ttl_ms, *sizes], read)
 
     def epoch(self, *, retry_s: float | None) -> int:
         """Return the epoch of the task's records of producers."""

@@ -99,7 +99,7 @@ def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
 
 def deal(
     ids: Sequence[int],
-    weights: Mapping[int, bytes] | None,
+    weights: Mapping[int, float] | None,
     world_size: int,
     payloads: Mapping[int, bytes | None] | None,
 ) -> list[tuple[str, list[int]]]:
@@ -122,7 +122,7 @@ def deal(
     parts = []
     for chosen in places:
         part = [even[place] for place in chosen]
-        words = weights and [f"{seq}:{weights[seq].decode()}" for seq in [*part, 0]]
+        words = weights and [f"{seq}:{weights[seq]!r}" for seq in [*part, 0]]
         parts.append((" ".join(words or ()), part))
     return parts
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 from redrb.connection.request import Request
 from redrb.errors import ConfigError
 from redrb.stream.ranks.scripts import Loss, RankStep, RankStore
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.scripts import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Literal, NoReturn, TypeAlias
 from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
 from redrb.stream.ranks.scripts import MOST_STEPS, RankReply, RankStep
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.fates import fates_seen_by
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.store import TaskStore
 
 Balance: TypeAlias = Literal["tokens"]

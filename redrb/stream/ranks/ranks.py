@@ -10,10 +10,10 @@ from redrb.stream.ranks.dealing import deal, part_draw
 from redrb.stream.ranks.rank_part import RankPart
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
 from redrb.stream.ranks.scripts import RANKS, UNFINISHED, RankReply, RankStep, RankStore
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 

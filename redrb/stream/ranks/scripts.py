@@ -9,9 +9,8 @@ from typing import Literal, TypeAlias
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply
 from redrb.damage import Reading
+from redrb.stream.take.calls import Outcome, Take, TakeOutcome, TakeRequest
 from redrb.stream.take.cause import Cause
-from redrb.stream.take.fates import read_fates
-from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.store import TaskStore
 
@@ -102,7 +101,7 @@ class BatchReply:
     outcome: TakeOutcome
     counts: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
-    weights: dict[int, bytes] | None = None
+    weights: dict[int, float] | None = None
     fates: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -166,29 +165,25 @@ class RankStore:
     ) -> BatchReply:
         """Lease the batch of a step, or queue for it; the same attempt finds the same batch."""
         slot = f"{RANKS}/{step}"
-        arguments = take_arguments(
-            *(self._group, consumer, slot, attempt, request),
-            waiter=self._waiter,
-            ttl_ms=ttl_ms,
-            lease_ms=lease_ms,
-            revision=revision,
+        take = Take(
+            *(self._group, consumer, slot, str(attempt), request, self._waiter),
+            *(ttl_ms, lease_ms, revision),
             report=not ttl_ms,
         )
-        outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
-        if outcome != b"taken":
-            *numbers, fates = values if outcome == b"short" else [*values, ()]
-            return BatchReply(outcome.decode(), tuple(numbers), fates=read_fates(fates))
-        amount, members, weights, *_ = values
+        reply = self._store.call(take, retry_s=retry_s)
+        if reply.outcome != "taken":
+            counts = (reply.amount, reply.blocked, reply.expired, reply.others)
+            return BatchReply(reply.outcome, counts, fates=reply.fates)
         pending = self._store.client.execute(
-            "XPENDING", self._store.keys.stream, self._group, "-", "+", max(amount, 1), slot
+            "XPENDING", self._store.keys.stream, self._group, "-", "+", max(reply.amount, 1), slot
         )
         ids = [_seq(entry[0]) for entry in pending]
-        order = {int(member): place for place, member in enumerate(members)}
+        order = {int(member): place for place, member in enumerate(reply.members)}
         ids.sort(key=lambda seq: (order.get(seq, 0), seq))
-        if len(weights) != len(members) + 1:
+        if not reply.weights:
             return BatchReply("taken", (), tuple(ids))
-        by_id = dict(zip([*map(int, members), 0], weights, strict=True))
-        return BatchReply("taken", (), tuple(ids), by_id)
+        weights = dict(zip(order, reply.weights, strict=True))
+        return BatchReply("taken", (), tuple(ids), {**weights, 0: reply.total_weight})
 
     def read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
         """Return the payloads that a slot leases, and the first ids of requeued groups, by id.
@@ -245,7 +240,7 @@ class RankStore:
                 *_, reply = self._store.pages("ranks/finish", ending)
             return read(None if reply[0] == b"ok" else reply[1].decode())
 
-        return self._store.request("ranks/finish", [*ending, *ids], outcome_of)
+        return self._store.raw_request("ranks/finish", [*ending, *ids], outcome_of)
 
     def leave(self, consumer: str, rank: int) -> None:
         """Note that the process of a rank ends; its parts are kept."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.stream.steps import Steps
+from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.take.scripts import TakeReply, TakeRequest
 from redrb.stream.waiting import Wait
 
 if TYPE_CHECKING:

@@ -15,8 +15,11 @@ from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
+from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import add_to, load, run, scripted_request
 
+P = TypeVar("P", bound=Page)
+R = TypeVar("R")
 T = TypeVar("T")
 
 _SHORTEST_BLOCK_S = 0.001
@@ -74,6 +77,38 @@ class TaskStore:
         """
         return run(self.client, load(script), self.script_keys, arguments, retry_s=retry_s)
 
+    def call(self, call: Call[R], *beside: bytes, retry_s: float | None = None) -> R:
+        """Run the script of a call on this task, and repeat it while Redis is away.
+
+        Raises:
+            StoreUnavailable: Redis stayed away for `retry_s`.
+            StoreError: The server or the script answered with an error.
+        """
+        return call.run(self.client, self.script_keys, *beside, retry_s=retry_s)
+
+    def all_pages(
+        self, call: Call[P], *, all_of_them: bool = True, retry_s: float | None = None
+    ) -> Iterator[P]:
+        """Run a call until it has no more to do, a page at a time; yields each reply.
+
+        Args:
+            call: The call.
+            all_of_them: Whether it is an error if the deadline passes before the last page.
+            retry_s: How long Redis may be away.
+
+        Raises:
+            StoreUnavailable: The deadline has passed; the next call goes on.
+        """
+        while True:
+            reply = self.call(call, retry_s=retry_s)
+            yield reply
+            if not reply.more:
+                return
+            if deadline.over():
+                if all_of_them:
+                    raise self.unfinished()
+                return
+
     def pages(
         self, script: str, arguments: Sequence[Argument] = (), *, all_of_them: bool = True
     ) -> Iterator[Any]:
@@ -105,7 +140,28 @@ class TaskStore:
             where=self.client.where,
         )
 
-    def request(
+    def request(self, call: Call[R], read: Callable[[R], T]) -> Request[T]:
+        """Return the request that runs the script of a call; its reply is read later.
+
+        Args:
+            call: The call.
+            read: Turns the reply into the result.
+        """
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            call.add_to(made, self.script_keys, whole=whole)
+            return made
+
+        def result(replies: list[Reply]) -> T:
+            error = first_error(replies)
+            if error is not None:
+                raise error
+            return read(call.read(replies[0]))
+
+        return scripted_request(self.client, pipeline, result)
+
+    def raw_request(
         self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
     ) -> Request[T]:
         """Return the request that runs a script; its reply is read later.
