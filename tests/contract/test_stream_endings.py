@@ -10,8 +10,8 @@ import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection.request import Request
-from redrb.stream.take.lease import Lease
 from redrb.stream.take.calls import Ending, TakeScripts
+from redrb.stream.take.lease import Lease
 from redrb.stream.task import scripts as task_scripts
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener

@@ -22,6 +22,7 @@ from redrb.keys import maker_key
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
+from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
 from redrb.weights.inspection.removal import remove_weights
@@ -134,9 +135,11 @@ def test_scripts_of_a_task(user: User) -> None:
 def test_ranks_and_turns(user: User) -> None:
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
-    request = ("default", "me", 0, 1, 0, "2 x", 0, 0, 0, FOREVER_MS, 4, scene.incarnation)
-    asked = user.check("ranks/take", lambda: scene.run("ranks/take", *request))
-    assert asked[0] == b"form"
+    ask = AskPart(
+        *("default", "me", RankStep(0, 1, 0), "2 x", 0),
+        *(False, False, FOREVER_MS, scene.incarnation),
+    )
+    assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
     turn = ("default", "me", FOREVER_MS, FOREVER_MS)
     assert user.check("take/turn", lambda: scene.run("take/turn", *turn)) == b"turn"
 
