@@ -22,6 +22,7 @@ from redrb.keys import maker_key
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
+from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
@@ -140,8 +141,8 @@ def test_ranks_and_turns(user: User) -> None:
         *(False, False, FOREVER_MS, scene.incarnation),
     )
     assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
-    turn = ("default", "me", FOREVER_MS, FOREVER_MS)
-    assert user.check("take/turn", lambda: scene.run("take/turn", *turn)) == b"turn"
+    turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)
+    assert user.check(turn.script, lambda: scene.run(turn)) == "turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])
