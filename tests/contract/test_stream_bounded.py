@@ -20,10 +20,12 @@ import redrb
 from redrb.connection.transport import Pipeline
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
+from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from redrb.stream.task.store import TaskStore
@@ -600,9 +602,9 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         wait_for_parts(scene)
         scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
-        scene.cost("parts/due", 10_000)
+        scene.cost(FindDue(10_000))
         claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
+        scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost("task/stats", "default")
         scene.cost("doctor/examine", "")
