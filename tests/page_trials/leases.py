@@ -10,6 +10,7 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
+from redrb.stream.take.calls import Drop, Take, TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
@@ -184,8 +185,7 @@ def taken_and_lost(bench: Bench, count: int) -> None:
     stream = bench.filled(count)
     lease = stream.take(count, timeout=0)
     slot = lease.parts[0].holder
-    asked = ("default", stream.consumer, slot.name, slot.token)
-    until(lambda: bench.run("take/drop", *asked)[0] == b"done")
+    until(lambda: not bench.run(Drop("default", slot.name, slot.token)).more)
     assert not is_acknowledged(lease)
     train(stream, list(range(count)))
 
@@ -250,9 +250,9 @@ def attempt_ended(bench: Bench, count: int) -> None:
     ask = ("default", stream.consumer, 0, 1, 0, f"{count} groups", 0, 0, 0, FOREVER_MS, 64)
     outcome, attempt = bench.run("ranks/take", *ask, stream.incarnation)
     assert outcome == b"form"
-    revision = bench.client.execute("HGET", bench.key("task"), "revision")
-    batch = ("default", stream.consumer, "ranks/0", attempt, count, count, "waiter", 0, FOREVER_MS)
-    assert bench.run("take/take", *batch, "completed", "", revision, 0)[:2] == [b"taken", count]
+    revision = bench.client.execute("HGET", bench.key("task"), "revision").decode()
+    batch = ("default", stream.consumer, "ranks/0", str(attempt), TakeRequest(count, count))
+    assert bench.run(Take(*batch, "waiter", 0, FOREVER_MS, revision)).amount == count
     assert bench.run("ranks/end", "default", attempt, "") == b"ended"
     bench.take_over(stream)
     ledger = stream.stats().ledger
