@@ -16,6 +16,7 @@ from redrb.connection.scanning import scan
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of, script_names
@@ -90,8 +91,8 @@ def test_no_script_takes_long(scene: Scene) -> None:
         lease.release()
         for where in (RARE, COMMON, NONE):
             scene.take("a", 4, where=where)
-        scene.run("take/take", *scene.taking("w7", 3, ttl_ms=FOREVER_MS, status="aborted"))
-        scene.run("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
+        scene.take("w7", 3, ttl_ms=FOREVER_MS, status="aborted")
+        scene.run(Beat("default", "a", FOREVER_MS, scene.incarnation), b"")
         scene.run("task/stats", "default")
         scene.run("task/count", "default", "completed", "", "0")
         scene.run("task/count", "default", "completed", COMMON, "0")
@@ -114,7 +115,7 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run("task/drop_group", "late")
         scene.run("task/join", f"new{turn}", "")
         scene.run("task/join", f"new{turn}", "")
-        scene.run("take/leave", "default", f"w{turn}")
+        scene.run(Leave("default", f"w{turn}"))
     full.close()
     for _ in range(5):
         dropping.put(numbered(1), policy_version=95, tags={"score": 0.5})

@@ -19,11 +19,13 @@ from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
 from redrb.keys import maker_key
+from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.ranks.calls import AskPart, RankStep
+from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
 from redrb.weights.inspection.removal import remove_weights
@@ -102,22 +104,23 @@ def test_scripts_of_a_task(user: User) -> None:
     critic.join_group()
     scene.stream.advance(5)
 
-    def check(script: str, *arguments: Any, alike: str = "") -> Any:
-        return user.check(alike or script, lambda: scene.run(script, *arguments))
+    def check(script: Call[Any] | str, *arguments: Any, alike: str = "") -> Any:
+        name = script if isinstance(script, str) else script.script
+        return user.check(alike or name, lambda: scene.run(script, *arguments))
 
-    beat = ("default", "me", FOREVER_MS, scene.incarnation)
     first, second = scene.taking("me", 2), scene.taking("me", 1, where=WHERE)
-    taken = check("take/take", *first)
-    assert taken[:2] == [b"taken", 2]
-    assert check("take/take", *second)[:2] == [b"taken", 1]
-    lease = ("default", "me", *first[2:4])
-    assert scene.run("take/finish", *lease, "ack", "", "", 1, 0, taken[2][0]) == [b"ok", 1]
-    assert check("take/heartbeat", *beat)[0] == b"held"
-    assert check("take/drop", "default", "me", *first[2:4]) == [b"done", 1]
-    assert check("take/leave", "default", "me")[0] == b"done"
-    look = ("default", "looking", 10, 20, 0, "completed", "", scene.incarnation)
+    taken = check(first)
+    assert (taken.outcome, taken.amount) == ("taken", 2)
+    assert check(second).amount == 1
+    lease = ("default", "me", first.slot, first.token)
+    seqs = [str(int(taken.members[0]))]
+    assert scene.run(Finish(*lease, "ack", seqs, samples=1, ends=False)) == "ok"
+    assert check(scene.beat("me"), b"").outcome == "held"
+    assert check(Drop("default", first.slot, first.token)) == Found(found=1)
+    assert not check(Leave("default", "me")).more
+    look = Look("late", "looking", TakeRequest(20, 10), 0, scene.incarnation)
     scene.run("task/drop_group", "critic")
-    assert check("take/look", "late", *look[1:], alike="task/join")[0] == b"found"
+    assert check(look, alike="task/join").outcome == "found"
     assert check("task/join", "critic", "") == b"joined"
     assert check("task/advance", 7) == [b"ok", 7]
     assert check("task/move", "default", "aborted", ids[4]) == [b"ok", 1]

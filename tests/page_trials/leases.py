@@ -11,7 +11,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
 from redrb.stream.ranks.calls import AskPart, EndAttempt, RankStep
-from redrb.stream.take.calls import Take, TakeRequest
+from redrb.stream.take.calls import Drop, Take, TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
@@ -186,8 +186,7 @@ def taken_and_lost(bench: Bench, count: int) -> None:
     stream = bench.filled(count)
     lease = stream.take(count, timeout=0)
     slot = lease.parts[0].holder
-    asked = ("default", stream.consumer, slot.name, slot.token)
-    until(lambda: bench.run("take/drop", *asked)[0] == b"done")
+    until(lambda: not bench.run(Drop("default", slot.name, slot.token)).more)
     assert not is_acknowledged(lease)
     train(stream, list(range(count)))
 

@@ -120,7 +120,8 @@ local function has_ranks(group, slot, now)
   return false
 end
 
--- The outcome of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot held.
+-- The outcome of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot
+-- held.
 local function refused_by_ranks(group, slot, token, leased, now)
   if has_ranks(group, slot, now) then
     return 'ranks'

@@ -9,13 +9,14 @@ begin_writing()
 if not rules().exists then
   return cmsgpack.pack({dropped = 0})
 end
+local ask = cmsgpack.unpack(ARGV[1])
 local now, dropped, rights, found = set_clock(), 0, false
 local over = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0,
   PAGE.parts_dropped)
 for _, name in ipairs(over) do
   local record = record_of(name)
   if record.whole or record.bury or record.count >= record.least then
-    redis.call('ZADD', key('part_due'), string.format('%.0f', now + cmsgpack.unpack(ARGV[1]).grace_ms), name)
+    redis.call('ZADD', key('part_due'), string.format('%.0f', now + ask.grace_ms), name)
     record.key, record.over, found = name, now >= record.ends, record
     break
   end
