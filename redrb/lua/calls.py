@@ -62,10 +62,16 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
             StoreUnavailable: Redis stayed unreachable.
             StoreError: The server or the script answered with an error.
         """
+        return self.run_with_bytes(client, keys, *beside, retry_s=retry_s)[0]
+
+    def run_with_bytes(
+        self, client: Client, keys: list[Argument], *beside: bytes, retry_s: float | None = None
+    ) -> tuple[R, list[bytes]]:
+        """Run the script as `run` does; returns also what stands behind the record of its reply."""
         script = scripts.load(self.script)
         reply = scripts.run(client, script, keys, self._argv(beside), retry_s=retry_s)
         with Reading(f"the reply of the script {self.script}"):
-            return self.read(reply)
+            return self.read(reply), reply[1:] if isinstance(reply, list) else []
 
     def _argv(self, beside: tuple[bytes, ...]) -> list[Argument]:
         return [msgspec.msgpack.encode(self), *beside]

@@ -24,6 +24,7 @@ from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
+from redrb.stream.saving.calls import ReadRecords, ReadTask
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
@@ -138,8 +139,8 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost(scene.beat("a"), b"")
     scene.cost("task/join", "late", "")
     scene.note("read", lambda: stream.read(ids[:4]))
-    scene.cost("saving/snapshot", "task")
-    scene.cost("saving/snapshot", "entries", 1, "default", *ids[10:14], name="snapshot entries")
+    scene.cost(ReadTask())
+    scene.cost(ReadRecords(["default"], list(map(str, ids[10:14]))))
     scene.cost("task/drop_group", "critic")
     while scene.run("task/drop_group", "critic")[0] != b"done":
         pass
@@ -331,7 +332,7 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
         scene.cost(scene.beat("me"), b"")
         scene.cost("task/stats", "default")
         scene.cost("doctor/examine", "")
-        scene.cost("saving/snapshot", "task")
+        scene.cost(ReadTask())
         scene.cost("task/versions", "default", "")
         scene.note("put", lambda: scene.fill(1, policy_version=1))
         scene.note("take", lambda: scene.take("me", 1))
@@ -561,7 +562,7 @@ def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
     compare(build, 100, tags=["score", "kind"], max_staleness=9, keep_groups=10**6)
 
 
-SAVING = ["snapshot", "restore_begin", "restore", "restore_end"]
+SAVING = ["snapshot", "records", "restore_begin", "restore", "restore_end"]
 
 
 def _begun(store: TaskStore, path: Path) -> Restoring:

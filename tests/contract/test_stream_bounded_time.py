@@ -16,6 +16,7 @@ from redrb.connection.scanning import scan
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.saving.calls import ReadRecords, ReadTask
 from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from tests.samples import numbered
@@ -108,8 +109,8 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run("task/discard", "default", rare[20 + turn])
         scene.run("task/expire", "default", EXPIRE_GROUPS, "discard", 100, 98, "-", "completed")
         scene.run("task/expire", "default", EXPIRE_GROUPS, "keep", 100, 98, "-", "completed")
-        scene.run("saving/snapshot", "task")
-        scene.run("saving/snapshot", "entries", 1, "default", *range(500_000, 500_032))
+        scene.run(ReadTask())
+        scene.run(ReadRecords(["default"], list(map(str, range(500_000, 500_032)))))
         for count in (1, 32):
             scene.run("put/evict", f"e{count}.{turn}", 1, 0, count, 3000, 0, MOST_EVICTED)
         scene.run("task/drop_group", "late")

@@ -150,6 +150,7 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
         "task/observe",
         "task/count",
         "saving/restore_look",
+        "saving/records",
         "saving/snapshot",
         "task/stats",
         "task/versions",

@@ -69,12 +69,13 @@ local function all_settings(held)
   return reply
 end
 
--- The fields of the task that a copy of it has, too: a flat list name, value, ...
+-- The fields of the task that a copy of it has, too, by name; nil if there are none.
 local function task_fields()
-  local found, stored = {}, redis.call('HGETALL', task) -- bound: settings and counters of the task
+  local found, stored = nil, redis.call('HGETALL', task) -- bound: settings and counters of the task
   for i = 1, #stored, 2 do
     if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
-      found[#found + 1], found[#found + 2] = stored[i], stored[i + 1]
+      found = found or {}
+      found[stored[i]] = stored[i + 1]
     end
   end
   return found

@@ -31,8 +31,4 @@ if earlier and earlier ~= token then
   drop_stage(earlier)
 end
 redis.call('SET', key('restoring'), token, 'PX', ask.ttl_ms)
-local fields, flat = {}, task_fields()
-for i = 1, #flat, 2 do -- bound: settings and counters of the task
-  fields[flat[i]] = flat[i + 1]
-end
-return cmsgpack.pack({outcome = 'begun', fields = #flat > 0 and fields or nil, groups = groups()})
+return cmsgpack.pack({outcome = 'begun', fields = task_fields(), groups = groups()})

@@ -10,9 +10,80 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from redrb.lua.calls import Call
+from redrb.stream.saving.records import Need
 
 PartKind: TypeAlias = Literal["task", "entries", "dead", "puts", "sources", "refreshed", "end"]
 """Kinds of the records of a part, as `redrb/lua/saving/restore.lua` lists them."""
+
+
+class ReadGroup(msgspec.Struct, frozen=True):
+    """A consumer group of a task that is saved.
+
+    Attributes:
+        name: Its name.
+        counters: Its ledger.
+        leased: Groups that it leases.
+        staleness: As in `ConsumerGroup`.
+    """
+
+    name: str
+    counters: dict[str, int]
+    leased: int
+    staleness: dict[str, int] = {}
+
+
+class TaskReply(msgspec.Struct, frozen=True):
+    """A task without its groups.
+
+    Attributes:
+        exists: Whether there is such a task.
+        fields: Its settings and counters.
+        newest_letter: Id of the last dead letter; "": there is none.
+        groups: Its consumer groups.
+    """
+
+    exists: bool
+    fields: dict[str, str] = {}
+    newest_letter: str = ""
+    groups: list[ReadGroup] = []
+
+
+class ReadTask(Call[TaskReply], frozen=True):
+    """Read a task without its groups; writes nothing."""
+
+    script: ClassVar = "saving/snapshot"
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """Where a group stands: as in `GroupRecord`."""
+
+    archived: str
+    needs: tuple[Need, ...]
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records of groups; their facts come behind it, b"" of those that were deleted meanwhile.
+
+    Attributes:
+        last: Newest id of the task; -1: there is no such task.
+        notes: Of each group.
+    """
+
+    last: int
+    notes: list[Notes] = []
+
+
+class ReadRecords(Call[Records], frozen=True):
+    """Read the records of groups whose entries were read just before; writes nothing.
+
+    Attributes:
+        groups: Consumer groups.
+        seqs: Ids of the groups, as texts.
+    """
+
+    script: ClassVar = "saving/records"
+    groups: list[str]
+    seqs: list[str]
 
 
 class Found(msgspec.Struct, frozen=True):
