@@ -11,9 +11,9 @@ from redrb.codec import encode_groups, parse_groups
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import Lease
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease_part import Draw, LeasePart
-from redrb.stream.take.calls import Outcome
 from tests.samples import numbered, numbers
 
 Ended = tuple[str, tuple[int, ...], int, bool]
