@@ -172,9 +172,9 @@ def pass_epochs(stream: ExperienceStream, count: int) -> None:
     store = stream._task.store
     for _ in range(count):
         store.client.execute("HSET", store.keys.task, "epoch_ms", 1)
-        stream._task.scripts.open({})
+        stream._task.reopen()
         while store.client.execute("HEXISTS", store.keys.task, "epoch_at"):
-            stream._task.scripts.open({})
+            stream._task.reopen()
 
 
 def forget_the_silent(stream: ExperienceStream) -> None:

@@ -12,7 +12,7 @@ from redrb.connection.deadline import within
 from redrb.dashboard.requests import GroupRequest, LetterRequest
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
-from redrb.stream.task.letter_changes import requeue_letters
+from redrb.stream.task.letter_changes import change_letters, requeue
 
 if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
     from redrb.browse import Tokenizer
@@ -106,7 +106,7 @@ class TaskGroups:
         """
         with within(ANSWER_S):
             stores = existing_task(self._client, request.task, namespace=self._namespace)
-            return requeue_letters(stores, request.group, request.ids)
+            return change_letters(requeue, stores, request.group, request.ids)
 
 
 def fitting(page: Any) -> Any:

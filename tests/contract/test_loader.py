@@ -293,7 +293,7 @@ def test_an_outage_is_an_error_after_the_batches_before_it(
     take = stream._taker.take
 
     def broken(*arguments: Any) -> Any:
-        if stream._task.scripts.stats("default")["waiting"] == 0:
+        if stream.stats().ledger.waiting == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 

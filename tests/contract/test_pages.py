@@ -169,10 +169,15 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),
-    "redrb.stream.task.reprioritizing.RESCORE_GROUPS": (groups.priorities_changed,),
-    "redrb.stream.task.scripts.MOVE_GROUPS": (groups.moved,),
-    "redrb.stream.task.scripts.REQUEUE_LETTERS": (groups.requeued, groups.letters_dropped),
-    "redrb.stream.task.scripts.SETTLE_GROUPS": (groups.settled,),
+    "redrb.stream.task.group_changes.GROUPS_OF_A_CALL": (
+        groups.priorities_changed,
+        groups.moved,
+        groups.settled,
+    ),
+    "redrb.stream.task.letter_changes.LETTERS_OF_A_CALL": (
+        groups.requeued,
+        groups.letters_dropped,
+    ),
     "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),
 }
 

@@ -24,7 +24,8 @@ from redrb.experience import Status
 from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
 from redrb.stream.take.calls import Take
-from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.task import configuring
+from redrb.stream.task.calls import Fill
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
 from tests.samples import numbered, numbers
@@ -46,12 +47,7 @@ def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> st
 @pytest.fixture
 def half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes die after the change, before the work that it leaves."""
-
-    def settled(self: TaskScripts, _: bytes, reply: list[bytes | None]) -> dict[str, str]:
-        texts = [word.decode() if word else "" for word in reply]
-        return dict(zip(texts[::2], texts[1::2], strict=True))
-
-    monkeypatch.setattr(TaskScripts, "_settled", settled)
+    monkeypatch.setattr(configuring, "fill", lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -282,7 +278,7 @@ def test_takes_finish_the_sorting_that_a_dead_process_has_begun(
     stream.configure(order=then)
     store = stream._task.store
     assert store.client.execute("HGET", store.keys.task, "unsorted") == f"0 {GROUPS}".encode()
-    store.run("task/fill")
+    store.call(Fill())
     put_groups(stream, 5)
     lease.release()
     stream.move(random.Random(1).sample(range(1, GROUPS + 1), 30), Status.ABORTED)
@@ -291,7 +287,7 @@ def test_takes_finish_the_sorting_that_a_dead_process_has_begun(
     resumed.resume(tmp_path / "saved")
     stream.expire(18, max_staleness=15)
     for each in (stream, resumed):
-        while each._task.store.run("task/fill") == b"more" and then == "prioritized":
+        while each._task.store.call(Fill()).more and then == "prioritized":
             pass
         lease = each.take(40, timeout=0)
         assert len(set(lease.ids)) == 40

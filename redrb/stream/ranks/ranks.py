@@ -14,6 +14,7 @@ from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
+from redrb.stream.task.inspection import count_waiting
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -139,7 +140,7 @@ class Ranks:
     def _end(self, request: PartRequest, attempt: int) -> None:
         """End an attempt for which ranks are missing; the errors count the groups that wait."""
         group, take = self._consumer.group, request.take
-        waiting = self._task.scripts.count(group, take.status, take.where)
+        waiting = count_waiting(self._store, group, take.status, take.where)
         self._rank_store.end(attempt, f"{waiting}")
 
     def _block(self, request: PartRequest, wait: Wait, reply: RankReply) -> None:

@@ -11,10 +11,9 @@ from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
 from redrb.weights.publishing.staging import StagingAttempt
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import call
+from redrb.weights.wire.calls import Advance, call
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -204,9 +203,8 @@ class Committer:
 
     def _advance(self, stream: bytes, version: int) -> bool:
         """Give a task the newest version; False when there is no such task."""
-        client, script = self._everywhere.at(stream), scripts.load("task/advance")
-        outcome, *_ = scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
-        return bool(outcome == b"ok")
+        client = self._everywhere.at(stream)
+        return Advance(version).run(client, [stream], retry_s=_FOLLOWER_S) >= 0
 
     def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
         return call(self._client, self._keys, script, *arguments, retry_s=retry_s)

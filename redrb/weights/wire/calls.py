@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
+from redrb.lua.calls import Call
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -71,3 +72,13 @@ def _foreign_keys(client: Client, keys: WeightKeys) -> dict[str, str]:
         if held not in (kind, b"none"):
             found[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
     return found
+
+
+class Advance(Call[int], frozen=True):
+    """Tell a task the newest weight version; returns the one that it knows now, -1 without a task.
+
+    Makers that may begin groups now are woken.
+    """
+
+    script: ClassVar = "task/advance"
+    version: int
