@@ -21,11 +21,13 @@ from redrb.connection.transport import Pipeline
 from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.task.calls import (
     Archived,
     Count,
@@ -613,9 +615,9 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         wait_for_parts(scene)
         scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
-        scene.cost("parts/due", 10_000)
+        scene.cost(FindDue(10_000))
         claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
+        scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
         scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
         scene.cost("doctor/examine", "")

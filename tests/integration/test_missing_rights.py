@@ -20,11 +20,13 @@ from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
 from redrb.experience import Status
 from redrb.keys import maker_key
-from redrb.lua.calls import Call
+from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.ranks.calls import AskPart, RankStep
+from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.task.calls import (
     Discard,
     DropGroup,
@@ -155,11 +157,13 @@ def test_scripts_of_a_task(user: User) -> None:
 def test_ranks_and_turns(user: User) -> None:
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
-    request = ("default", "me", 0, 1, 0, "2 x", 0, 0, 0, FOREVER_MS, 4, scene.incarnation)
-    asked = user.check("ranks/take", lambda: scene.run("ranks/take", *request))
-    assert asked[0] == b"form"
+    ask = AskPart(
+        *("default", "me", RankStep(0, 1, 0), "2 x", 0),
+        *(False, False, FOREVER_MS, scene.incarnation),
+    )
+    assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
     turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)
-    assert user.check("take/turn", lambda: scene.run(turn)) == "turn"
+    assert user.check(turn.script, lambda: scene.run(turn)) == "turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

@@ -6,6 +6,7 @@ import msgpack
 
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
+from redrb.stream.admission.calls import Admit, BeatMaker
 from redrb.stream.take.calls import Leave, Take, TakeRequest
 from redrb.stream.task.calls import Announce
 from tests.page_trials.bench import FOREVER_MS, LONG, Bench, put, until
@@ -118,17 +119,17 @@ def held_too_long(bench: Bench, count: int) -> None:
 
 def admit(bench: Bench, stream: ExperienceStream, maker: str, amount: int) -> list[int]:
     asked = (f"{maker}/1", amount, amount, 0, FOREVER_MS, FOREVER_MS, stream.incarnation, "series")
-    outcome, _, _, _, *numbers = bench.run("admission/admit", *asked)
-    assert (outcome, len(numbers)) == (b"granted", amount)
-    return [int(number) for number in numbers]
+    reply = bench.run(Admit(*asked))
+    assert (reply.outcome, len(reply.numbers)) == ("granted", amount)
+    return sorted(reply.numbers)
 
 
 def _reclaim(bench: Bench, stream: ExperienceStream, expected: int, *, living: int) -> None:
     lost = []
 
     def is_over() -> bool:
-        asked = ("other", FOREVER_MS, stream.incarnation, "", "")
-        lost.append(bench.run("admission/heartbeat", *asked)[1])
+        beat = BeatMaker("other", FOREVER_MS, stream.incarnation)
+        lost.append(bench.run(beat).taken_back)
         return sum(lost) == expected and bench.size("makers") == living
 
     until(is_over)
