@@ -21,8 +21,6 @@ from redrb.stream import waiting
 from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 
-pytestmark = pytest.mark.every_server
-
 FATES = {
     "available", "unmatched", "other_status", "leased_here", "leased_elsewhere", "acked", "expired",
     "filtered", "evicted", "dead",
@@ -233,6 +231,7 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         CALLS[call](stream)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("call", "error"),
     [
