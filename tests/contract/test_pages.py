@@ -232,7 +232,7 @@ _PAGE_NAME = re.compile(
 def cases(trials: Mapping[str, tuple[Trial, ...]]) -> list[object]:
     """Return each page with each of its trials and each count.
 
-    On every backend the first trial of each page runs far beyond it; the others run on one server.
+    The first trial of each page runs far beyond it on one backend; the others on one server.
     """
     found: list[object] = []
     for page, of_page in trials.items():
