@@ -123,11 +123,11 @@ def values_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tens
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 5, 6)])
-def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    items = [make(tensors={"x": values_of(dtype, shape, seed)}) for seed in range(3)]
-    assert_same(trip(items), items)
-    assert_same([trip([item])[0] for item in items], items)
+def test_every_dtype_and_shape_comes_back(dtype: torch.dtype) -> None:
+    for shape in [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 5, 6)]:
+        items = [make(tensors={"x": values_of(dtype, shape, seed)}) for seed in range(3)]
+        assert_same(trip(items), items)
+        assert_same([trip([item])[0] for item in items], items)
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
@@ -463,7 +463,7 @@ def test_decode_batch_is_make_experience_batch(groups: list[list[BufferItem]], s
 
 
 @given(samples(), samples(), st.sampled_from(["left", "right"]))
-@quick
+@settings(quick, max_examples=40)
 def test_many_parsed_at_once_make_the_same_batch(
     groups: list[list[BufferItem]], others: list[list[BufferItem]], side: Side
 ) -> None:

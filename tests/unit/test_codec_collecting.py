@@ -151,21 +151,6 @@ def test_a_number_whose_sign_stands_elsewhere_keeps_it() -> None:
     assert found.item() == -1
 
 
-@pytest.mark.parametrize(
-    ("tensor", "match"),
-    [
-        (torch.zeros(2, dtype=torch.complex64), "complex64"),
-        (torch.empty(2, device="meta"), "plain memory|meta"),
-        (torch.ones(2, 3).to_sparse(), "plain memory|[Ss]parse"),
-        (torch.empty((1,) * 9), "at most 8 dimensions"),
-        (torch.empty(0, 2**31, 2), "elements"),
-    ],
-)
-def test_tensors_that_cannot_be_stored_are_named(tensor: Tensor, match: str) -> None:
-    with pytest.raises((EncodeError, NotImplementedError), match=match):
-        encode_groups([[numbered(0, tensors={"x": tensor})]])
-
-
 def test_a_tensor_whose_storage_was_freed_is_refused() -> None:
     freed = torch.ones(40)
     freed.untyped_storage().resize_(0)

@@ -87,19 +87,7 @@ def test_another_side_is_an_error(side: Any) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bool,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
 def test_padding_keeps_the_dtype(side: str, dtype: torch.dtype) -> None:
     padded = _zero_pad_sequences([torch.ones(2).to(dtype), torch.ones(4).to(dtype)], side)
     assert padded.dtype == dtype
@@ -140,12 +128,11 @@ def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("scalars", [True, False])
 @pytest.mark.parametrize("masks", [True, False])
-@pytest.mark.parametrize("seed", range(4))
 def test_split_returns_the_samples_that_make_was_given(
-    side: Any, scalars: bool, masks: bool, seed: int
+    side: Any, scalars: bool, masks: bool
 ) -> None:
-    dice = random.Random(seed)
-    items = [random_item(dice, scalars=scalars, masks=masks) for _ in range(6)]
+    dice = random.Random(0)
+    items = [random_item(dice, scalars=scalars, masks=masks) for _ in range(12)]
     batch = make_experience_batch(items, side=side)
     for got, expected in zip(split_experience_batch(batch), items, strict=True):
         if not masks:  # made by the batch, and right
@@ -165,11 +152,6 @@ def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side: Any
     with pytest.raises(RecordError, match="values") as caught:
         make_experience_batch([item(4, 2, values=scalar), item(4, 2, values=vector)], side=side)
     assert caught.value.field == "values"
-
-
-def test_masks_that_are_none_are_none_in_every_sample() -> None:
-    items = split_experience_batch(make_experience_batch([item(3, 2), item(3, 2)]))
-    assert all(item.attention_mask is None and item.action_mask is None for item in items)
 
 
 def test_a_row_whose_mask_is_zero_everywhere_stays_whole() -> None:
