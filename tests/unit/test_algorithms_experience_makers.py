@@ -139,20 +139,6 @@ def test_a_function_may_score() -> None:
         maker.make_experience(PROMPTS, **options())
 
 
-def test_a_tensor_of_prompts_is_enough() -> None:
-    made = naive().make_experience(torch.tensor([[5, 6], [7, 8]]), **options())
-    assert len(made) == 2
-    assert of(made, "attention_mask")[:, :2].all()
-
-
-@pytest.mark.parametrize("inputs", [[[5, 6]], "text", 7])
-def test_unusable_inputs_are_refused_by_name(inputs: object) -> None:
-    with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):
-        naive().make_experience(inputs, **options())
-    with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):
-        GRPOExperienceMaker(PlainActor(), lengths).make_experience(inputs, **options())
-
-
 def test_networks_run_in_eval_mode_and_get_their_modes_back() -> None:
     maker = naive()
     seen = []
@@ -220,13 +206,6 @@ def test_every_prompt_is_a_group_with_a_unique_name() -> None:
     assert given.group_id == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
     with pytest.raises(RecordError, match="1 group_ids came for 3 prompts"):
         grpo().make_experience(PROMPTS, group_ids=["a"], **options())
-
-
-def test_without_the_division_by_std() -> None:
-    made = grpo(scale_by_std=False).make_experience(PROMPTS, **options())
-    reward = of(made, "reward").view(3, 4)
-    expected = (reward - reward.mean(1, keepdim=True)).flatten()
-    torch.testing.assert_close(of(made, "advantages"), expected)
 
 
 def test_a_references_log_probs_travel() -> None:

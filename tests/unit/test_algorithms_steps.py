@@ -410,11 +410,10 @@ def test_ppo_learns() -> None:
     assert history[-1]["critic_loss"] < history[0]["critic_loss"]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.01])
-def test_grpo_learns(beta: float) -> None:
+def test_grpo_learns() -> None:
     actor = seeded(PlainActor)
     maker = GRPOExperienceMaker(actor, share, copy.deepcopy(actor), group_size=8)
-    step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=beta)
+    step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=0.01)
     history = []
     for number in range(30):
         batch = maker.make_experience(prompts(4, 3, number), **options(number))

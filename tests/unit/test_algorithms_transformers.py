@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -201,13 +199,3 @@ def test_ppo_learns() -> None:
     assert rewards[0] < 0.2
     assert sum(rewards[-3:]) / 3 > 0.6
     assert sum(second < first for first, second in losses) > 12  # the second step on a batch
-
-
-def test_the_algorithms_do_without_transformers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import redrb.algorithms, sys; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "transformers" not in done.stdout.split()

@@ -106,8 +106,14 @@ def hostile_state() -> State:
     return replace(state, namespace=HOSTILE, tasks=tasks, weights=weights, servers=servers * 3)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (20, 3), (1, 1)])
-@pytest.mark.parametrize("view", [view_of(hostile_state()), view_of(None, error=HOSTILE)])
+@pytest.mark.parametrize(
+    ("view", "size"),
+    [
+        (view_of(hostile_state()), (80, 24)),
+        (view_of(hostile_state()), (20, 3)),
+        (view_of(None, error=HOSTILE), (1, 1)),
+    ],
+)
 def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]) -> None:
     async def visit(pilot: Pilot[Any]) -> None:
         for key in ("enter", "escape", "tab", "enter", "escape", "tab", "enter", "question_mark"):
