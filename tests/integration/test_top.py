@@ -178,9 +178,7 @@ def test_piped_it_prints_one_picture_or_json(filled: str, namespace: str) -> Non
 
 
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
-@pytest.mark.parametrize(
-    "words", [("top", "--json"), ("ls", "--json"), ("stats", "math", "--json")]
-)
+@pytest.mark.parametrize("words", [("top", "--json"), ("stats", "math", "--json")])
 def test_watched_commands_print_line_after_line(
     filled: str, namespace: str, words: tuple[str, ...]
 ) -> None:

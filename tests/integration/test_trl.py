@@ -174,14 +174,14 @@ def test_a_trainer_that_fails_between_steps_loses_nothing(
     assert (ledger.acked, ledger.waiting) == (0, 3)
 
 
-@pytest.mark.parametrize("bound", [0, 1, 4])
 @pytest.mark.parametrize(
-    "passes",
+    ("bound", "passes"),
     [
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 4},
-        {"gradient_accumulation_steps": 1, "steps_per_generation": 4},
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
+        (0, {"gradient_accumulation_steps": 4, "steps_per_generation": 4}),
+        (1, {"gradient_accumulation_steps": 4, "steps_per_generation": 4}),
+        (0, {"gradient_accumulation_steps": 1, "steps_per_generation": 4}),
+        (0, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}),
+        (4, {"gradient_accumulation_steps": 2, "steps_per_generation": 3}),
     ],
 )
 def test_makers_wait_for_no_step_and_no_group_expires(

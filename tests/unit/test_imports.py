@@ -13,6 +13,7 @@ STEPS: list[tuple[str, set[str]]] = [
     ("import redrb, redrb.weights", {"torch", "numpy", "redis"}),
     ("from redrb import cli; ended(cli.main, ['--help'])", {"torch", "numpy", "redis", "rich"}),
     ("ended(cli.main, ['settings', 'sorting'])", {"torch"}),
+    ("from redrb.workers import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
     ("import redrb.algorithms", {"transformers"}),
     (
         "import redrb.workers.trainer, redrb.workers.maker, redrb.runtime.event_callbacks",
