@@ -42,7 +42,6 @@ class Worker:
 
     def until(self, event: str) -> None:
         """Read events until the named one."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if json.loads(line)["event"] == event:
                 return

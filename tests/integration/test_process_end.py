@@ -87,7 +87,6 @@ def test_a_program_without_close_has_ended(
     assert ended.returncode == 0, ended.stderr
     state = StateReader(owner, namespace).look()
     assert lives(state) == ["ended"]
-    assert state.tasks[0].main is not None
     assert state.tasks[0].main.stats.ledger.put == 1
     assert not [each for each in findings_of(state) if each.code == "dead-worker"]
 

@@ -46,7 +46,6 @@ class Run:
 
     def until(self, words: str) -> str:
         """Read lines until one has these words; returns it."""
-        assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.output += line
             if words in line:

@@ -188,7 +188,6 @@ def test_watched_commands_print_line_after_line(
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         for _ in range(3):
             assert json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)

@@ -46,7 +46,6 @@ class Process:
     def until(self, event: str, count: int = 1) -> list[Event]:
         """Read metrics until `event` came `count` times; returns these."""
         found: list[Event] = []
-        assert self.popen.stdout is not None
         for line in self.popen.stdout:
             record = json.loads(line)
             if record["event"] == event:

@@ -191,7 +191,6 @@ def test_groups_are_compared_within_themselves() -> None:
     assert advantages.abs().sum() > 0
     for row, item in enumerate(split_experience_batch(made)):
         prompt = PROMPTS["input_ids"][row // 4][PROMPTS["attention_mask"][row // 4].bool()]
-        assert item.sequences is not None
         assert item.sequences[: len(prompt)].tolist() == prompt.tolist()
         assert item.policy_version == 5
 
@@ -236,16 +235,14 @@ def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -
     if algorithm == "grpo":
         given["eos_token_id"] = None
     made = maker.make_experience(PROMPTS, policy_version=2, **given)
-    assert made.token_versions is not None
     assert made.token_versions.dtype == torch.int64
-    assert made.token_versions.shape == made.action_mask.shape  # type: ignore[union-attr]
+    assert made.token_versions.shape == made.action_mask.shape
     assert made.policy_version == [2] * len(made)  # of the first token nothing is known
     versions = iter([4, 4, 6, 7, 7])
     made = maker.make_experience(PROMPTS, policy_version=2, **given)
     assert made.policy_version == [4] * len(made)
     assert made.token_versions is not None
     mask, expected = made.action_mask, torch.tensor([4, 4, 6, 7, 7])
-    assert mask is not None
     for row, counts in zip(made.token_versions, mask.bool(), strict=True):
         assert torch.equal(row[counts], expected[: len(row)][counts])
         assert bool((row[~counts] == -1).all())

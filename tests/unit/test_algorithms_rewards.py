@@ -74,7 +74,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(RecordError, match=r"no key 'solution'; .* 'answer', 'level'"):
         made(Reward(len), extras=["solution"])
     with pytest.raises(ConfigError, match="function=3"):
-        Reward(3)  # type: ignore[arg-type]
+        Reward(3)
 
 
 async def slow(completion: Completion) -> float:

@@ -59,7 +59,7 @@ def decode_all(layout: GroupLayout) -> None:
     )
     for side in ("left", "right"):
         try:
-            assert len(decode_batch([layout], side=side).extras) == layout.samples  # type: ignore[arg-type]
+            assert len(decode_batch([layout], side=side).extras) == layout.samples
         except RecordError:
             continue
 

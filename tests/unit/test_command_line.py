@@ -57,7 +57,7 @@ def test_commands_that_need_no_redis_print_json(
 
     rights = printed("acl", "--role", "observer", "--task", "math")
     assert rights["user"] == "observer"
-    assert rights["command"] == f"ACL SETUSER observer on {' '.join(rights['rules'])}"  # type: ignore[arg-type]
+    assert rights["command"] == f"ACL SETUSER observer on {' '.join(rights['rules'])}"
     file = tmp_path / "mine.py"
     assert printed("new", "plain", str(file)) == {"file": str(file), "kind": "plain"}
 

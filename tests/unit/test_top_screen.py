@@ -39,7 +39,7 @@ class Observer:
 
 
 def top(view: View, **options: Any) -> Top:
-    return Top(Observer(view), options.pop("where", WHERE), **options)  # type: ignore[arg-type]
+    return Top(Observer(view), options.pop("where", WHERE), **options)
 
 
 def shown(pilot: Pilot[Any]) -> list[str]:
@@ -190,8 +190,8 @@ def test_a_row_stays_selected_when_others_come_and_go() -> None:
         assert "WORKERS of math (400)" in "\n".join(shown(pilot))
         assert "maker-148" in "\n".join(shown(pilot))
         fewer = replace(crowded, workers=many[100:])
-        app.observer.view = view_of(replace(state, tasks=(fewer, code)))  # type: ignore[attr-defined]
-        app.screen.draw()  # type: ignore[attr-defined]
+        app.observer.view = view_of(replace(state, tasks=(fewer, code)))
+        app.screen.draw()
         await pilot.press("enter")
         assert "maker-148" in "\n".join(shown(pilot))
         assert "maker of task math" in "\n".join(shown(pilot))

@@ -153,8 +153,8 @@ def test_every_sample_carries_what_training_needs(namespace: str) -> None:
             groups, batch = lease.groups(), lease.batch()
             lease.ack()
     items = [item for group in groups for item in group]
-    assert len({len(item.sequences) for item in items}) > 1  # type: ignore[arg-type]
-    assert len({int(item.action_mask.sum()) for item in items}) > 1  # type: ignore[union-attr]
+    assert len({len(item.sequences) for item in items}) > 1
+    assert len({int(item.action_mask.sum()) for item in items}) > 1
     for group in groups:
         assert len(group) == 4
         assert len({item.group_id for item in group}) == 1
@@ -163,8 +163,8 @@ def test_every_sample_carries_what_training_needs(namespace: str) -> None:
             assert item.tags["maker"] == "m-x"
             assert item.extras["text"]
             assert [name for name in STANDARD_FIELDS if getattr(item, name) is None] == []
-    assert batch.advantages.shape == batch.action_mask.shape  # type: ignore[union-attr]
-    assert set(batch.reward.tolist()) <= {0.0, 1.0}  # type: ignore[union-attr]
+    assert batch.advantages.shape == batch.action_mask.shape
+    assert set(batch.reward.tolist()) <= {0.0, 1.0}
 
 
 def test_a_maker_changes_weights_in_mid_generation(namespace: str) -> None:
@@ -191,8 +191,7 @@ def test_a_maker_changes_weights_in_mid_generation(namespace: str) -> None:
             items = stream.take(48, timeout=10).items()
     mixed = 0
     for item in items:
-        assert item.token_versions is not None
-        versions = item.token_versions[item.action_mask.bool()].tolist()  # type: ignore[union-attr]
+        versions = item.token_versions[item.action_mask.bool()].tolist()
         assert versions == sorted(versions)
         assert item.policy_version == versions[0] >= 1
         mixed += versions[0] < versions[-1]
