@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -19,8 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from redrb.connection import deadline, stopping
-from redrb.connection.deadline import GRACE_S
+from redrb.connection.deadline import EXIT_S, GRACE_S, Deadline, here
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
@@ -46,6 +44,7 @@ class Client:
         min_replicas: Replicas that must confirm a put before it returns.
     """
 
+    retry_s = 60.0
     min_replicas = 0
 
     def __init__(
@@ -55,7 +54,6 @@ class Client:
         where: str,
         url: str,
         server_version: tuple[int, ...],
-        retry_s: float,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._lender = lender
@@ -63,7 +61,6 @@ class Client:
         self.where = where
         self.url = url
         self.server_version = server_version
-        self.retry_s = retry_s
         self._outage: Outage | None = None
         self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
 
@@ -90,7 +87,7 @@ class Client:
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        with deadline.within(deadline.EXIT_S):
+        with Deadline(at_most=EXIT_S):
             for end in list(self.before_close.values()):
                 end(failed)
         self._lender.close()
@@ -109,12 +106,13 @@ class Client:
             StoreUnavailable: Redis stayed away.
             StoreError: Redis answered with an error.
         """
-        seconds = self.retry_s if retry_s is None else min(retry_s, self.retry_s)
-        with deadline.within(seconds + GRACE_S):
-            return self._retrying(attempt, seconds)
+        seconds = min(
+            self.retry_s if retry_s is None else min(retry_s, self.retry_s), here().repeats_s
+        )
+        with Deadline(at_most=seconds + GRACE_S) as deadline:
+            return self._retrying(attempt, seconds, deadline)
 
-    def _retrying(self, attempt: Callable[[], T], seconds: float) -> T:
-        until = time.monotonic() + seconds
+    def _retrying(self, attempt: Callable[[], T], seconds: float, deadline: Deadline) -> T:
         try:
             result = attempt()  # the code below costs more than a small request
             if self._outage is not None:
@@ -128,9 +126,9 @@ class Client:
             again = _FailedOnce(error, attempt)
         retries = Retrying(
             retry=retry_if_exception(is_transient),
-            stop=lambda _: stopping.asked() or deadline.over() or time.monotonic() >= until,
+            stop=lambda _: bool(deadline.stop) or deadline.passed or deadline.waited_s >= seconds,
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
-            sleep=lambda pause_s: stopping.pause(deadline.most_s(pause_s)),
+            sleep=deadline.pause,
             before_sleep=partial(self._prepare_again, seconds),
             reraise=True,
         )

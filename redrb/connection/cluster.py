@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError, MovedError, RedisError
 from redis.exceptions import ConnectionError as Broken
 
 from redrb.connection.client import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.lending import Connections, refuse_closed
 from redrb.connection.transport import Pipeline, Reply
@@ -149,7 +149,7 @@ class Topology:
     def _ask(self, endpoint: Endpoint) -> Reply:
         connection: Any = self._dial(endpoint).make_connection()
         try:
-            with within(self._timeout):
+            with Deadline(at_most=self._timeout):
                 connection.connect()
                 connection.send_command("CLUSTER", "SLOTS")
                 return connection.read_response()
@@ -186,12 +186,9 @@ class Cluster(Client):
         where: str,
         url: str,
         server_version: tuple[int, ...],
-        retry_s: float,
     ) -> None:
         lender = _NoLender(topology)
-        super().__init__(
-            lender, where=where, url=url, server_version=server_version, retry_s=retry_s
-        )
+        super().__init__(lender, where=where, url=url, server_version=server_version)
         self.topology = topology
         self._bound: dict[int, Client] = {}
 
@@ -207,16 +204,18 @@ class Cluster(Client):
         Raises:
             StoreUnavailable: No node could be reached.
         """
-        return [
+        clients = [
             Client(
                 node.connections,
                 where="{}:{}".format(*node.endpoint),
                 url=self.url,
                 server_version=self.server_version,
-                retry_s=self.retry_s,
             )
             for node in self.retrying(self.topology.primaries)
         ]
+        for client in clients:
+            client.retry_s = self.retry_s
+        return clients
 
 
 class _SlotClient(Client):
@@ -228,9 +227,8 @@ class _SlotClient(Client):
             where=cluster.where,
             url=cluster.url,
             server_version=cluster.server_version,
-            retry_s=cluster.retry_s,
         )
-        self.min_replicas = cluster.min_replicas
+        self.retry_s, self.min_replicas = cluster.retry_s, cluster.min_replicas
         self._cluster = cluster
         self._slot = slot
 

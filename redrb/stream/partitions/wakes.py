@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.client import Sent
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreError
@@ -34,7 +34,7 @@ def wait_for_any(waiters: Iterable[tuple[TaskStore, str]], seconds: float) -> No
     for store, waiter in waiters:
         wakes.setdefault(store.client, []).append(store.keys.wake(waiter))
     try:
-        with within(seconds + GRACE_S):
+        with Deadline(seconds):
             if len(wakes) == 1:
                 (client, names), *_ = wakes.items()
                 client.once("BLPOP", *names, f"{seconds:.3f}")

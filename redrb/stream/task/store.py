@@ -7,8 +7,8 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from redrb.connection import Client, deadline
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection import Client
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.failures import is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
@@ -63,16 +63,14 @@ class TaskStore:
         with Reading(f"the number of partitions of task {self.task!r}"):
             return int(stored or 1)
 
-    def run(
-        self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None
-    ) -> Reply:
+    def run(self, script: str, arguments: Sequence[Argument] = ()) -> Reply:
         """Run a script such as "task/open" on this task, and repeat it while Redis is away.
 
         Raises:
-            StoreUnavailable: Redis stayed away for `retry_s`.
+            StoreUnavailable: Redis stayed away.
             StoreError: The server or the script answered with an error.
         """
-        return run(self.client, load(script), self.script_keys, arguments, retry_s=retry_s)
+        return run(self.client, load(script), self.script_keys, arguments)
 
     def pages(
         self, script: str, arguments: Sequence[Argument] = (), *, all_of_them: bool = True
@@ -92,7 +90,7 @@ class TaskStore:
             yield reply
             if b"more" not in (reply, reply[0]):
                 return
-            if deadline.over():
+            if here().passed:
                 if all_of_them:
                     raise self.unfinished()
                 return
@@ -154,7 +152,7 @@ class TaskStore:
         """
         wakes = map(self.keys.wake, waiters)
         try:
-            with within(seconds + GRACE_S):
+            with Deadline(seconds):
                 block = f"{max(seconds, _SHORTEST_BLOCK_S):.3f}"
                 return self.client.once("BLPOP", *wakes, block) is not None
         except RedisError as error:
