@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from types import TracebackType
@@ -231,6 +231,14 @@ class Client:
         outage, self._outage = self._outage, None
         if outage is not None:
             outage.over(who=self)
+
+
+def scan(client: Client, pattern: str) -> Iterator[bytes]:
+    """Yield the keys of one server that match a pattern; a key may come twice."""
+    cursor = b""
+    while cursor != b"0":
+        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
+        yield from found
 
 
 def check_client(client: object) -> None:

@@ -187,7 +187,7 @@ class Cluster(Client):
         url: str,
         server_version: tuple[int, ...],
     ) -> None:
-        lender = _NoLender(topology)
+        lender = _ClusterLender(topology, None)
         super().__init__(lender, where=where, url=url, server_version=server_version)
         self.topology = topology
         self._bound: dict[int, Client] = {}
@@ -223,7 +223,7 @@ class _SlotClient(Client):
 
     def __init__(self, cluster: Cluster, slot: int) -> None:
         super().__init__(
-            _SlotLender(cluster.topology, slot),
+            _ClusterLender(cluster.topology, slot),
             where=cluster.where,
             url=cluster.url,
             server_version=cluster.server_version,
@@ -274,10 +274,10 @@ class _SlotClient(Client):
         return attempt()
 
 
-class _SlotLender:
-    """Lends connections of the node that serves a slot."""
+class _ClusterLender:
+    """Lends connections of the node that serves a slot; without a slot it refuses to."""
 
-    def __init__(self, topology: Topology, slot: int) -> None:
+    def __init__(self, topology: Topology, slot: int | None) -> None:
         self._topology = topology
         self._slot = slot
 
@@ -286,33 +286,15 @@ class _SlotLender:
         return self._topology.closed
 
     def lend(self) -> AbstractContextManager[redis.Connection]:
+        if self._slot is None:
+            raise ConfigError(
+                "on a cluster the node depends on the key: send requests through client.at(key), "
+                "or to each of client.primaries()."
+            )
         return self._topology.serving(self._slot).connections.lend()
 
     def renew(self) -> None:
         """Close nothing: `_SlotClient` asks for the node again after each failure."""
-
-    def close(self) -> None:
-        self._topology.close()
-
-
-class _NoLender:
-    """Refuses to lend: the node depends on the key."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-
-    @property
-    def closed(self) -> bool:
-        return self._topology.closed
-
-    def lend(self) -> AbstractContextManager[redis.Connection]:
-        raise ConfigError(
-            "on a cluster the node depends on the key: send requests through client.at(key), or to "
-            "each of client.primaries()."
-        )
-
-    def renew(self) -> None:
-        """Close nothing: it has no connections."""
 
     def close(self) -> None:
         self._topology.close()

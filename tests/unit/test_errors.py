@@ -22,8 +22,7 @@ from redrb.connection.failures import (
     translate,
 )
 from redrb.connection.lending import Connections
-from redrb.connection.url import parse_address
-from redrb.connection.url_options import COMMON, TCP, TLS
+from redrb.connection.url import COMMON, TCP, TLS, parse_address
 
 SECRET = "hunter2!"
 

@@ -21,7 +21,7 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
-from redrb.stream.waiting import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS
 
 _log = logging.getLogger("redrb")
 

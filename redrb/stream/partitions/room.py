@@ -14,7 +14,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import RoomReply
 from redrb.stream.task.reach import Reach
-from redrb.stream.waiting import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS
 
 _log = logging.getLogger("redrb")
 

@@ -8,8 +8,7 @@ import uuid
 from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.connection.transport import Argument
 from redrb.errors import StoreError
-from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 TURN_MS = 5000
 """Silence of the take whose turn it is after which the turn passes to the next take."""

@@ -20,7 +20,6 @@ from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import refused
 from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
@@ -269,7 +268,7 @@ class Producer:
                 self._reopen(pending)
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
-                refused(self._task.name, self._task.store.keys.puts, reply.epoch)
+                self._task.store.refused(self._task.store.keys.puts, reply.epoch)
             else:
                 self._make_room(attempt, reply)
             attempt.chunk = pending.chunk()

@@ -16,7 +16,6 @@ from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
 from redrb.stream.task.origin import Origin, OriginState, Source
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import refused
 
 MOST_GROUPS = 256
 """Most groups of one put, dropped ones included: the script looks at the records of all."""
@@ -90,7 +89,7 @@ class Receiver:
             found |= {place: stored[sources[place]] for place in page if sources[place] in stored}
             before, left = len(left), [place for place in left if place not in found]
             if len(left) == before:
-                refused(self._task.name, origin.name, before)
+                self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
     def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:

@@ -10,8 +10,7 @@ from redrb.errors import ConfigError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import PutReply, PutScripts
-from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 

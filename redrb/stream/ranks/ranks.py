@@ -15,8 +15,8 @@ from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import QUEUE_TTL_MS
 
 
 class RankTakes(Protocol):

@@ -14,8 +14,8 @@ from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
 from redrb.stream.take.scripts import Ending, TakeReply, TakeRequest, TakeScripts
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import QUEUE_TTL_MS
 
 
 class Taker:

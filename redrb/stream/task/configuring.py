@@ -14,7 +14,6 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_fields, settings_in
-from redrb.stream.waiting import refused
 
 FIXED = {
     "partitions": (
@@ -85,4 +84,4 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | 
             after = scripts.configure(revision, before["revision"], changed)
             if after is not None:
                 return after
-            refused(store.task, before["revision"])
+            store.refused(before["revision"])

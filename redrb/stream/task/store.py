@@ -19,7 +19,13 @@ from redrb.lua.scripts import add_to, load, run, scripted_request
 
 T = TypeVar("T")
 
-_SHORTEST_BLOCK_S = 0.001
+QUEUE_TTL_MS = 3000
+"""Time for which a waiter that stopped looking keeps its place in the queue."""
+
+MOST_REFUSALS = 3
+"""Refusals for the same reason, in one call, after which the task's keys count as damaged."""
+
+SHORTEST_BLOCK_S = 0.001
 """Smallest timeout of BLPOP; 0 would block for ever."""
 
 
@@ -103,6 +109,26 @@ class TaskStore:
             where=self.client.where,
         )
 
+    def refused(self, *state: object) -> None:
+        """Note that a script has refused a request, which is sent again in the state read since.
+
+        Args:
+            state: The state: revision of the settings, epoch, and the like.
+
+        Raises:
+            StoreError: It was refused several times in this state, or after the time was up.
+        """
+        deadline = here()
+        reason = (self.task,) if deadline.pages_over else (self.task, *state)
+        deadline.refusals[reason] += 1
+        if deadline.refusals[reason] > MOST_REFUSALS:
+            raise StoreError(
+                f"task {self.task!r}: its scripts refuse the settings that Redis has just "
+                "returned, so its keys are damaged, or other processes change its settings all the "
+                "time. A change of any setting (`redrb set`) writes the rules anew that the "
+                "scripts read."
+            )
+
     def request(
         self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
     ) -> Request[T]:
@@ -153,7 +179,7 @@ class TaskStore:
         wakes = map(self.keys.wake, waiters)
         try:
             with Deadline(seconds):
-                block = f"{max(seconds, _SHORTEST_BLOCK_S):.3f}"
+                block = f"{max(seconds, SHORTEST_BLOCK_S):.3f}"
                 return self.client.once("BLPOP", *wakes, block) is not None
         except RedisError as error:
             if not is_transient(error):

@@ -23,7 +23,6 @@ from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, read_settings, setting_text
-from redrb.stream.waiting import refused
 
 
 class Follower:
@@ -144,7 +143,7 @@ class Task:
         now = self.description
         incarnation = now.incarnation
         if refused_here:
-            refused(self.name, self.store.keys.stream, incarnation, now.revision, now.kind)
+            self.store.refused(self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
         for group in tuple(self._joined):

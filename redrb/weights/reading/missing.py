@@ -10,8 +10,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
+from redrb.connection.client import scan
 from redrb.connection.deadline import Deadline
-from redrb.connection.scanning import scan
 from redrb.errors import StoreDenied, StoreError
 from redrb.keys import WeightKeys
 
