@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from redrb.commands import run, settings
 from redrb.commands.arguments import STATUS, Commands
-from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -95,6 +94,7 @@ def names(kind: str, words: Sequence[str] = ()) -> Iterator[str]:
     A shell splits and expands them, so others than usual names are left out.
     """
     from redrb.connection import connect
+    from redrb.connection.deadline import Deadline
     from redrb.errors import RedrbError
     from redrb.keys import is_name
     from redrb.registry import Registry

@@ -14,7 +14,6 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from redrb import environment
 from redrb.commands.output import printable_lines
-from redrb.connection.deadline import Deadline
 from redrb.errors import RedrbError, StoreError
 
 Run = Callable[[argparse.Namespace], int]
@@ -79,6 +78,8 @@ def _repeated(run: Run, look_s: float) -> Run:
 
 def _print(run: Run, options: argparse.Namespace, look_s: float) -> None:
     """Look once; that Redis is away is said, and the next look tries again."""
+    from redrb.connection.deadline import Deadline
+
     try:
         with Deadline(at_most=look_s):
             run(options)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.options import CommandParser, add_options, settings_from
 from redrb.workers.ending import end, exit_status
@@ -50,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _work(function: str, settings: StageSettings) -> None:
+    from redrb.connection.deadline import Deadline
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:

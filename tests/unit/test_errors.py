@@ -164,7 +164,6 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         where=address.where,
         url=url,
         server_version=(7,),
-        retry_s=1,
     )
     for shown in (repr(address), str(address), address.where, repr(client), str(client)):
         assert SECRET not in shown
