@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import redrb
-from redrb.connection import Client, fake
+from redrb.connection import Client, deadline, fake
 from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
-from redrb.stream import waiting
 from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
@@ -138,7 +137,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         PAGES.update(small)
         load.cache_clear()
         # a call that need not wait may take this long for its pages, which are many more now
-        monkeypatch.setattr(waiting, "PAGES_S", 10.0)
+        monkeypatch.setattr(deadline, "PAGES_S", 10.0)
 
     yield make
     PAGES.update(before)
@@ -152,7 +151,7 @@ LOOK_AGAIN_S = 15.0
 @pytest.fixture
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
-    monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (LOOK_AGAIN_S,))
+    monkeypatch.setattr(deadline, "SLICE_S", LOOK_AGAIN_S)
     for module in (taker, room, ranks):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.dashboard.requests import GroupRequest, LetterRequest
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
@@ -89,7 +89,7 @@ class TaskGroups:
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
+        with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             found = list(islice(find_letters(stores), MOST_LETTERS))
         shown = ("id", "group", "reason", "exception", "message", "failed_deliveries", "consumer")
@@ -104,7 +104,7 @@ class TaskGroups:
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
+        with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, request.task, namespace=self._namespace)
             return requeue_letters(stores, request.group, request.ids)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from redrb.connection import Client
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key
 from redrb.recipe.recipe import Recipe

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.errors import RecordError
-from redrb.stream import waiting
 from redrb.stream.mixture import Mixture, MixtureLease
 from redrb.stream.mixture.ratio import Ratio, Split
 from redrb.stream.task.store import TaskStore
@@ -418,8 +417,8 @@ def test_the_log_names_the_task_that_starves(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(waiting, "WARN_EVERY_S", 0.0)
-    monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (0.05,))
+    monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
+    monkeypatch.setattr(deadline, "SLICE_S", 0.05)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(mixture.take, 10, timeout=30)
         until(lambda: mixture.starvation()["code"].waiting_s > 0)

@@ -217,7 +217,7 @@ NO_PAGES = {
     "redrb.stream.task.tags.MOST_BYTES": "the size of a tag",
     "redrb.stream.task.tags.MOST_INTEGER": "the size of a number",
     "redrb.stream.task.tags.MOST_TAGS": "what a user may ask for",
-    "redrb.stream.waiting.MOST_REFUSALS": "refusals after which a call fails",
+    "redrb.stream.task.store.MOST_REFUSALS": "refusals after which a call fails",
     "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
     "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
     "redrb.stream.worker._MOST_NAME": "the length of a text",

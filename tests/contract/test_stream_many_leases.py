@@ -123,7 +123,7 @@ def test_a_take_that_is_repeated_after_its_lease_was_lost_takes_again(
     def twice(slot: Any, *arguments: Any, **options: Any) -> Any:
         if not sent:
             sent.append(slot.token)
-            request(slot, *arguments, **options).result(retry_s=1)
+            request(slot, *arguments, **options).result()
             kill_consumer(stopped)
             other._consumer._renew()
         return request(slot, *arguments, **options)

@@ -22,8 +22,7 @@ from redrb.connection.failures import (
     translate,
 )
 from redrb.connection.lending import Connections
-from redrb.connection.url import parse_address
-from redrb.connection.url_options import COMMON, TCP, TLS
+from redrb.connection.url import COMMON, TCP, TLS, parse_address
 
 SECRET = "hunter2!"
 
@@ -164,7 +163,6 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         where=address.where,
         url=url,
         server_version=(7,),
-        retry_s=1,
     )
     for shown in (repr(address), str(address), address.where, repr(client), str(client)):
         assert SECRET not in shown

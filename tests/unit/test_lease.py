@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from redrb.codec import encode_groups, parse_groups
+from redrb.connection.deadline import here
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import Lease
@@ -59,10 +60,8 @@ class Ending:
     def begin(self) -> None:
         self.holder.log.append(f"send {self.holder.name}")
 
-    def result(self, *, retry_s: float | None = None) -> str:
-        assert retry_s is not None
-        assert retry_s <= self.retry_s
-        retries = "with retries" if retry_s else "once"
+    def result(self) -> str:
+        retries = "with retries" if here().repeats_s else "once"
         self.holder.log.append(f"read {self.holder.name} {retries}")
         if self.holder.away:
             self.holder.away -= 1
