@@ -57,12 +57,7 @@ class Entry:
         return _whole(self.facts.get("version")) if self.facts else None
 
     def view(self, group: int, *, newest: int | None) -> GroupView:
-        """Return what is known of the group without its payload.
-
-        Args:
-            group: Its id in the whole task.
-            newest: Newest weight version that the task knows.
-        """
+        """Return what is known of the group without its payload."""
         facts: dict[str, Any] = dict(self.facts or {})
         version, token = self.version, facts.get("newest")
         return GroupView(
@@ -118,15 +113,8 @@ def read_entries(
 ) -> EntryPage | None:
     """Return a page of groups of a partition; None if the task has no such index.
 
-    Args:
-        store: The partition.
-        number: Its number.
-        group: Consumer group.
-        source: Which groups: see `redrb/lua/browse/groups.lua`.
-        place: The place that the last page returned.
-        most: Groups to return, at least, if there are as many.
-        where: The query, as `parse_where` returned it.
-        seqs: The groups, if the source is "given".
+    `source` is one of `redrb/lua/browse/groups.lua`, `place` where the last page ended, `where` a
+    query as `parse_where` returns it; `seqs` are the groups of the source "given".
     """
     arguments: list[Argument] = [group, source, place, most, where, *seqs]
     reply = store.run("browse/groups", arguments)

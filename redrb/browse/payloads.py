@@ -24,11 +24,7 @@ def payloads_of(
 ) -> Iterator[tuple[Entry, bytes | None, str]]:
     """Yield groups with their bytes, or None and why they were not read, "" if they are gone.
 
-    Args:
-        stores: All partitions.
-        entries: The groups.
-        incarnations: Incarnation of each partition in which the groups have their ids.
-        limits: A larger group is not read.
+    `incarnations` are those of the partitions in which the groups have their ids.
     """
     batch: list[Entry] = []
     nbytes = 0

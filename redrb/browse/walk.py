@@ -25,15 +25,7 @@ class Walk:
     def __init__(
         self, stores: Sequence[TaskStore], group: str, *, where: str, looks: int, page: int
     ) -> None:
-        """Prepare to go.
-
-        Args:
-            stores: All partitions.
-            group: Consumer group.
-            where: The query, as `parse_where` returned it.
-            looks: Groups to look at, at most.
-            page: Groups to read at a time.
-        """
+        """Prepare to go."""
         self.looked = 0
         self.total = 0
         self.cut = False

@@ -43,13 +43,8 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a command that looks at Redis, with the arguments that all of these have.
 
-    Args:
-        commands: Where to add it.
-        name: Its name.
-        text: What it does; its first sentence stands in the list of commands.
-        run: Runs it; returns the exit status.
-        subject: Name and help of the first argument, such as `TASK`; None: there is none.
-        json_text: Help of `--json`.
+    `text` says what it does: its first sentence stands in the list of commands. `run` returns the
+    exit status; `subject` is name and help of the first argument, such as `TASK`.
     """
     parser = commands.add_parser(
         name,

@@ -17,7 +17,7 @@ from redrb.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from redrb.doctor.report import Report
-    from redrb.state.finding import Finding, Severity
+    from redrb.state.model import Finding, Severity
 
 _TEXT = (
     "check servers, tasks and weights, and say what helps. It looks at the connection, the "

@@ -64,10 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
     """Return the job of a command line.
 
-    Args:
-        parsed: The recipe and its settings.
-        settings: Options of the run.
-        checkpoints: Folder for checkpoints, unless the recipe or another source names one.
+    `checkpoints` is the folder for them, unless the recipe or another source names one.
 
     Raises:
         ConfigError: A setting is given that the run gives to its workers.

@@ -32,11 +32,8 @@ def make_app(
 ) -> Starlette:
     """Return the application.
 
-    Args:
-        feed: Events of the page.
-        groups: Reads groups, and requeues dead letters; its methods may block.
-        token: Secret that requests which change something must carry.
-        hosts: Values of the header Host that are served; empty: any.
+    Requests that change something must carry `token`; `hosts` are values of the header Host that
+    are served, empty: any.
     """
     places = CapacityLimiter(MOST_CALLS)
 

@@ -9,7 +9,7 @@ from functools import partial
 import anyio.to_thread
 
 from redrb.dashboard.payload import Observing, encoded, history_data, view_data
-from redrb.state.view import View
+from redrb.state.observer import View
 
 EVERY_S = 1.0
 """Seconds after which a view is sent again, so that a page knows how old its figures are."""

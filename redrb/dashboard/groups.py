@@ -45,13 +45,7 @@ class TaskGroups:
     def __init__(
         self, client: Client, namespace: str, *, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Read tasks of a namespace.
-
-        Args:
-            client: A client.
-            namespace: The namespace.
-            tokenizer: Decodes token ids; None: the page shows their numbers.
-        """
+        """Read tasks of a namespace."""
         self._client = client
         self._namespace = namespace
         self._tokenizer = tokenizer

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from redrb.state.histogram import bucket_names
 from redrb.state.history import Point, point_of
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 
 _COLUMNS = [field.name for field in fields(Point)]
 

@@ -41,14 +41,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
-
-    Args:
-        app: The application.
-        feed: Its events.
-        listening: Socket of `bound_socket`.
-        ready: Called when the server takes requests.
-    """
+    """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end."""
     asyncio.run(_serve(app, feed, listening, ready))
 
 

@@ -29,12 +29,10 @@ from redrb.doctor.wording import shown
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
-from redrb.state.finding import Finding, FindingKind, worst_first
-from redrb.state.findings import KINDS as STATE_KINDS
-from redrb.state.findings import findings_of
-from redrb.state.findings.damage import FAILED_CHECK
+from redrb.state.findings import findings_of, worst_first
+from redrb.state.findings.servers import FAILED_CHECK
 from redrb.state.findings.wording import command_line, server_command
-from redrb.state.model import ServerState, State, TaskState
+from redrb.state.model import Finding, FindingKind, ServerState, State, TaskState
 from redrb.state.reader import MOST_NAMES, url_flag
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
@@ -47,21 +45,6 @@ UNCHECKED = FindingKind(
     "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
     "too: URL is the one of that user.",
 )
-KINDS: tuple[FindingKind, ...] = (
-    *STATE_KINDS,
-    UNCHECKED,
-    *latency.KINDS,
-    *server_facts.KINDS,
-    *server_fixes.KINDS,
-    *server_settings.KINDS,
-    *server_users.KINDS,
-    *storage.KINDS,
-    *leases.KINDS,
-    *waiters.KINDS,
-    *registry_names.KINDS,
-    *staged_chunks.KINDS,
-)
-"""All kinds of findings of `redrb doctor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +68,6 @@ class Checkup:
 
 def check_up(client: Client, namespace: str, look: Callable[[], State], task: str = "") -> Checkup:
     """Check a namespace, or one of its tasks, and its servers.
-
-    Args:
-        client: A client of the servers.
-        namespace: The namespace.
-        look: Reads the state of the namespace.
-        task: The task; "": all tasks and weights.
 
     Raises:
         UnknownTask: There is no such task.

@@ -135,10 +135,7 @@ def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -
 def deadlines_over(store: TaskStore, kind: bytes, now: int) -> Iterator[bytes]:
     """Yield the members of a task's sorted set of deadlines whose deadline is over.
 
-    Args:
-        store: The store of the task or partition.
-        kind: The sorted set, such as `makers`.
-        now: The task's clock, in milliseconds.
+    `kind` is the sorted set, such as `makers`, and `now` the task's clock, in milliseconds.
     """
     key = store.keys.prefix.encode() + kind
     for first in itertools.count(0, _PAGE):

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from redrb.doctor.examination import Examination, ExaminedGroup
 from redrb.doctor.wording import shown
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, redrb_command
-from redrb.state.model import State
+from redrb.state.model import Finding, FindingKind, State
 
 _NAMED = 3
 
@@ -40,7 +39,6 @@ LOST_RIGHTS = FindingKind(
     "next heartbeat of a maker or a consumer.",
     repairs=True,
 )
-KINDS = (LEASE_WITHOUT_CONSUMER, DEAD_CONSUMER, LOST_RIGHTS, STALE_CONSUMER)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:

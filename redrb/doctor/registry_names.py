@@ -10,9 +10,8 @@ from redrb.connection import Client
 from redrb.errors import StoreDenied
 from redrb.keys import TaskKeys, WeightKeys, is_name
 from redrb.registry import Kind, Registry
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import redrb_command
-from redrb.state.model import State
+from redrb.state.model import Finding, FindingKind, State
 
 MOST_NAMES = 200
 """Names of each kind that one run of doctor reports, at most, of those that name nothing."""
@@ -23,7 +22,6 @@ NAME_WITHOUT_TASK = FindingKind(
     "The task or the weights were deleted, or lost, by a process that did not remove the name.",
     repairs=True,
 )
-KINDS = (NAME_WITHOUT_TASK,)
 
 
 @dataclass(frozen=True, slots=True)

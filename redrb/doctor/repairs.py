@@ -20,10 +20,9 @@ from redrb.doctor.storage import LOST_PUTS, LOST_SETTINGS, ORPHANED_ENTRIES
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable
-from redrb.state.finding import FindingKind
 from redrb.state.findings.weights import EXPIRED_PINS
 from redrb.state.findings.wording import counted
-from redrb.state.model import State
+from redrb.state.model import FindingKind, State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.stream.task.scripts import TaskScripts

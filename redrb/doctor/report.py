@@ -15,11 +15,10 @@ from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.server_facts import find_in_cluster
 from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable, UnsupportedServer
-from redrb.state.finding import Finding
 from redrb.state.findings import connection_finding
 from redrb.state.findings.servers import OLD_SERVER
 from redrb.state.findings.wording import url_command
-from redrb.state.model import State
+from redrb.state.model import Finding, State
 from redrb.state.reader import StateReader
 
 _CONNECT_S = 5.0

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import place_of, server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 LONG_FORK_US = 500_000
 FRAGMENTED = 1.8
@@ -46,7 +45,6 @@ LIBC_ALLOCATOR = FindingKind(
     "This server was built without jemalloc: groups of different sizes fragment its memory, and it "
     "cannot defragment while it runs.",
 )
-KINDS = (MISSING_SLOTS, MANY_CLIENTS, LONG_FORK, FRAGMENTED_MEMORY, LIBC_ALLOCATOR)
 
 
 def info_of(client: Client) -> dict[str, str]:

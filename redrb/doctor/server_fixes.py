@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 BELOW_FIXES = FindingKind(
     "below-security-fixes",
@@ -23,7 +22,6 @@ UNKNOWN_FIXES = FindingKind(
     "cannot see whether the fixes are in. Check that your distribution's update is in; a server "
     "that does not come from a distribution needs a newer version.",
 )
-KINDS = (BELOW_FIXES, UNKNOWN_FIXES)
 
 Line = tuple[int, int]
 

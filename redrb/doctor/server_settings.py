@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redrb.connection import Client
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 _NAMES = (
     *("appendonly", "appendfsync", "save", "maxmemory", "timeout"),
@@ -54,15 +53,6 @@ HUGE_PAGES = FindingKind(
     "warning",
     "The server may use transparent huge pages: after each fork for a snapshot or a rewrite, "
     "writes copy 2 MB pages, which costs memory and delays replies.",
-)
-KINDS = (
-    NO_PERSISTENCE,
-    SMALL_OUTPUT_BUFFER,
-    HUGE_PAGES,
-    SNAPSHOTS_ONLY,
-    FSYNC_ALWAYS,
-    NO_MEMORY_LIMIT,
-    IDLE_TIMEOUT,
 )
 
 

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from redrb.connection import Client
 from redrb.doctor.server_facts import info_of, server_of
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, server_command
+from redrb.state.model import Finding, FindingKind
 
 Kept: TypeAlias = Literal["aclfile", "config", "memory"]
 """Where a server keeps users: a file that ACL SAVE writes, its settings, or nowhere."""
@@ -29,7 +29,6 @@ UNKNOWN_USERS = FindingKind(
     "The server has no aclfile. Its users outlive a restart only if CONFIG REWRITE was run after "
     "the last change of a user; the server does not say whether it was.",
 )
-KINDS = (UNSAVED_USERS, UNKNOWN_USERS)
 
 
 def kept_in(client: Client) -> Kept:

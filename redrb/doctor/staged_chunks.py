@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from redrb.connection import Client
 from redrb.errors import StoreDenied
 from redrb.keys import WeightKeys
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, redrb_command
-from redrb.state.model import State
+from redrb.state.model import Finding, FindingKind, State
 from redrb.weights.wire import stored_keys
 
 MOST_VERSIONS = 100
@@ -25,7 +24,6 @@ STAGED_CHUNKS = FindingKind(
     "A publisher died while it sent a version. Nothing needs to be done: its chunks take "
     "memory until they expire or the next version is published, which deletes them.",
 )
-KINDS = (STAGED_CHUNKS,)
 
 
 def find(client: Client, state: State) -> Iterator[Finding]:

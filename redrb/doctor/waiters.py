@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redrb.doctor.examination import Examination
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, redrb_command
-from redrb.state.model import State
+from redrb.state.model import Finding, FindingKind, State
 
 STUCK_WAITERS = FindingKind(
     "stuck-waiters",
@@ -15,7 +14,6 @@ STUCK_WAITERS = FindingKind(
     "Processes died, or were stopped, while they waited. The next process that passes the queue "
     "removes them; until then the figures of waiting puts and takes are too large.",
 )
-KINDS = (STUCK_WAITERS,)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:

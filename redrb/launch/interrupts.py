@@ -35,9 +35,8 @@ class Interrupt:
 def interrupts(wake: Callable[[], None], at_once: Callable[[], None]) -> Iterator[Interrupt]:
     """In this block Ctrl-C, SIGTERM and SIGHUP are noted; main thread only.
 
-    Args:
-        wake: Called in the handler of the first signal; must not block.
-        at_once: Called in the handler of the second one, which then raises KeyboardInterrupt.
+    The first signal calls `wake`, which must not block; a second one calls `at_once`, and raises
+    KeyboardInterrupt.
     """
     interrupt = Interrupt()
     before: dict[int, Any] = {}

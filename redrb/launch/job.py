@@ -53,9 +53,7 @@ class Job:
     def command(self, worker: str, *, trained_s: float = 0.0) -> list[str]:
         """Return the command of a worker, after `python -m`.
 
-        Args:
-            worker: Name of the worker.
-            trained_s: Seconds for which trainers of this run have trained, for its time limit.
+        `trained_s` are the seconds for which trainers of this run have trained, for its time limit.
         """
         recipe = self.recipe
         flags = dict(self.given)

@@ -104,14 +104,8 @@ class WorkerProcess:
     ) -> None:
         """Start the process.
 
-        Args:
-            command: Module and arguments, after `python -m`.
-            environment: All its environment variables.
-            metrics: File that its events are appended to; closed at the end.
-            log: File that its other output is appended to; closed at the end.
-            on_event: Called with each event, in a thread.
-            on_end: Called once it has ended, in a thread.
-            lock: Descriptor of a locked file, whose lock the process holds until it has ended.
+        The files are closed at its end. `on_event` and `on_end` are called in threads; the process
+        holds the lock of the descriptor `lock` until it has ended.
         """
         self._metrics, self._log = metrics, log
         self._log.write(f"--- {time.strftime('%F %T')} python -m {' '.join(command)}\n".encode())

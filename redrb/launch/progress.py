@@ -7,13 +7,7 @@ from redrb.stream import StreamStats
 
 
 def progress_line(seconds: float, history: History, stats: StreamStats | None) -> str:
-    """Return the line.
-
-    Args:
-        seconds: Seconds of this run.
-        history: Events of its workers.
-        stats: Counters of its task; None while they are not known.
-    """
+    """Return the line."""
     reward, newest, quiet_s = history.reward_last, history.staleness_newest, history.quiet_s
     stale = f"{newest[0]:.1f} (max {newest[1]:.0f})" if newest else "..."
     quiet = f", no step for {quiet_s:.0f} s" if quiet_s else ""

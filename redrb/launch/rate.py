@@ -21,22 +21,13 @@ class Rate:
     """Measures the rate of the newest steps; not safe among threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without steps.
-
-        Args:
-            clock: Seconds now, for the time since the newest step.
-        """
+        """Begin without steps."""
         self._clock = clock
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._newest_at = 0.0
 
     def add(self, seconds: float, samples: int) -> None:
-        """Add a step that has ended now.
-
-        Args:
-            seconds: Seconds of training at its end.
-            samples: Samples that it trained.
-        """
+        """Add a step that has ended now."""
         self._steps.append((seconds, samples))
         self._newest_at = self._clock()
 

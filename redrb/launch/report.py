@@ -19,13 +19,7 @@ _REMARKS = {
 
 
 def summary(seconds: float, history: History, stats: StreamStats | None) -> dict[str, Any]:
-    """Return the figures of a job, as `--json` prints them.
-
-    Args:
-        seconds: Seconds of all its runs.
-        history: Events of its workers.
-        stats: Counters of its task; None if they could not be read.
-    """
+    """Return the figures of a job, as `--json` prints them."""
     return {
         "reward_first": history.reward_first,
         "reward_last": history.reward_last,

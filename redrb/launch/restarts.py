@@ -29,11 +29,7 @@ class Restarts:
     total: int = 0
 
     def delay_s(self, ran_s: float) -> float | None:
-        """Count a death; return the delay before the restart, or None: the process is given up.
-
-        Args:
-            ran_s: Seconds for which the process ran.
-        """
+        """Count a death; return the delay before the restart, or None: the process is given up."""
         if ran_s >= WELL_S:
             self.deaths = 0
         self.deaths += 1

@@ -68,11 +68,7 @@ class OwnServer:
     """
 
     def __init__(self, directory: str) -> None:
-        """Prepare it; `start` starts it.
-
-        Args:
-            directory: For the data and the socket; "": a temporary one, which is deleted.
-        """
+        """Prepare it; `start` starts it."""
         self._directory = directory
         self._server: EmbeddedServer | None = None
         self.url = ""
@@ -151,12 +147,7 @@ def _listens(directory: Path) -> bool:
 
 
 def watch_advice(url: str, namespace: str) -> str:
-    """Return a line with the command that watches a run; it never has a password.
-
-    Args:
-        url: URL of the run's server.
-        namespace: Namespace of the run.
-    """
+    """Return a line with the command that watches a run; it never has a password."""
     variable, command = variable_of("url"), command_line((_program(), "top"), namespace=namespace)
     if has_password(url):
         where = f", where {variable} must be set to the URL of this run"

@@ -137,10 +137,6 @@ class Supervisor:
 
         The trainer comes first, so that it does not wait for makers that end. A server that has
         died is started at once, without its delay, because workers put and acknowledge at the end.
-
-        Args:
-            seconds: Longest wait for the trainer.
-            makers_s: Longest wait for the makers.
         """
         self._ending = True
         while not self.happenings.empty():

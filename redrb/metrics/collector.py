@@ -19,7 +19,7 @@ from redrb.metrics.metric import Metric
 from redrb.metrics.table import AGE, METRICS, UP
 from redrb.state.histogram import BOUNDS
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 
 FRESH_S: Final = 5.0
 """Oldest figures, in seconds, that are served; older ones would look like new ones."""

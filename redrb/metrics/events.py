@@ -31,11 +31,7 @@ def write_to_all(writes: Sequence[Write]) -> Write:
 
 
 def numbers_of(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    """Yield the values of an event that are finite numbers, also those in tensors of one element.
-
-    Args:
-        values: The values of an event by name.
-    """
+    """Yield the values of an event that are finite numbers, also in tensors of one element."""
     for name, value in values.items():
         if value is None or isinstance(value, str | bytes | list | tuple | dict):
             continue

@@ -19,25 +19,18 @@ from redrb.errors import StoreDenied
 from redrb.keys import registry_key
 from redrb.options import has_password
 from redrb.registry import Registry
-from redrb.state.announced import Announced
 from redrb.state.model import ServerState, State
 from redrb.state.rates import RateWindow
 from redrb.state.tasks import read_tasks
 from redrb.state.weights import read_weights
+from redrb.state.workers import Announced
 from redrb.stream.task.similar_tasks import unknown_task
 
 
 def server_state(
     reply: Reply, *, address: str, latency_s: float, cli: tuple[str, ...] = ()
 ) -> ServerState:
-    """Return a server's state from the reply to INFO; a missing figure is 0 or "".
-
-    Args:
-        reply: The reply.
-        address: Where the server is.
-        latency_s: Seconds until the reply came.
-        cli: Options with which redis-cli reaches it.
-    """
+    """Return a server's state from the reply to INFO; a missing figure is 0 or ""."""
     info = _fields(reply)
     number = _Numbers(info)
     return ServerState(
@@ -128,8 +121,7 @@ class StateReader:
     def look(self, *, timeout_s: float = 2.0) -> State:
         """Return the state now, with rates since the looks before.
 
-        Args:
-            timeout_s: Seconds after which a request is not repeated.
+        A request is not repeated after `timeout_s`.
 
         Raises:
             StoreUnavailable: Redis does not answer.

@@ -24,9 +24,8 @@ from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
 from redrb.state.findings import findings_of
 from redrb.state.model import State
-from redrb.state.observer import Observer
+from redrb.state.observer import Observer, View
 from redrb.state.reader import StateReader
-from redrb.state.view import View
 from redrb.stream.saving.saving import save_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import task_contents

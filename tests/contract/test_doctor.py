@@ -17,7 +17,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.doctor import latency, repairs, server_facts
-from redrb.doctor.checkup import KINDS, Checkup, check_up
+from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.report import Report, report_on
 from redrb.errors import UnknownTask
@@ -374,7 +374,3 @@ def test_doctor_on_a_cluster(real_url: str, request: pytest.FixtureRequest, name
     cluster.primaries[0].run("CLUSTER", "DELSLOTS", 1, 2)
     codes, _ = reported()
     assert "missing-slots" in codes  # and "connection" once the cluster has stopped
-
-
-def test_all_codes_differ() -> None:
-    assert len({kind.code for kind in KINDS}) == len(KINDS)

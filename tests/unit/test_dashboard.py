@@ -24,7 +24,7 @@ from redrb.dashboard.server import MOST_CONNECTIONS, _serve, bound_socket
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import sample_state
 
 ROOT = Path(__file__).parents[2]

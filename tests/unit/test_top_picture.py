@@ -16,7 +16,7 @@ from redrb.commands.top.text import amount, line, rate, short, sparkline, wrappe
 from redrb.state.findings import connection_finding
 from redrb.state.history import History
 from redrb.state.model import Staleness, State, WorkerState
-from redrb.state.view import View
+from redrb.state.observer import View
 from redrb.stream.task.ledger import Ledger, StreamStats
 from tests.sample_state import history_of, sample_state, view_of
 

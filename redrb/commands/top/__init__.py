@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from redrb.connection import Client
     from redrb.launch.run import Show
     from redrb.state.history import History
-    from redrb.state.observer import Observer
-    from redrb.state.view import View
+    from redrb.state.observer import Observer, View
 
 _TEXT = (
     "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
@@ -107,7 +106,7 @@ def _print_pictures(options: argparse.Namespace) -> int:
     except StoreUnavailable as error:
         from redrb.state.findings import connection_finding
         from redrb.state.history import History
-        from redrb.state.view import View
+        from redrb.state.observer import View
 
         where = error.where or "Redis"
         url = options.url or environment.variable(environment.URL)

@@ -22,10 +22,8 @@ from redrb.commands.top.picture import NOTHING, chosen_task
 from redrb.commands.top.staleness import staleness_table
 from redrb.commands.top.tables import task_table, weights_table, worker_table
 from redrb.commands.top.text import HEAD, line
-from redrb.state.finding import Finding
-from redrb.state.model import State
-from redrb.state.observer import Observer
-from redrb.state.view import View
+from redrb.state.model import Finding, State
+from redrb.state.observer import Observer, View
 
 _DRAW_S = 0.5
 """Seconds between two pictures."""

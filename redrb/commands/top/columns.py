@@ -48,10 +48,7 @@ class Table:
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int | None) -> Table:
     """Return a table of at most `width` columns of the terminal.
 
-    Args:
-        columns: Its columns; the first one stands for the row.
-        rows: Cells of each row.
-        width: Columns of the terminal; None: as wide as the table is.
+    The first column stands for the row; without `width` it is as wide as the table is.
     """
     needs = [_need(column, rows, number) for number, column in enumerate(columns)]
     if width is None:

@@ -11,7 +11,7 @@ from redrb.commands.top.tables import task_table, weights_table, worker_table
 from redrb.commands.top.text import line
 from redrb.state.history import History
 from redrb.state.model import State, TaskState
-from redrb.state.view import View
+from redrb.state.observer import View
 
 NOTHING = "This namespace has no tasks and no weights; --namespace names another one."
 
@@ -26,11 +26,7 @@ def chosen_task(state: State, name: str) -> TaskState | None:
 def picture(view: View, history: History, task: str, where: str) -> list[Text]:
     """Return the lines of a picture.
 
-    Args:
-        view: The newest view.
-        history: Figures of the last looks.
-        task: Name of the only task whose workers are shown; "": those of all.
-        where: Namespace and Redis.
+    `task` is the only one whose workers are shown; "": those of all.
     """
     blocks = [heading(view, where, None)]
     chosen = None

@@ -97,13 +97,7 @@ def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
 
 
 def worker_table(task: TaskState | None, name: str, width: int | None) -> Table:
-    """Return the table of the workers of a task.
-
-    Args:
-        task: The task; None if it is not there.
-        name: Its name; "" if no task is selected.
-        width: Columns of the terminal; None: no limit.
-    """
+    """Return the table of the workers of a task."""
     workers = task.workers if task else ()
     total = task.workers_total if task else 0
     columns = (

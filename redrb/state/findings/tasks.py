@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
     command_line,
     counted,
@@ -16,7 +15,14 @@ from redrb.state.findings.wording import (
     worker_command,
 )
 from redrb.state.findings.workers import hanging
-from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+from redrb.state.model import (
+    ConsumerGroupState,
+    Finding,
+    FindingKind,
+    State,
+    TaskState,
+    WorkerState,
+)
 from redrb.state.reader import MOST_NAMES
 
 LONG_WITHOUT_MAKER_S = 5.0
@@ -69,16 +75,6 @@ UNREAD_TASKS = FindingKind(
     "unread-tasks",
     "info",
     "The namespace has more tasks than one look reads. Their troubles are not shown.",
-)
-KINDS = (
-    STARVED_TRAINER,
-    BLOCKED_MAKERS,
-    SLOW_MAKERS,
-    NOBODY_TAKES,
-    FULL_TASK,
-    IDLE_TASK,
-    UNREADABLE_TASK,
-    UNREAD_TASKS,
 )
 
 

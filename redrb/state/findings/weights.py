@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import command_line, counted, redrb_command, seconds
-from redrb.state.model import State, WeightsState
+from redrb.state.model import Finding, FindingKind, State, WeightsState
 
 LONG_UNUSED_S = 86_400.0
 
@@ -27,7 +26,6 @@ UNREADABLE_WEIGHTS = FindingKind(
     "info",
     "This user of Redis has no right to read the weights.",
 )
-KINDS = (EXPIRED_PINS, UNUSED_WEIGHTS, UNREADABLE_WEIGHTS)
 
 
 def find(state: State) -> Iterator[Finding]:

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.model import Role, ServerState, State, TaskState, WorkerState
+from redrb.state.model import Finding, FindingKind, Role, ServerState, State, TaskState, WorkerState
 
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
@@ -29,10 +28,7 @@ def worker_command(state: State, task: TaskState, role: Role) -> str:
 def command_line(words: Sequence[str], *, namespace: str, url: str = "") -> str:
     """Return a command for a namespace.
 
-    Args:
-        words: The command and its arguments.
-        namespace: The namespace.
-        url: Value of `--url`; "": the command reads REDRB_URL.
+    Without `url` the command reads REDRB_URL.
     """
     options = () if namespace == "default" else ("--namespace", namespace)
     return shlex.join((*words, *options, *(("--url", url) if url else ())))

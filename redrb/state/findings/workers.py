@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
     counted,
     number_of,
@@ -16,7 +15,7 @@ from redrb.state.findings.wording import (
     seconds,
     worker_command,
 )
-from redrb.state.model import State, TaskState, WorkerState
+from redrb.state.model import Finding, FindingKind, State, TaskState, WorkerState
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
@@ -68,14 +67,6 @@ MIXED_REDRB = FindingKind(
     "mixed-redrb",
     "warning",
     "An upgrade has not reached all machines. Versions may disagree on what they store.",
-)
-KINDS = (
-    DEAD_WORKER,
-    HANGING_TRAINER,
-    WAITS_FOR_WEIGHTS,
-    MAKER_BEHIND,
-    MIXED_REDRB,
-    SILENT_WORKER,
 )
 
 
