@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import Commands
 from redrb.errors import ConfigError
+from redrb.options import Settings, add_options, option, settings_from
 
 if TYPE_CHECKING:
     from redrb.launch.job import Job
-    from redrb.launch.settings import LaunchSettings
     from redrb.recipe.command_line import Parsed
 
 HELP = "run the whole job of a recipe on this machine: server, makers and trainer"
@@ -30,6 +30,24 @@ _OF_THE_RUN = ("worker", "metrics")
 """Settings that a run gives to each of its workers."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings(Settings):
+    """The options of `redrb run` beside the settings of its recipe."""
+
+    makers: int = option(2, "maker processes", least=1)
+    out: str = option(
+        "",
+        "folder for metrics, logs, checkpoints, and the data of a Redis that is started "
+        "here; default: runs/ and the recipe's name",
+    )
+    restarts: int = option(
+        4,
+        "restarts of a process, one after another, that ends within a minute each time; then it is "
+        "given up",
+        least=0,
+    )
+
+
 def add_to(commands: Commands) -> None:
     """Add the command's line of help; `main` reads its arguments."""
     commands.add_parser("run", help=HELP, add_help=False)
@@ -37,8 +55,6 @@ def add_to(commands: Commands) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; its flags are its own and those of the recipe."""
-    from redrb.launch.settings import LaunchSettings
-    from redrb.options import settings_from
     from redrb.recipe.command_line import parse
 
     parsed = parse("redrb run", DESCRIPTION, words, extend=_extend)
@@ -104,9 +120,6 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    from redrb.launch.settings import LaunchSettings
-    from redrb.options import add_options
-
     group = parser.add_argument_group("the run")
     add_options(group, LaunchSettings)
     group.add_argument(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from redrb.workers.record_file import RecordFile
 
@@ -162,9 +162,7 @@ class WorkerProcess:
         self.ended.set()
 
     def _read_events(self, on_event: OnEvent) -> None:
-        output: IO[bytes] | None = self._process.stdout
-        if output is None:
-            return
+        output: Any = self._process.stdout
         with output:
             for line in output:
                 event = _event(line)

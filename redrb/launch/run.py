@@ -19,11 +19,9 @@ from redrb.errors import StoreError, UnknownTask
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.interrupts import Interrupt, interrupts
-from redrb.launch.job import TRAINER, Job
+from redrb.launch.job import TRAINER, Job, delete_job, delete_namespace
 from redrb.launch.process import OnEnd, WorkerProcess
-from redrb.launch.progress import progress_line
-from redrb.launch.removal import delete_job, delete_namespace
-from redrb.launch.report import summary, table
+from redrb.launch.report import progress_line, summary, table
 from redrb.launch.server import server_for, watch_advice
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.loading import file_of
@@ -240,7 +238,8 @@ class Run:
                 self._complain("the trainer did not end in time")
                 return
             supervisor.step(LOOK_S)
-            self._complain_of_faults()
+            for fault in self._history.new_faults():
+                self._complain(f"groups are filtered: {fault}")
             if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
                 printed_s = seconds
                 self._print(Text(line()))
@@ -264,11 +263,6 @@ class Run:
         if not self._lost:
             self._lost = True
             self._complain(text)
-
-    def _complain_of_faults(self) -> None:
-        """Say each fault that filters groups when it comes up first in this run."""
-        for fault in self._history.new_faults():
-            self._complain(f"groups are filtered: {fault}")
 
     def _reason(self, supervisor: Supervisor, interrupt: Interrupt) -> str:
         """Return why the run has ended."""
