@@ -65,7 +65,6 @@ class TaskMismatch(ConfigError):
     """The task exists in Redis with other settings than the arguments.
 
     Attributes:
-        task: Name of the task.
         differences: Setting -> (stored value, argument).
     """
 
@@ -87,8 +86,6 @@ class UnknownTask(ConfigError):
     """There is no such task, and the caller asked not to create it.
 
     Attributes:
-        task: Name of the task.
-        namespace: The namespace that was searched.
         similar: Existing tasks of the namespace with similar names, the most similar one first.
     """
 
@@ -114,7 +111,6 @@ class WrongStep(ConfigError):
     """A rank asked for a step that all ranks have acknowledged, or that is not the next one.
 
     Attributes:
-        task: Name of the task.
         step: The step that was asked for.
         next_step: The step to ask for.
     """
@@ -187,7 +183,6 @@ class StoreFull(StoreError):
 
     Attributes:
         task: Name of the task; "" where the server has no memory for something else.
-        namespace: Its namespace.
         stored: Number of groups of the put that were stored before.
         reason: "limit", "max_bytes", "rate", "most_parts" for too many groups of which parts are
             missing, or "memory" for the server's memory limit.
@@ -271,11 +266,8 @@ class BatchTimeout(RedrbError, TimeoutError):
     """No full batch came in time; nothing was taken.
 
     Attributes:
-        task: Name of the task.
-        namespace: Its namespace.
         wanted: Size of the batch, in groups.
         available: Groups that waited at the last check.
-        waited_s: Seconds waited.
         blocked: Producers that wait for room at the last check.
         expired: Groups that became too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last check.
@@ -404,9 +396,7 @@ class AdmissionTimeout(RedrbError, TimeoutError):
     """No right to begin so many groups came in time; none was given.
 
     Attributes:
-        task: Name of the task.
         wanted: Rights that were asked for, at least.
-        waited_s: Seconds waited.
         held: Rights that makers hold.
         stored: Groups that wait or are leased.
         trained: Groups trained beyond those that count for the current weight version.
@@ -461,9 +451,7 @@ class RankLost(RedrbError):
     Start the lost ranks again, and take this step on all ranks.
 
     Attributes:
-        task: Name of the task.
         step: The step, the same on all ranks.
-        ranks: The lost ranks.
     """
 
     def __init__(self, *, task: str, step: int, ranks: tuple[int, ...]) -> None:
@@ -486,9 +474,7 @@ class LeaseLost(RedrbError):
     they have ended in that way.
 
     Attributes:
-        task: Name of the task.
         ids: Ids of the lost groups; groups that this lease had ended before are not among them.
-        why: Why, and what to do.
     """
 
     def __init__(self, *, task: str, ids: tuple[int, ...], why: str) -> None:
@@ -541,10 +527,8 @@ class WeightTimeout(WeightError, TimeoutError):
     """No newer version was published in time.
 
     Attributes:
-        name: Name of the weights.
         newer_than: The wait was for a version newer than this.
         newest: The newest published version, None if there is none.
-        waited_s: Seconds waited.
     """
 
     def __init__(self, *, name: str, newer_than: int, newest: int | None, waited_s: float) -> None:

@@ -8,10 +8,9 @@ from itertools import islice
 from typing import Final
 
 from redrb.browse.arrays import mean_of
-from redrb.browse.choice import MOST_LOOKED, Choice
+from redrb.browse.choice import LIMITS, MOST_LOOKED, Choice, Limits
 from redrb.browse.entries import Entry
 from redrb.browse.letters import read_letters, view_of_letter
-from redrb.browse.limits import LIMITS, Limits
 from redrb.browse.payloads import payloads_of
 from redrb.browse.records import GroupView, Page
 from redrb.browse.samples import Samples

@@ -24,13 +24,7 @@ class Entry:
     Attributes:
         place: Number of its partition.
         seq: Its number there.
-        facts: Its facts; None if it is gone, or they are damaged.
-        damaged: Why its facts cannot be read.
-        reads: Acknowledged deliveries.
-        failed: Failed deliveries.
-        state: Where it stands.
         status: Status in which it waits; "" if it does not wait.
-        lease: Its lease, if it is leased.
         ended: When it became history, in UTC; None if it has not.
     """
 
@@ -85,11 +79,8 @@ class EntryPage:
 
     Attributes:
         place: Where the next page begins; "" at the end.
-        looked: Groups that were looked at.
         total: Groups of the source.
-        incarnation: Incarnation of the task.
         version: Newest weight version that the task knows.
-        entries: The groups that match.
     """
 
     place: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from redrb.browse.choice import Limits
 from redrb.browse.entries import Entry
-from redrb.browse.limits import Limits
 from redrb.connection.transport import Pipeline
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.store import TaskStore

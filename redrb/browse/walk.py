@@ -15,11 +15,8 @@ class Walk:
     """One way through the groups of a task.
 
     Attributes:
-        looked: Groups that were looked at.
         total: Groups of the source, in the pages that were read.
         cut: Whether the bound ended it before all groups were looked at.
-        version: Newest weight version that the task knows.
-        incarnations: Incarnation of each partition.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
-"""Arguments that commands share."""
+"""Arguments that commands share, and the question before something is deleted."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
+from redrb.errors import ConfigError
 from redrb.options import UrlFlag, variable_of
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
@@ -73,3 +75,22 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print one line of JSO
 def add_group(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a consumer group."""
     parser.add_argument("--group", default="default", help="consumer group (default: default)")
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that answers the question beforehand."""
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Return whether to go on.
+
+    Raises:
+        ConfigError: There is no terminal to ask at, and `yes` is not given.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing is deleted: give --yes, or answer at a terminal.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

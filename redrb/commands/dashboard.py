@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import secrets
 import sys
 
@@ -88,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
             lines = (f"{url} shows namespace {options.namespace!r} until Ctrl-C", f"token: {token}")
             show({"url": url, "token": token}, lines, as_json=options.json)
 
-        serve(app, feed, listening, ready)
+        asyncio.run(serve(app, feed, listening, ready))
     return 0
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import TASK, Commands, add_command
-from redrb.commands.confirming import add_yes, confirmed
+from redrb.commands.arguments import TASK, Commands, add_command, add_yes, confirmed
 from redrb.commands.output import counted, figures, show
 
 if TYPE_CHECKING:

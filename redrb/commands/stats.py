@@ -97,7 +97,7 @@ def _lines(task: TaskState) -> Iterator[str]:
         tables.insert(0, staleness_table(task.name, task.main.staleness, None))
     for table in tables:
         yield ""
-        for line in (table.head, *table.rows):
+        for line in table:
             yield line.plain.strip()
 
 

@@ -40,14 +40,13 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end."""
-    asyncio.run(_serve(app, feed, listening, ready))
-
-
-async def _serve(
+async def serve(
     app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]
 ) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
+
+    `ready` is called when the server takes requests.
+    """
     server = _Server(
         uvicorn.Config(
             app,

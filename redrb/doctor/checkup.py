@@ -20,18 +20,16 @@ from redrb.doctor import (
     server_users,
     staged_chunks,
     storage,
-    waiters,
 )
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import LeftName
-from redrb.doctor.wording import shown
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
 from redrb.state.findings import findings_of, worst_first
 from redrb.state.findings.servers import FAILED_CHECK
-from redrb.state.findings.wording import command_line, server_command
+from redrb.state.findings.wording import command_line, server_command, shown
 from redrb.state.model import Finding, FindingKind, ServerState, State, TaskState
 from redrb.state.reader import MOST_NAMES, url_flag
 from redrb.stream.task.similar_tasks import unknown_task
@@ -52,10 +50,7 @@ class Checkup:
     """The result of all checks.
 
     Attributes:
-        state: The state of the namespace, or of the one task.
         findings: The troubles, the worst first.
-        pings: How fast each server answers.
-        examined: The tasks and partitions that were examined.
         left_names: Names in the registry that name nothing.
     """
 
@@ -85,11 +80,7 @@ def check_up(client: Client, namespace: str, look: Callable[[], State], task: st
 
 
 class _Checks:
-    """Runs checks one after the other; one that fails or is not allowed is a finding.
-
-    Attributes:
-        findings: The findings of the checks.
-    """
+    """Runs checks one after the other; one that fails or is not allowed is a finding."""
 
     def __init__(self, client: Client, server: ServerState, task: str) -> None:
         self._client = client
@@ -116,10 +107,15 @@ class _Checks:
 
     def check_servers(self, servers: Iterable[Client]) -> None:
         """Check each server, and the slots of a cluster."""
-        for server in servers:
-            self.findings += self._allowed("INFO", partial(_facts, server))
-            self.findings += self._allowed("settings (CONFIG GET)", partial(_settings, server))
-            self.findings += self._allowed("users (ACL USERS)", partial(server_users.find, server))
+        for client in servers:
+            info = dict(self._allowed("INFO", partial(_info, client)))
+            server = server_facts.server_of(client, info)
+            self.findings += [*server_facts.find(server, info), *server_fixes.find(server)]
+            for what, find in (
+                ("settings (CONFIG GET)", server_settings.find),
+                ("users (ACL USERS)", server_users.find),
+            ):
+                self.findings += self._allowed(what, partial(find, client, server))
         slots = partial(server_facts.find_in_cluster, self._client)
         self.findings += self._allowed("slots of the cluster", slots)
 
@@ -139,7 +135,7 @@ class _Checks:
             )
         )
         for each in examined:
-            for part in (storage, leases, waiters):
+            for part in (storage, leases):
                 self.findings += part.find(state, each)
         return examined
 
@@ -198,17 +194,8 @@ def _of_task(state: State, task: str) -> State:
     return replace(state, tasks=tasks, tasks_total=len(tasks), weights=())
 
 
-def _facts(client: Client) -> Iterator[Finding]:
-    info = server_facts.info_of(client)
-    server = server_facts.server_of(client, info)
-    yield from server_facts.find(server, info)
-    yield from server_fixes.find(server, info)
-
-
-def _settings(client: Client) -> Iterator[Finding]:
-    settings = server_settings.settings_of(client)
-    server = server_facts.server_of(client, server_facts.info_of(client))
-    yield from server_settings.find(server, settings)
+def _info(client: Client) -> Iterable[tuple[str, str]]:
+    return server_facts.info_of(client).items()
 
 
 def _examined(client: Client, namespace: str, task: TaskState) -> Iterator[Examination]:

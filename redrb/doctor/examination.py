@@ -19,7 +19,6 @@ class ExaminedGroup:
     """One consumer group of a task, or of a partition.
 
     Attributes:
-        name: Its name.
         waiting: Groups in its pools.
         leased: Groups in its pending list.
         stuck_takes: Takes in its queues whose process does not look any more.
@@ -49,15 +48,11 @@ class Examination:
     """A task, or one of its partitions.
 
     Attributes:
-        store: The store of the task or the partition.
         partition: Number of the partition; None for a task without partitions.
-        groups: Number of its consumer groups.
         entries: Entries of its stream.
-        facts: Groups of which it holds facts.
         archived: Groups of its history.
         letters: Its dead letters.
         orphans: Entries of failed puts, the first page of them.
-        more_orphans: 1 if there may be more.
         lost_settings: 1 if the task's own key is lost, and other keys are not.
         lost_puts: 1 if the record of its puts is lost, damaged, or contradicts the stream.
         stuck_puts: Puts in the queue for room whose process does not look any more.
@@ -65,7 +60,6 @@ class Examination:
         lost_rights: Rights of dead makers, and rights that are held for too long.
         lease_ms: Silence after which consumers of the task are dead.
         now: The task's clock, in milliseconds: deadlines up to it are over.
-        consumer_groups: Its consumer groups.
     """
 
     store: TaskStore

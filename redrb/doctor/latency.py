@@ -43,9 +43,7 @@ class Ping:
     """The replies of a server to a few small requests.
 
     Attributes:
-        server: Address of the server.
         median_s: Median of the seconds until a reply.
-        worst_s: The longest.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
         cli: Options with which redis-cli reaches the server.
     """

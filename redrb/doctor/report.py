@@ -13,11 +13,10 @@ from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.latency import Ping
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.server_facts import find_in_cluster
-from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable, UnsupportedServer
 from redrb.state.findings import connection_finding
 from redrb.state.findings.servers import OLD_SERVER
-from redrb.state.findings.wording import url_command
+from redrb.state.findings.wording import shown, url_command
 from redrb.state.model import Finding, State
 from redrb.state.reader import StateReader
 
@@ -32,7 +31,6 @@ class Report:
     Attributes:
         findings: The troubles, the worst first; after repairs, those that remain.
         repairs: What was mended, or could not be.
-        pings: How fast each server answers.
         state: The state of the namespace, or of the one task; None if Redis is away.
     """
 

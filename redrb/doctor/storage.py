@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redrb.doctor.examination import Examination
-from redrb.doctor.wording import shown
-from redrb.state.findings.wording import counted, redrb_command
+from redrb.state.findings.wording import counted, redrb_command, shown
 from redrb.state.model import Finding, FindingKind, State
 
 ORPHANED_ENTRIES = FindingKind(

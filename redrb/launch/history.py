@@ -88,8 +88,6 @@ class Fault:
     """Why groups are filtered.
 
     Attributes:
-        why: The newest text.
-        groups: Groups that it has cost.
         is_new: It has come up in this run, and `new_faults` has not returned it.
         said: `new_faults` has returned it.
     """
@@ -112,8 +110,6 @@ class History:
         staleness_newest: Mean and largest staleness of the newest step of this run, in versions;
             None: it had no step.
         staleness_max: Largest staleness of a sample trained, in versions.
-        samples: Samples trained, those of repeated steps included.
-        weight_version: Newest published version.
         versions_by_kind: Versions published: "full" and "delta".
         weights_bytes_full: Bytes of these versions if each were published in full.
         weights_bytes_sent: Bytes that were published.
@@ -124,7 +120,6 @@ class History:
         admission_s: The part of `maker_s` in which they waited for the right to begin groups.
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
-        runs_s: Seconds of earlier runs.
         ended: Why the newest trainer ended by itself; "": it has not.
         faults: Why groups were filtered, by kinds.
     """

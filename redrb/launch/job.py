@@ -28,11 +28,9 @@ class Job:
     Attributes:
         title: The command, for people, such as "redrb run sorting".
         name: The recipe, as workers are to load it.
-        recipe: The recipe with all settings.
         given: Settings that workers get as flags; they get the others from the sources that this
             process has: the recipe, a TOML file, variables.
         settings_file: TOML file that was named; "": none was.
-        makers: Number of makers.
         restarts: Restarts in a row of a process before it is given up.
         inherits: Whether workers get this process's variables `REDRB_*`.
         most_seconds: Seconds after which the run ends a trainer that has not ended; None: never.

@@ -37,7 +37,6 @@ class Death:
     Attributes:
         status: Its exit status; below 0 the signal that killed it. It is 0 also if SIGTERM was
             sent before the process could handle it.
-        ran_s: Seconds for which it ran.
         reason: The end of its error output.
         explains: Whether the last line of it says why it ended, as that of a trace does.
     """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -18,7 +20,6 @@ from redrb.connection.stop_time import StopTime
 from redrb.errors import StoreError, UnknownTask
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
-from redrb.launch.interrupts import Interrupt, interrupts
 from redrb.launch.job import TRAINER, Job, delete_job, delete_namespace
 from redrb.launch.process import OnEnd, WorkerProcess
 from redrb.launch.report import progress_line, summary, table
@@ -63,12 +64,9 @@ class Run:
     """One run of a job.
 
     Attributes:
-        job: The job.
-        folder: Its folder.
         temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
             own server keeps no data, and records of earlier runs are deleted.
         fresh: Earlier runs of the job are deleted first.
-        as_json: The last line is JSON.
         show: Shows it on a terminal; None: a line is printed every few seconds.
     """
 
@@ -307,3 +305,57 @@ class Run:
 
     def _print(self, message: Text) -> None:
         self._console.print(message, soft_wrap=True, highlight=False)
+
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """The signal that asked the run to end.
+
+    Attributes:
+        number: Its number; 0: none came.
+    """
+
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name, such as SIGINT."""
+        return signal.Signals(self.number).name
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that it ended, as shells count."""
+        return 128 + self.number
+
+
+@contextmanager
+def interrupts(wake: Callable[[], None], at_once: Callable[[], None]) -> Iterator[Interrupt]:
+    """In this block Ctrl-C, SIGTERM and SIGHUP are noted; main thread only.
+
+    The first signal calls `wake`, which must not block; a second one calls `at_once`, and raises
+    KeyboardInterrupt.
+    """
+    interrupt = Interrupt()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if interrupt.number:
+            restore()
+            at_once()
+            raise KeyboardInterrupt
+        interrupt.number = number
+        wake()
+
+    for number in _NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+            before[number] = signal.signal(number, handle)
+    try:
+        yield interrupt
+    finally:
+        restore()

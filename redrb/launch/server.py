@@ -29,7 +29,6 @@ class RunServer:
     Without a directory an embedded server has no data to start it again with.
 
     Attributes:
-        url: Its URL for clients.
         own: Whether the run starts and ends it.
         restarts: Whether it can be started again after it died.
         lock: Descriptor of a locked file, whose lock a server that is started holds until it has

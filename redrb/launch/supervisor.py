@@ -36,7 +36,6 @@ class Restarts:
     Attributes:
         most: Restarts in a row; the next death is the last.
         deaths: Deaths since the process last ran well.
-        total: All restarts.
     """
 
     most: int
@@ -100,7 +99,6 @@ class Supervisor:
     Attributes:
         trainer: Name of the worker whose end is the end of the run.
         happenings: Ends of processes; anything else that is put here only ends the wait of `step`.
-        report: Is told of deaths.
     """
 
     trainer: str

@@ -29,8 +29,6 @@ class Metric:
 
     Attributes:
         name: Its name with its unit, as Prometheus shows it.
-        help: What it counts or measures.
-        labels: Its labels after `namespace`, which every metric has.
         things: The parts of a state that have samples.
         source: Where the value of a sample is; None there: there is no sample.
         kind: Its type; a counter only grows, until its task is created anew.

@@ -29,7 +29,6 @@ class View:
     Attributes:
         state: The newest state; None before the first look succeeded.
         number: Number of looks that succeeded; changes with each new state.
-        age_s: Seconds since the newest state was read.
         error: Why the last look failed; "" if it succeeded.
         findings: Troubles that the newest state shows, and the failed look, the worst first.
     """
@@ -45,9 +44,6 @@ class Observer:
     """Reads the state of a namespace about once a second; safe among threads.
 
     While Redis is away the newest view stays, with its age and the reason.
-
-    Attributes:
-        history: Figures of each task over the last ten minutes.
     """
 
     def __init__(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
 
 from redrb.connection import Client
-from redrb.connection.failures import translate
-from redrb.connection.transport import Pipeline, Reply
+from redrb.connection.failures import is_missing_script, is_transient, translate
+from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.damage import Reading, whole
 from redrb.errors import DecodeError, RedrbError, StoreDenied
 from redrb.keys import is_name
@@ -19,7 +19,6 @@ from redrb.lua.scripts import add_to, load
 from redrb.registry import ODD_NAME
 from redrb.state.histogram import BOUNDS, Histogram
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
-from redrb.state.requests import exchanged
 from redrb.state.workers import Announced, in_order, worker_state
 from redrb.stream.task.facts import unpack_facts
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
@@ -306,3 +305,51 @@ def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]
             )
         )
     return tuple(merged.values())
+
+
+_MOST_SENT: Final = 200
+"""Most tasks or weights whose requests are sent together."""
+
+
+class Add(Protocol):
+    """Adds the commands about one of the things to a pipeline."""
+
+    def __call__(self, pipeline: Pipeline, number: int, *, whole: bool) -> None:
+        """Add them; `whole`: a script with its text."""
+
+
+def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
+    """Return the replies about each of several things, each of which a client reaches.
+
+    An error that concerns one thing alone, and comes again, takes the place of its reply.
+
+    Raises:
+        StoreUnavailable: Redis does not answer.
+    """
+    found: dict[int, list[Reply]] = {}
+
+    def read(client: Client, numbers: Sequence[int], *, whole: bool) -> None:
+        for first in range(0, len(numbers), _MOST_SENT):
+            pipeline, ends = Pipeline(), []
+            for number in numbers[first : first + _MOST_SENT]:
+                add(pipeline, number, whole=whole)
+                ends.append(pipeline.commands)
+            replies = client.exchange(pipeline)
+            error = first_error([each for each in replies if not _is_lasting(each)])
+            if error is not None:
+                raise error
+            begins = [0, *ends]
+            for number, begin, end in zip(numbers[first:], begins, ends, strict=False):
+                found[number] = replies[begin:end]
+        missing = [number for number in numbers if any(map(is_missing_script, found[number]))]
+        if missing and not whole:
+            read(client, missing, whole=True)
+
+    for client in {id(each): each for each in clients}.values():
+        numbers = [number for number, each in enumerate(clients) if each is client]
+        client.retrying(lambda client=client, numbers=numbers: read(client, numbers, whole=False))  # type: ignore[misc]
+    return [found[number] for number in range(len(clients))]
+
+
+def _is_lasting(reply: Reply) -> bool:
+    return isinstance(reply, ResponseError) and not is_transient(reply)

@@ -13,7 +13,7 @@ from redrb.errors import DecodeError
 from redrb.keys import WeightKeys, is_name
 from redrb.registry import ODD_NAME
 from redrb.state.model import WeightsState
-from redrb.state.requests import exchanged
+from redrb.state.tasks import exchanged
 from redrb.weights.reading.catalogue import Catalogue
 
 _PINS = 200

@@ -103,7 +103,6 @@ class PutSpan:
     """The span `put` of a group that is on its way to Redis.
 
     Attributes:
-        span: The span.
         began_ns: Its beginning, in ns since 1970.
     """
 

@@ -18,7 +18,7 @@ from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
 from redrb.dashboard.groups import TaskGroups
 from redrb.dashboard.payload import encoded, view_data
-from redrb.dashboard.requests import GroupRequest
+from redrb.dashboard.requests import group_choice
 from redrb.doctor.checkup import check_up
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
@@ -90,7 +90,11 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         return read
 
     def shown(order: str, status: str = "") -> Callable[[], object]:
-        return lambda: encoded(page.read(GroupRequest("math", order, status, (), 20)))
+        return lambda: encoded(
+            page.read(
+                *group_choice({"task": "math", "order": order, "status": status, "count": "20"})
+            )
+        )
 
     def saved() -> None:
         save_task(TaskStore.of(client, namespace, "math"), path / "math")

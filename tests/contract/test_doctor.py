@@ -24,7 +24,8 @@ from redrb.errors import UnknownTask
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run_once
 from redrb.registry import Registry
-from redrb.state.model import ServerState, State, TaskState, WeightsState
+from redrb.state.model import State, TaskState, WeightsState
+from redrb.state.reader import server_state
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.clocks import ClockedServer
@@ -304,7 +305,7 @@ def test_facts_of_a_server_under_load() -> None:
         "mem_allocator": "libc",
         "maxclients": "nonsense",
     }
-    found = server_facts.find(ServerState("h:1"), info)
+    found = server_facts.find(server_state(info, address="h:1"), info)
     expected = ["long-fork", "fragmented-memory", "libc-allocator"]
     assert [finding.code for finding in found] == expected
 

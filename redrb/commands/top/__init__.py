@@ -168,7 +168,7 @@ def _show(view: View, history: History, options: argparse.Namespace, place: str)
     from dataclasses import asdict
 
     from redrb.commands.output import show
-    from redrb.commands.top.picture import picture
+    from redrb.commands.top.pages import picture
 
     lines = picture(view, history, options.task, place)
     show(asdict(view), (each.plain.rstrip() for each in lines), as_json=options.json)

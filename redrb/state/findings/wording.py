@@ -73,6 +73,12 @@ def seconds(amount: float) -> str:
     return f"{amount / 60:.0f} min" if amount < 6000 else f"{amount / 3600:.1f} h"
 
 
+def shown(text: str, *, longest: int = 60) -> str:
+    """Return a name, or another text, that is safe to print, and not too long."""
+    safe = text if text.isascii() and text.isprintable() else ascii(text)
+    return safe if len(safe) <= longest else f"{safe[:longest]}..."
+
+
 def subject_of(task: TaskState) -> str:
     """Return the subject of a task's findings."""
     return f"task {task.name}"
