@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 from redrb.errors import ConfigError
-from redrb.options import UrlFlag, variable_of
+from redrb.options import Flags, UrlFlag, variable_of
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
@@ -69,7 +69,12 @@ def add_command(
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print one line of JSON") -> None:
     """Add the option that prints the result as JSON."""
-    parser.add_argument("--json", action="store_true", help=text)
+    add_flag(parser, "--json", text)
+
+
+def add_flag(parser: Flags, name: str, text: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +84,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
     """Add the option that answers the question beforehand."""
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    add_flag(parser, "--yes", "delete without asking")
 
 
 def confirmed(question: str, *, yes: bool) -> bool:

@@ -8,7 +8,7 @@ import secrets
 import sys
 
 from redrb.checks import install_command
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.errors import ConfigError
 from redrb.options import variable_of
 
@@ -33,10 +33,10 @@ def add_to(commands: Commands) -> None:
         help="address that it is served at (default: 127.0.0.1, for this machine only)",
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"port; 0: any (default: {PORT})")
-    parser.add_argument(
+    add_flag(
+        parser,
         "--expose",
-        action="store_true",
-        help="allow a --host that other machines reach: whoever reaches it sees prompts, responses "
+        "allow a --host that other machines reach: whoever reaches it sees prompts, responses "
         "and rewards, unencrypted and without a password",
     )
     parser.add_argument(

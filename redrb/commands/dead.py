@@ -16,6 +16,7 @@ from redrb.commands.arguments import (
     TASK,
     Commands,
     add_command,
+    add_flag,
     add_group,
     add_yes,
     confirmed,
@@ -47,7 +48,7 @@ def add_to(commands: Commands) -> None:
 def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.ArgumentParser:
     parser = add_command(parts, name, text, partial(_change, verb=verb), subject=TASK)
     parser.add_argument("ids", type=int, nargs="*", metavar="ID", help="ids of their groups")
-    parser.add_argument("--all", action="store_true", help="all of the consumer group")
+    add_flag(parser, "--all", "all of the consumer group")
     parser.add_argument(
         "--reason", metavar="TEXT", help="all of the consumer group with this text in why"
     )

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_flag
 from redrb.commands.run import LaunchSettings
 from redrb.options import Settings, add_options, option, settings_from, url_option
 
@@ -48,7 +48,7 @@ def add_to(commands: Commands) -> None:
         "demo", help="train a small policy with makers and a trainer on this machine"
     )
     add_options(parser, DemoSettings)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    add_flag(parser, "--json", "end with one line of JSON")
     parser.set_defaults(run=_run)
 
 

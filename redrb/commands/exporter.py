@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from importlib.resources import files
 
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.commands.output import show
 from redrb.errors import ConfigError
 
@@ -34,13 +34,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--task", help="only this task, for a user without rights to the registry")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--once", action="store_true", help="print the metrics once, and end")
-    only.add_argument(
-        "--print-alerts", action="store_true", help="print alert rules for Prometheus, and end"
-    )
-    only.add_argument(
-        "--print-dashboard", action="store_true", help="print a Grafana dashboard, and end"
-    )
+    add_flag(only, "--once", "print the metrics once, and end")
+    add_flag(only, "--print-alerts", "print alert rules for Prometheus, and end")
+    add_flag(only, "--print-dashboard", "print a Grafana dashboard, and end")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_flag
 from redrb.errors import ConfigError
 from redrb.options import Settings, add_options, option, settings_from
 
@@ -122,9 +122,9 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
 def _extend(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the run")
     add_options(group, LaunchSettings)
-    group.add_argument(
+    add_flag(
+        group,
         "--fresh",
-        action="store_true",
-        help="begin anew: delete the task, the weights, and what earlier runs made in the folder",
+        "begin anew: delete the task, the weights, and what earlier runs made in the folder",
     )
-    group.add_argument("--json", action="store_true", help="end with one line of JSON")
+    add_flag(group, "--json", "end with one line of JSON")

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import STATUS, TAKEOVER, WEIGHTS, Commands, add_command
+from redrb.commands.arguments import STATUS, TAKEOVER, WEIGHTS, Commands, add_command, add_flag
 from redrb.commands.output import age, figures, percent, rounded, show, size, table
 from redrb.commands.watching import add_watch
 
@@ -31,9 +31,7 @@ def add_to(commands: Commands) -> None:
     text = "list the versions of weights, or the tensors of one"
     shown = add_command(parts, "show", text, _show, subject=WEIGHTS)
     shown.add_argument("--version", type=int, help="list the tensors of this version")
-    shown.add_argument(
-        "--tensors", action="store_true", help="list the tensors of the newest version"
-    )
+    add_flag(shown, "--tensors", "list the tensors of the newest version")
     add_watch(shown)
     get = add_command(parts, "get", "write a version into a file", _get, subject=WEIGHTS)
     get.add_argument(

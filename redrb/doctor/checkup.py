@@ -18,7 +18,6 @@ from redrb.doctor import (
     server_fixes,
     server_settings,
     server_users,
-    staged_chunks,
     storage,
 )
 from redrb.doctor.examination import Examination, examine
@@ -144,7 +143,6 @@ class _Checks:
         client = self._client
         names = self._allowed("registry", partial(registry_names.left_names, client, state))
         self.findings += registry_names.find(state, names)
-        self.findings += self._allowed("staged chunks", partial(staged_chunks.find, client, state))
         return names
 
     def all_findings(self, state: State) -> list[Finding]:

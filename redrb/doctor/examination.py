@@ -105,10 +105,13 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
         while page:  # each page goes on behind the last name of the page before
             groups += (_group(store, *each, now=now) for each in page)
             _, *page = store.run("doctor/examine", [page[-1][0]]) or [None]
+        key, held = f"{store.keys.prefix}holders", 0
+        for maker in deadlines_over(store, b"makers", now):
+            held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
         return Examination(
             store=store,
             partition=partition,
-            lost_rights=late_rights + _rights_of_the_dead(store, now),
+            lost_rights=late_rights + held,
             consumer_groups=tuple(groups),
             **found,
         )
@@ -116,12 +119,12 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
 
 def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -> ExaminedGroup:
     leased = _leased(store, name)
-    lost = _unknown(store, name, list(leased))
+    known = deadlines_of(store, b"consumers:" + name, list(leased))
     dead = map(_text, deadlines_over(store, b"consumers:" + name, now))
     return ExaminedGroup(
         name=_text(name),
         dead={consumer: sum(leased[consumer].values()) for consumer in dead},
-        lost={consumer: leased[consumer] for consumer in lost},
+        lost={name: slots for name, slots in leased.items() if known[name] is None},
         **_pairs(figures),
     )
 
@@ -139,14 +142,6 @@ def deadlines_over(store: TaskStore, kind: bytes, now: int) -> Iterator[bytes]:
             return
 
 
-def _rights_of_the_dead(store: TaskStore, now: int) -> int:
-    """Return how many rights to begin groups makers hold whose deadline is over."""
-    key, held = f"{store.keys.prefix}holders", 0
-    for maker in deadlines_over(store, b"makers", now):
-        held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
-    return held
-
-
 def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
     """Return how many groups each slot leases, by consumer; slots without a lease are left out."""
     leased: dict[str, dict[str, int]] = defaultdict(dict)
@@ -159,15 +154,16 @@ def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
     return leased
 
 
-def _unknown(store: TaskStore, group: bytes, consumers: Sequence[str]) -> list[str]:
-    """Return the consumers that the task does not know."""
-    unknown: list[str] = []
-    key = f"{store.keys.prefix}consumers:".encode() + group
-    for first in range(0, len(consumers), _PAGE):
-        page = consumers[first : first + _PAGE]
-        deadlines = store.client.execute("ZMSCORE", key, *page)
-        unknown += (one for one, known in zip(page, deadlines, strict=True) if known is None)
-    return unknown
+def deadlines_of(
+    store: TaskStore, kind: str | bytes, names: Sequence[str | bytes]
+) -> dict[str | bytes, bytes | None]:
+    """Return the deadline of each name in a task's sorted set; None where it has none."""
+    key = store.keys.prefix.encode() + (kind.encode() if isinstance(kind, str) else kind)
+    known: dict[str | bytes, bytes | None] = {}
+    for first in range(0, len(names), _PAGE):
+        page = names[first : first + _PAGE]
+        known |= zip(page, store.client.execute("ZMSCORE", key, *page), strict=True)
+    return known
 
 
 def _pairs(flat: Sequence[Any]) -> dict[str, Any]:

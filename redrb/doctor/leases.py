@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redrb.doctor.examination import Examination, ExaminedGroup
-from redrb.state.findings.wording import counted, redrb_command, shown
+from redrb.state.findings.wording import counted, listed, redrb_command, shown
 from redrb.state.model import Finding, FindingKind, State
-
-_NAMED = 3
 
 DEAD_CONSUMER = FindingKind(
     "dead-consumer",
@@ -92,6 +90,4 @@ def _leases(leased: Mapping[str, int]) -> str:
 
 
 def _names(consumers: Mapping[str, int]) -> str:
-    names = sorted(map(shown, consumers))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return listed(sorted(map(shown, consumers)), most=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from redrb import environment
@@ -107,17 +106,12 @@ def _slots(client: Client) -> tuple[Finding, ...]:
 
 
 def _checked(client: Client, namespace: str, task: str, over_s: float, timeout_s: float) -> Checkup:
-    with within(timeout_s + over_s):
-        return check_up(client, namespace, _two_looks(client, namespace, task, over_s), task)
-
-
-def _two_looks(client: Client, namespace: str, task: str, over_s: float) -> Callable[[], State]:
-    """Return what looks twice: the second state has rates."""
     reader = StateReader(client, namespace, task=task or None)
 
-    def look() -> State:
+    def look() -> State:  # the second state has rates
         reader.look()
         threading.Event().wait(over_s)
         return reader.look()
 
-    return look
+    with within(timeout_s + over_s):
+        return check_up(client, namespace, look, task)

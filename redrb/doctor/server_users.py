@@ -7,13 +7,11 @@ from typing import Literal, TypeAlias
 
 from redrb.connection import Client
 from redrb.doctor.server_facts import info_of
-from redrb.state.findings.wording import counted, server_command
+from redrb.state.findings.wording import counted, listed, server_command
 from redrb.state.model import Finding, FindingKind, ServerState
 
 Kept: TypeAlias = Literal["aclfile", "config", "memory"]
 """Where a server keeps users: a file that ACL SAVE writes, its settings, or nowhere."""
-
-_NAMED = 5
 
 UNSAVED_USERS = FindingKind(
     "unsaved-users",
@@ -56,9 +54,7 @@ def find(client: Client, server: ServerState) -> Iterator[Finding]:
     others = sorted(name for name in users if name != "default")
     if not others:
         return
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    names = f"{', '.join(others[:_NAMED])}{more}"
-    text = f"{counted(len(others), 'user')} beside default: {names}."
+    text = f"{counted(len(others), 'user')} beside default: {listed(others)}."
     kind, words = UNKNOWN_USERS, ("CONFIG", "REWRITE")
     if kept == "memory":
         kind, words = UNSAVED_USERS, ("ACL", "LIST")

@@ -9,9 +9,15 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from redrb.doctor.examination import Examination, ExaminedGroup, deadlines_over, examine
+from redrb.doctor.examination import (
+    Examination,
+    ExaminedGroup,
+    deadlines_of,
+    deadlines_over,
+    examine,
+)
 from redrb.state.findings.wording import counted, shown
 from redrb.stream.admission.scripts import AdmissionScripts
 from redrb.stream.take.scripts import TakeScripts
@@ -19,8 +25,6 @@ from redrb.stream.task.store import TaskStore
 
 MOST_WAIT_S = 60.0
 """Longest time for which a repair waits for the deadlines of the dead."""
-
-_PAGE = 1000
 
 
 def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, bool]:
@@ -108,22 +112,15 @@ class _Deadlines:
     """
 
     def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
-        self._store, self._key = store, store.keys.prefix + kind
-        self._deadlines = self._read(list(names))
+        self._store, self._kind = store, kind
+        found = deadlines_of(store, kind, list(names))
+        self._deadlines = {name: one for name, one in found.items() if one is not None}
 
     def remain(self) -> bool:
         """Return whether any of the deadlines is as it was."""
-        now = self._read(list(self._deadlines))
-        self._deadlines = dict(now.items() & self._deadlines.items())
+        now = deadlines_of(self._store, self._kind, list(self._deadlines))
+        self._deadlines = {name: one for name, one in self._deadlines.items() if now[name] == one}
         return bool(self._deadlines)
-
-    def _read(self, names: Sequence[str | bytes]) -> dict[str | bytes, bytes]:
-        known: dict[str | bytes, bytes] = {}
-        for first in range(0, len(names), _PAGE):
-            page = names[first : first + _PAGE]
-            found = self._store.client.execute("ZMSCORE", self._key, *page)
-            known |= {name: one for name, one in zip(page, found, strict=True) if one is not None}
-        return known
 
 
 def _new_name() -> str:

@@ -49,6 +49,11 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     ended = said.get("ended") is True
     seen_s = max(0.0, seen_s - _ENDED_S * ended)
     period_s, lease_s = _number(said.get("period_s")), _number(said.get("lease_s"))
+    life: Life = "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
+    if ended:
+        life = "ended"
+    elif not period_s or seen_s <= SILENT_PERIODS * period_s:
+        life = "live"
     waits_for = said.get("waits_for") or ""
     waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
     figures = {name: check(said.get(name)) for name, check in _SAID.items()}
@@ -58,7 +63,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         | {
             "name": _text(name),
             "role": said["role"],
-            "life": _life(seen_s, period_s, lease_s, ended=ended),
+            "life": life,
             "seen_s": seen_s,
             "uptime_s": figures["uptime_s"] + (0.0 if ended else seen_s),
             "behind": max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
@@ -82,14 +87,6 @@ def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
         return worker.life in ("dead", "ended"), worker.role, name, worker.name
 
     return sorted(workers, key=place)
-
-
-def _life(seen_s: float, period_s: float, lease_s: float, *, ended: bool) -> Life:
-    if ended:
-        return "ended"
-    if not period_s or seen_s <= SILENT_PERIODS * period_s:
-        return "live"
-    return "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
 
 
 def _text(value: object) -> str:

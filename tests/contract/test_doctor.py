@@ -22,7 +22,6 @@ from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.report import Report, report_on
 from redrb.errors import UnknownTask
 from redrb.keys import WeightKeys
-from redrb.lua.scripts import load, run_once
 from redrb.registry import Registry
 from redrb.state.model import State, TaskState, WeightsState
 from redrb.state.reader import server_state
@@ -239,20 +238,16 @@ def test_a_name_without_a_task_is_removed(owner: Client, namespace: str) -> None
         assert list(registry.names("weights")) == ["policy"]
 
 
-def test_chunks_of_a_publisher_that_died_and_expired_pins(owner: Client, namespace: str) -> None:
+def test_expired_pins(owner: Client, namespace: str) -> None:
     keys = WeightKeys.of(namespace, "policy")
     with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
         publisher.publish({"a": torch.ones(3)})
         weights = (WeightsState("policy", version=1, versions=1),)
         assert codes(checked(owner, namespace, weights=weights)) == []
-        identity = owner.execute("HGET", keys.prefix + "fence", "owner")
-        reply = run_once(owner, load("weights/begin"), [keys.versions], [identity, 1, 0])
-        owner.execute("SET", keys.chunk(int(reply[1]), 0), "x", "EX", 60)
-        publisher.publish({"a": torch.zeros(3)})
         owner.execute("HSET", keys.prefix + "pins", "reader", "1 1 1000 60000")
-        weights = (WeightsState("policy", version=2, versions=2, expired_pins=1),)
+        weights = (WeightsState("policy", version=1, versions=1, expired_pins=1),)
         found = checked(owner, namespace, weights=weights)
-        assert codes(found) == ["expired-pins", "staged-chunks"]
+        assert codes(found) == ["expired-pins"]
         assert [one.summary for one in repaired(owner, found)] == ["removed 1 expired pin"]
         assert owner.execute("HLEN", keys.prefix + "pins") == 0
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "task", metavar="TASK", nargs="?", default="", help="the task that is selected first"
     )
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    add_flag(parser, "--once", "print one picture and end")
     add_watch(parser, default_s=_EVERY_S, repeats=False)
 
 

@@ -73,6 +73,12 @@ def seconds(amount: float) -> str:
     return f"{amount / 60:.0f} min" if amount < 6000 else f"{amount / 3600:.1f} h"
 
 
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """Return names with commas between, and the number of those that are too many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def shown(text: str, *, longest: int = 60) -> str:
     """Return a name, or another text, that is safe to print, and not too long."""
     safe = text if text.isascii() and text.isprintable() else ascii(text)
@@ -107,6 +113,6 @@ def of_workers(
             subject = f"{worker.role} {worker.name} of {task.name}"
             yield kind.found(subject, summary(worker), command_for(worker))
         return
-    names = ", ".join(worker.name for worker in workers[:NAMED])
-    text = f"{len(workers):,} workers: {names} and {len(workers) - NAMED:,} more. The first: "
+    names = listed([worker.name for worker in workers])
+    text = f"{len(workers):,} workers: {names}. The first: "
     yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))

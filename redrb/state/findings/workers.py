@@ -95,7 +95,11 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
-        *(SILENT_WORKER, task, silent, _silence),
+        *(SILENT_WORKER, task, silent),
+        lambda worker: (
+            f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
+            f"{seconds(worker.period_s)}."
+        ),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
     )
 
@@ -160,13 +164,6 @@ def _death(worker: WorkerState) -> str:
     held = " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
     holds = f"; it still holds {held}" if held else ""
     return f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}{holds}."
-
-
-def _silence(worker: WorkerState) -> str:
-    return (
-        f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
-        f"{seconds(worker.period_s)}."
-    )
 
 
 def _place(worker: WorkerState) -> str:
