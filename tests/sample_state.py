@@ -18,7 +18,7 @@ from redrb.state.model import (
     WeightsState,
     WorkerState,
 )
-from redrb.state.view import View
+from redrb.state.observer import View
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 
 

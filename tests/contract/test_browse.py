@@ -14,7 +14,7 @@ import torch
 import redrb
 from redrb import BufferItem, Status
 from redrb.browse import Browser, Choice, Follower, GroupView, Page, as_json
-from redrb.browse.limits import LIMITS
+from redrb.browse.choice import LIMITS
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreUnavailable, UnknownTask
 from redrb.stream.task.entries import entry_id, member_of

@@ -28,7 +28,7 @@ from redrb import (
 from redrb.connection import Client
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys, maker_key, trainer_key
-from redrb.launch.removal import delete_namespace
+from redrb.launch.job import delete_namespace
 from redrb.runtime.announcements import (
     Announcement,
     AnnouncementReader,

@@ -18,15 +18,14 @@ from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
 from redrb.dashboard.groups import TaskGroups
 from redrb.dashboard.payload import encoded, view_data
-from redrb.dashboard.requests import GroupRequest
+from redrb.dashboard.requests import group_choice
 from redrb.doctor.checkup import check_up
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
 from redrb.state.findings import findings_of
 from redrb.state.model import State
-from redrb.state.observer import Observer
+from redrb.state.observer import Observer, View
 from redrb.state.reader import StateReader
-from redrb.state.view import View
 from redrb.stream.saving.saving import save_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import task_contents
@@ -89,7 +88,11 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         return read
 
     def shown(order: str, status: str = "") -> Callable[[], object]:
-        return lambda: encoded(page.read(GroupRequest("math", order, status, (), 20)))
+        return lambda: encoded(
+            page.read(
+                *group_choice({"task": "math", "order": order, "status": status, "count": "20"})
+            )
+        )
 
     def saved() -> None:
         save_task(TaskStore.of(client, namespace, "math"), path / "math")

@@ -16,14 +16,14 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import latency
-from redrb.doctor.checkup import KINDS, Checkup, check_up
+from redrb.doctor import latency, server_facts
+from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.report import Report, report_on
 from redrb.keys import WeightKeys
-from redrb.lua.scripts import load, run_once
 from redrb.registry import Registry
 from redrb.state.model import State, TaskState, WeightsState
+from redrb.state.reader import server_state
 from redrb.stream.task.store import TaskStore
 from tests.audit import kill_consumer
 from tests.clocks import ClockedServer
@@ -213,20 +213,16 @@ def test_a_name_without_a_task_is_removed(owner: Client, namespace: str) -> None
         assert list(registry.names("weights")) == ["policy"]
 
 
-def test_chunks_of_a_publisher_that_died_and_expired_pins(owner: Client, namespace: str) -> None:
+def test_expired_pins(owner: Client, namespace: str) -> None:
     keys = WeightKeys.of(namespace, "policy")
     with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
         publisher.publish({"a": torch.ones(3)})
         weights = (WeightsState("policy", version=1, versions=1),)
         assert codes(checked(owner, namespace, weights=weights)) == []
-        identity = owner.execute("HGET", keys.prefix + "fence", "owner")
-        reply = run_once(owner, load("weights/begin"), [keys.versions], [identity, 1, 0])
-        owner.execute("SET", keys.chunk(int(reply[1]), 0), "x", "EX", 60)
-        publisher.publish({"a": torch.zeros(3)})
         owner.execute("HSET", keys.prefix + "pins", "reader", "1 1 1000 60000")
-        weights = (WeightsState("policy", version=2, versions=2, expired_pins=1),)
+        weights = (WeightsState("policy", version=1, versions=1, expired_pins=1),)
         found = checked(owner, namespace, weights=weights)
-        assert codes(found) == ["expired-pins", "staged-chunks"]
+        assert codes(found) == ["expired-pins"]
         assert [one.summary for one in repaired(owner, found)] == ["removed 1 expired pin"]
         assert owner.execute("HLEN", keys.prefix + "pins") == 0
 
@@ -269,6 +265,19 @@ def test_settings_of_a_server(own_server: OwnServer, namespace: str) -> None:
         until = time.monotonic() + 10
         while found() != {"fsync-always", "huge-pages"}:  # until the connections have ended
             assert time.monotonic() < until, found()
+
+
+def test_facts_of_a_server_under_load() -> None:
+    info = {
+        "latest_fork_usec": "900000",
+        "used_memory": "200000000",
+        "used_memory_rss": "500000000",
+        "mem_allocator": "libc",
+        "maxclients": "nonsense",
+    }
+    found = server_facts.find(server_state(info, address="h:1"), info)
+    expected = ["long-fork", "fragmented-memory", "libc-allocator"]
+    assert [finding.code for finding in found] == expected
 
 
 def test_a_slow_link(real_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +345,3 @@ def test_doctor_on_a_cluster(real_url: str, request: pytest.FixtureRequest, name
     cluster.primaries[0].run("CLUSTER", "DELSLOTS", 1, 2)
     codes, _ = reported()
     assert "missing-slots" in codes  # and "connection" once the cluster has stopped
-
-
-def test_all_codes_differ() -> None:
-    assert len({kind.code for kind in KINDS}) == len(KINDS)

@@ -16,9 +16,9 @@ import torch
 
 from redrb import BufferItem
 from redrb.browse import Tokenizer
+from redrb.browse.choice import LIMITS, Limits
 from redrb.browse.entries import _entry
 from redrb.browse.images import images_of
-from redrb.browse.limits import LIMITS, Limits
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import GroupView, SampleView, TokensView, as_json
 from redrb.browse.samples import Samples

@@ -78,7 +78,7 @@ def test_commands_start_quickly() -> None:
 
 def test_commands_that_look_at_redis_import_little_beside_its_client() -> None:
     """The modules of `redis` take most of their start: compared, a busy machine changes nothing."""
-    top = "import redrb.cli, redrb.connection, redrb.state.observer, redrb.commands.top.picture"
+    top = "import redrb.cli, redrb.connection, redrb.state.observer, redrb.commands.top.pages"
     shares = [_python_s(top) / _python_s("import redis, rich.console") for _ in range(2)]
     assert min(shares) < 3
     program = f"import sys; {top}; print(*sys.modules)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from redrb.cli import main
-from redrb.doctor.checkup import KINDS
+from tests.finding_kinds import finding_kinds
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,8 @@ def test_the_page_of_doctor_lists_every_code() -> None:
     row = re.compile(r"^\| `([a-z-]+)` \| (\w+) \| (yes|) \| (.+) \| (.+) \|$", re.M)
     rows = row.findall((ROOT / "docs" / "doctor.md").read_text("utf-8"))
     listed = [(code, severity, bool(repairs)) for code, severity, repairs, _, _ in rows]
-    assert set(listed) == {(kind.code, kind.severity, kind.repairs) for kind in KINDS}
+    kinds = finding_kinds("redrb.state.findings", "redrb.doctor")
+    assert set(listed) == {(kind.code, kind.severity, kind.repairs) for kind in kinds}
     assert len(listed) == len(set(listed))
 
 

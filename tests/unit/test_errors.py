@@ -39,7 +39,8 @@ def upstream_errors() -> list[upstream.RedisError]:
 
 
 def own_errors() -> list[type[Exception]]:
-    return [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    return [kind for kind in kinds if kind.__module__ == errors.__name__]
 
 
 def test_every_error_is_a_redrb_error_and_public() -> None:

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from redrb import Experience
-from redrb.metrics.events import numbers_of
-from redrb.metrics.tensorboard import TensorBoardLog
-from redrb.metrics.wandb import WandbLog
+from redrb.metrics.events import TensorBoardLog, WandbLog, numbers_of
 from redrb.runtime import MakerEvents, TrainerEvents
 from redrb.workers.event_sinks import open_sinks
 from tests.counting_recipe import Counting

@@ -13,10 +13,8 @@ from rich.console import Console
 
 import redrb
 from redrb.commands.top.job import JobScreen, show_job
-from redrb.launch.history import History
-from redrb.launch.progress import progress_line
-from redrb.launch.rate import Rate
-from redrb.launch.report import summary, table
+from redrb.launch.history import History, Rate
+from redrb.launch.report import progress_line, summary, table
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
 from tests.unit.test_top_screen import WHERE, Observer, drawn, shown

@@ -12,7 +12,7 @@ import pytest
 
 from redrb.commands import top
 from redrb.state.history import History
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import sample_state
 
 

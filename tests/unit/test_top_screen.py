@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from redrb.commands.top.app import Top
 from redrb.state.history import History
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import history_of, sample_state, view_of
 from tests.unit.test_top_picture import HOSTILE
 
