@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,14 +168,22 @@ def commands_run(client: Client) -> int:
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
 
 
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for an effect of another thread, connection or process."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def pass_epochs(stream: ExperienceStream, count: int) -> None:
     """Let so many epochs of a task pass, and its old records of producers be removed."""
     store = stream._task.store
     for _ in range(count):
         store.client.execute("HSET", store.keys.task, "epoch_ms", 1)
-        stream._task.scripts.open({})
+        stream._task.reopen()
         while store.client.execute("HEXISTS", store.keys.task, "epoch_at"):
-            stream._task.scripts.open({})
+            stream._task.reopen()
 
 
 def forget_the_silent(stream: ExperienceStream) -> None:

@@ -53,23 +53,21 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         found: R = _decoder(type(self)).decode(record)
         return found
 
-    def run(
-        self, client: Client, keys: list[Argument], *beside: bytes, retry_s: float | None = None
-    ) -> R:
+    def run(self, client: Client, keys: list[Argument], *beside: bytes) -> R:
         """Run the script, and repeat it while Redis is unreachable.
 
         Raises:
             StoreUnavailable: Redis stayed unreachable.
             StoreError: The server or the script answered with an error.
         """
-        return self.run_with_bytes(client, keys, *beside, retry_s=retry_s)[0]
+        return self.run_with_bytes(client, keys, *beside)[0]
 
     def run_with_bytes(
-        self, client: Client, keys: list[Argument], *beside: bytes, retry_s: float | None = None
+        self, client: Client, keys: list[Argument], *beside: bytes
     ) -> tuple[R, list[bytes]]:
         """Run the script as `run` does; returns also what stands behind the record of its reply."""
         script = scripts.load(self.script)
-        reply = scripts.run(client, script, keys, self._argv(beside), retry_s=retry_s)
+        reply = scripts.run(client, script, keys, self._argv(beside))
         with Reading(f"the reply of the script {self.script}"):
             return self.read(reply), reply[1:] if isinstance(reply, list) else []
 

@@ -20,7 +20,7 @@ from redrb.checks import (
     checked_timeout,
 )
 from redrb.connection import Client, check_client
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
@@ -67,11 +67,13 @@ from redrb.stream.task.configuring import check_changes
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
 from redrb.stream.task.description import StalenessRules, TaskDescription
 from redrb.stream.task.expiration import Expiration, StalenessReport
+from redrb.stream.task.group_changes import move, settle, update_priorities
 from redrb.stream.task.history import StoredGroup, history, read_groups
+from redrb.stream.task.inspection import count_waiting, stats_of
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.letter_changes import drop, requeue
 from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.queries import parse_where
-from redrb.stream.task.reprioritizing import update_priorities
 from redrb.stream.task.settings import (
     LEASE_MS,
     OnExpired,
@@ -83,6 +85,7 @@ from redrb.stream.task.settings import (
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.weights.wire.calls import Advance
 
 _log = logging.getLogger("redrb")
 
@@ -383,7 +386,8 @@ class ExperienceStream:
         self._check_open()
         part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
-        return self._parts.put(part, groups_of(item), options, checked_timeout(timeout))
+        with Deadline(timeout):
+            return self._parts.put(part, groups_of(item), options)
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
@@ -442,7 +446,8 @@ class ExperienceStream:
         seconds = checked_number("hold_s", hold_s)
         if seconds <= 0:
             raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
-        return self._admitter.admit(count, fewest, checked_timeout(timeout), seconds)
+        with Deadline(timeout):
+            return self._admitter.admit(count, fewest, seconds)
 
     @property
     def bounded(self) -> bool:
@@ -459,7 +464,8 @@ class ExperienceStream:
         expired = checked_int("groups", groups)
         if expired:
             revision = self._task.description.revision
-            self._producer.put(PutBatch((), revision, expired=expired), None)
+            with Deadline():
+                self._producer.put(PutBatch((), revision, expired=expired))
 
     def discard_filtered(self, groups: int) -> None:
         """Count groups that a maker filtered itself, as put and filtered, exactly once.
@@ -471,7 +477,8 @@ class ExperienceStream:
         filtered = checked_int("groups", groups)
         if filtered:
             revision = self._task.description.revision
-            self._producer.put(PutBatch((), revision, filtered=filtered), None)
+            with Deadline():
+                self._producer.put(PutBatch((), revision, filtered=filtered))
 
     def store_forwarded(
         self,
@@ -483,8 +490,7 @@ class ExperienceStream:
         """Store groups that a lease of another task forwards; use `lease.forward`."""
         self._check_open()
         put = PutOptions.checked(None, options.priority, options.status, options.tags)
-        timeout = checked_timeout(options.timeout)
-        return self._receiver.receive(groups, sources, origin, put, timeout)
+        return self._receiver.receive(groups, sources, origin, put)
 
     # take/, ranks/
 
@@ -545,14 +551,14 @@ class ExperienceStream:
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
         seconds = checked_timeout(timeout)
         if rank is None and world_size is None and step is None and balance is None:
-            with self.worker.steps.fetching():
-                return self._taker.take(request, seconds, ack)
+            with Deadline(seconds), self.worker.steps.fetching():
+                return self._taker.take(request, ack)
         place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        with self.worker.steps.fetching():
-            return self._ranks.take(place, request, by, seconds)
+        with Deadline(seconds), self.worker.steps.fetching():
+            return self._ranks.take(place, request, by)
 
     def leases(
         self,
@@ -609,7 +615,8 @@ class ExperienceStream:
         Raises:
             StoreUnavailable: Redis stayed away; the batch is still leased.
         """
-        return self._taker.is_fresh(lease, checked_timeout(timeout))
+        with Deadline(timeout):
+            return self._taker.is_fresh(lease)
 
     @property
     def consumer(self) -> str:
@@ -667,15 +674,15 @@ class ExperienceStream:
         self._check_open()
         if not isinstance(incarnation, str):
             raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
-        settled, refused = self._task.scripts.settle(self.group, trained, incarnation)
-        if refused:
+        settled = settle(self._task.store, self.group, trained, incarnation)
+        if settled.refused:
             _log.warning(
                 "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
                 "the task was created anew since: their ids may be those of other groups now",
                 self.task,
-                refused,
+                settled.refused,
             )
-        return settled
+        return settled.acknowledged
 
     def expect(self, groups: float) -> None:
         """Say how many groups trainers train for each weight version, at least.
@@ -725,7 +732,8 @@ class ExperienceStream:
         Raises:
             ConfigError: The query names a tag that the task does not declare.
         """
-        return self._task.scripts.count(self.group, checked_status(status), self._query(where))
+        checked, query = checked_status(status), self._query(where)
+        return count_waiting(self._task.store, self.group, checked, query)
 
     def counts(self) -> dict[Status, int]:
         """Return how many groups wait in each status."""
@@ -733,7 +741,7 @@ class ExperienceStream:
 
     def stats(self) -> StreamStats:
         """Return ledger and counters, all from one moment."""
-        return StreamStats.of(self._task.scripts.stats(self.group))
+        return stats_of(self._task.store, self.group)
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale the waiting, the leased and the taken groups are.
@@ -794,7 +802,7 @@ class ExperienceStream:
             ConfigError: The task has another order since a letter was given up, and Redis cannot
                 compute the scores of this order, as those of an `Order` object.
         """
-        return self._task.scripts.requeue(self.group, checked_letters(ids))
+        return requeue(self._task.store, self.group, checked_letters(ids))
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.
@@ -802,7 +810,7 @@ class ExperienceStream:
         Returns:
             How many letters this call has deleted.
         """
-        return self._task.scripts.drop_letters(self.group, checked_letters(ids))
+        return drop(self._task.store, self.group, checked_letters(ids))
 
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.
@@ -841,7 +849,7 @@ class ExperienceStream:
         Returns:
             The version that the task knows now, which never goes back.
         """
-        return self._task.scripts.advance(checked_int("version", version))
+        return self._task.store.call(Advance(checked_int("version", version)))
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step.
@@ -849,7 +857,7 @@ class ExperienceStream:
         Returns:
             How many of them wait in that status now; leased and deleted groups are left alone.
         """
-        return self._task.scripts.move(self.group, checked_status(status), checked_ids(ids))
+        return move(self._task.store, self.group, checked_status(status), checked_ids(ids))
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
         """Change the priority of groups, waiting or leased, and with it their place in the order.
@@ -965,7 +973,7 @@ class ExperienceStream:
         was_closed(self)
         consumer = partial(self._consumer.close, requeue=requeue)
         parts = (self.worker.close, self._admitter.close, self._producer.close, consumer)
-        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
+        with Deadline(self._task.store.client.retry_s), ExitStack() as scope:
             for close in (*parts, self._ranks.close) if requeue else parts:
                 scope.callback(close)  # the last one first; one that fails keeps no other open
 
@@ -980,9 +988,10 @@ class ExperienceStream:
         return None
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
-        batch = self._prepare(groups, options)
-        batch.raise_refused()
-        return self._producer.put(batch, timeout) if batch else ()
+        with Deadline(timeout):
+            batch = self._prepare(groups, options)
+            batch.raise_refused()
+            return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode the groups of a put."""

@@ -240,11 +240,11 @@ def test_a_server_at_its_memory_limit_fails_one_repair_only(
     Registry(owner, namespace).add("task", "gone")
     found = replace(checked(owner, namespace), examined=(replace(task, orphans=1),))
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreFull("the server is at its memory limit", reason="memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TaskStore, "run", full)
+        patch.setattr(TaskStore, "call", full)
         done = {one.code: one.done for one in repaired(owner, found)}
     assert done == {"orphaned-entries": False, "name-without-task": True}
 

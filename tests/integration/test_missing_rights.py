@@ -18,6 +18,7 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
+from redrb.experience import Status
 from redrb.keys import maker_key
 from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
@@ -26,9 +27,24 @@ from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.task.calls import (
+    Discard,
+    DropGroup,
+    Expire,
+    Fill,
+    Join,
+    Move,
+    Open,
+    Rescore,
+    Settle,
+    Settled,
+    Trim,
+)
+from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.wire.calls import Advance
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, script_names
 
@@ -119,19 +135,21 @@ def test_scripts_of_a_task(user: User) -> None:
     assert check(Drop("default", first.slot, first.token)) == Found(found=1)
     assert not check(Leave("default", "me")).more
     look = Look("late", "looking", TakeRequest(20, 10), 0, scene.incarnation)
-    scene.run("task/drop_group", "critic")
+    scene.run(DropGroup("critic"))
     assert check(look, alike="task/join").outcome == "found"
-    assert check("task/join", "critic", "") == b"joined"
-    assert check("task/advance", 7) == [b"ok", 7]
-    assert check("task/move", "default", "aborted", ids[4]) == [b"ok", 1]
-    assert check("task/rescore", "priority", ids[5], 3.0, 3.0) == [b"ok", 1]
-    assert check("task/settle", "default", scene.incarnation, ids[5], 1) == [1, 0]
-    assert check("task/discard", "default", ids[6]) == 1
-    assert check("task/expire", "default", 32, "keep", 12, 3, "-", "completed")[0] == b"ok"
-    assert check("task/fill") == b"done"
-    assert check("task/trim") == b"done"
-    assert check("task/open", "r", "format", "3", "order", "priority")[0] == b"ok"
-    assert check("task/drop_group", "critic")[0] == b"done"
+    assert check(Join("critic")).joined
+    assert check(Advance(7)) == 7
+    assert check(Move("default", Status.ABORTED, [str(ids[4])])).found == 1
+    assert check(Rescore("priority", [(str(ids[5]), 3.0, 3.0)])) == 1
+    assert check(Settle("default", scene.incarnation, [(str(ids[5]), 1)])) == Settled(1, 0)
+    assert check(Discard("default", [str(ids[6])])) == 1
+    rules = StalenessRules(3, None)
+    assert check(Expire("default", 32, "keep", 12, rules, [Status.COMPLETED])).indexed
+    assert not check(Fill()).more
+    assert not check(Trim()).more
+    given = {"format": "3", "order": "priority"}
+    assert check(Open("r", "who", given=given)).outcome == "ok"
+    assert not check(DropGroup("critic")).more
     critic.close()
     scene.close()
 

@@ -8,6 +8,7 @@ import redrb
 from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run
+from redrb.stream.task.calls import Announce
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.lora.config import LoraConfig
@@ -101,7 +102,7 @@ def workers_observed(bench: Bench, count: int) -> None:
     stream = bench.filled(0)
     announcement = stream._consumer.worker.announcement()
     for number in range(count):
-        bench.run("task/announce", f"w{number}", announcement, 0)
+        bench.run(Announce(f"w{number}", ended=False), announcement)
     reply = bench.run("task/observe", "", "-inf")
     assert (reply[5], len(reply[6])) == (count, min(count, 3))
 

@@ -8,6 +8,7 @@ from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
 from redrb.stream.admission.calls import Admit, BeatMaker
 from redrb.stream.take.calls import Leave, Take, TakeRequest
+from redrb.stream.task.calls import Announce
 from tests.page_trials.bench import FOREVER_MS, LONG, Bench, put, until
 from tests.samples import numbered
 
@@ -245,7 +246,7 @@ def announcements_removed(bench: Bench, count: int) -> None:
     announcement = stream._consumer.worker.announcement()
 
     def is_over() -> bool:
-        bench.run("task/announce", "living", announcement, 0)
+        bench.run(Announce("living", ended=False), announcement)
         return bench.size("workers") == 1
 
     until(is_over)

@@ -30,8 +30,7 @@ from redrb.stream.saving.records import (
 )
 from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.task.entries import entry_id
-from redrb.stream.task.scripts import WIRE_FORMAT
-from redrb.stream.task.settings import STORED_DEFAULTS
+from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000

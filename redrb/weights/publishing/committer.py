@@ -8,13 +8,13 @@ import uuid
 from dataclasses import dataclass
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
 from redrb.weights.publishing.staging import StagingAttempt
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import call
+from redrb.weights.wire.calls import Advance, call
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -151,8 +151,8 @@ class Committer:
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
         place = attempt.place
-        with contextlib.suppress(StoreError):
-            outcome, *trash = self._run("weights/discard", place.token, place.version, retry_s=0)
+        with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
+            outcome, *trash = self._run("weights/discard", place.token, place.version)
             if outcome == b"ok":
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
             if trash == [1]:
@@ -204,12 +204,12 @@ class Committer:
 
     def _advance(self, stream: bytes, version: int) -> bool:
         """Give a task the newest version; False when there is no such task."""
-        client, script = self._everywhere.at(stream), scripts.load("task/advance")
-        outcome, *_ = scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
-        return bool(outcome == b"ok")
+        client = self._everywhere.at(stream)
+        with Deadline(repeat_s=_FOLLOWER_S):
+            return Advance(version).run(client, [stream]) >= 0
 
-    def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
-        return call(self._client, self._keys, script, *arguments, retry_s=retry_s)
+    def _run(self, script: str, *arguments: Argument) -> Reply:
+        return call(self._client, self._keys, script, *arguments)
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

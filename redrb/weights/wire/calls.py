@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
+from redrb.lua.calls import Call
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -30,7 +31,6 @@ def call(
     keys: WeightKeys,
     script: str,
     *arguments: Argument,
-    retry_s: float | None = None,
 ) -> Reply:
     """Run a script of weights on the node that has their keys.
 
@@ -38,9 +38,7 @@ def call(
         StoreError: Redis refuses it; where a key is not of redrb's type, the message names it.
     """
     with foreign_keys_named(client, keys):
-        return scripts.run(
-            client, scripts.load(script), [keys.versions], arguments, retry_s=retry_s
-        )
+        return scripts.run(client, scripts.load(script), [keys.versions], arguments)
 
 
 @contextmanager
@@ -71,3 +69,13 @@ def _foreign_keys(client: Client, keys: WeightKeys) -> dict[str, str]:
         if held not in (kind, b"none"):
             found[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
     return found
+
+
+class Advance(Call[int], frozen=True):
+    """Tell a task the newest weight version; returns the one that it knows now, -1 without a task.
+
+    Makers that may begin groups now are woken.
+    """
+
+    script: ClassVar = "task/advance"
+    version: int
