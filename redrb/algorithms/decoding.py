@@ -19,8 +19,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.model_inputs import GRIDS, NO_INPUTS, ModelInputs
-from redrb.algorithms.models import call, forward_names, output_tensor, positions
+from redrb.algorithms.models import (
+    GRIDS,
+    NO_INPUTS,
+    ModelInputs,
+    call,
+    forward_names,
+    output_tensor,
+    positions,
+)
 from redrb.errors import RecordError
 
 NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from redrb.algorithms.completion_scorer import CompletionScorer
-from redrb.algorithms.prompts import repeated
+from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.reward import Reward
 from redrb.experience import Experience
 from redrb.recipe.group_names import group_names
@@ -24,17 +23,14 @@ class CompletionGroups:
         self,
         recipe: LanguageRecipe,
         build: Callable[[Reward], CompletionScorer],
-        *,
-        repeats: int,
     ) -> None:
         """Build the maker of experience that does the work.
 
         Args:
             recipe: Encodes prompts and scores completions.
             build: Returns the maker of experience for a reward.
-            repeats: How often a prompt stands in a batch for that maker: 1 if it repeats them.
         """
-        self._recipe, self._repeats = recipe, repeats
+        self._recipe = recipe
         self._names = group_names(recipe)
         self._maker = build(reward_of(recipe))
         self._maker.group_size = recipe.group_size
@@ -64,11 +60,11 @@ class CompletionGroups:
         self, prompts: Sequence[Prompt], options: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         recipe = self._recipe
-        batch = {
-            key: repeated(values, self._repeats)
-            for key, values in prompt_batch(recipe, prompts).items()
+        return prompt_batch(recipe, prompts), {
+            **options,
+            "extras": tuple(recipe.extras),
+            "tags": tuple(recipe.tags),
         }
-        return batch, {**options, "extras": tuple(recipe.extras), "tags": tuple(recipe.tags)}
 
     def _named(self, experience: Experience) -> Experience:
         """Name the groups of a batch or of a part of it, and note the maker."""

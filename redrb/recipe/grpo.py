@@ -74,5 +74,4 @@ class GRPORecipe(LanguageRecipe):
                 group_size=self.group_size,
                 scale_by_std=self.scale_by_std,
             ),
-            repeats=1,
         )

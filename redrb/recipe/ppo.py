@@ -95,5 +95,4 @@ class PPORecipe(LanguageRecipe):
                 kl_coef=self.kl_coef,
                 gae=gae,
             ),
-            repeats=self.group_size,
         )

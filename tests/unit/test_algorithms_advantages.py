@@ -15,7 +15,7 @@ from redrb.algorithms import (
     group_relative_advantages,
     token_rewards,
 )
-from redrb.algorithms.aggregation import normalised
+from redrb.algorithms.losses import normalised
 from redrb.errors import ConfigError, RecordError
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -183,7 +183,7 @@ def test_experience_survives_a_round_trip_through_samples() -> None:
 def test_wrong_options_of_makers_are_named() -> None:
     with pytest.raises(ConfigError, match="kl_coef -1"):
         naive(kl_coef=-1)
-    with pytest.raises(ConfigError, match="kl_estimator 'k9'"):
+    with pytest.raises(ConfigError, match="kl_estimator='k9'"):
         naive(kl_estimator="k9")
     with pytest.raises(ConfigError, match="group_size 0"):
         grpo(group_size=0)
