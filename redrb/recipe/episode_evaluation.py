@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from redrb.algorithms.event_loop import submit
+from redrb.algorithms.calls import GRACE_S, submit
 from redrb.algorithms.models import device_of
 from redrb.engines import Generation
 from redrb.episodes.group import EpisodeRunner
@@ -61,10 +61,6 @@ def _broadcast(tensor: Tensor) -> Tensor:
     tensor = tensor.to(group_device())
     distributed.broadcast(tensor, 0)
     return tensor
-
-
-GRACE_S = 10.0
-"""How long an episode may be late beyond its time limit, because its event loop is busy."""
 
 
 def evaluated_episodes(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-import time
-from collections.abc import Awaitable, Iterator, Sequence
-from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from redrb.algorithms.event_loop import submit
+from redrb.algorithms.calls import Calls
 from redrb.algorithms.models import evaluating
-from redrb.algorithms.reward import TOGETHER_S
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
@@ -25,18 +20,16 @@ from redrb.recipe.recipe import Prompt, Recipe
 
 _log = logging.getLogger("redrb")
 
-GRACE_S = 10.0
-"""How long the time limit of a rollout may be late, because it blocks its event loop."""
-
-Arrived: TypeAlias = tuple[Prompt, Any]
-"""A prompt, and what its rollout returned or raised."""
-
 
 class RolloutGroups:
     """Calls a recipe's `rollout` for each prompt; coroutines run at the same time.
 
     A rollout that raises, returns no samples, or lasts longer than `rollout_timeout` costs only its
     group; the log says why, and `take_failed` counts it.
+
+    Attributes:
+        stop: Begins no further rollout; coroutines that run have half of `stop_timeout` to end.
+            Another thread or a signal handler may call it.
     """
 
     makes_parts = True
@@ -47,16 +40,8 @@ class RolloutGroups:
         self._names = group_names(recipe)
         self._failed = 0
         self._explained = False
-        self._stopped = False
-        self._done: SimpleQueue[Arrived | None] = SimpleQueue()
-
-    def stop(self) -> None:
-        """Begin no further rollout; coroutines that run have half of `stop_timeout` to end.
-
-        Another thread or a signal handler may call it.
-        """
-        self._stopped = True
-        self._done.put(None)
+        self._calls = Calls(recipe.rollout_timeout, stop_timeout=recipe.stop_timeout / 2)
+        self.stop = self._calls.stop
 
     def take_failed(self) -> int:
         """Return how many groups have failed since the last call."""
@@ -78,80 +63,13 @@ class RolloutGroups:
     @torch.no_grad()
     def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:
         """Yield the groups of all prompts in parts, as they are ready."""
-        self._done = SimpleQueue()
-        futures: list[Future[None]] = []
-        with evaluating(*self._models.values()):
-            try:
-                yield from self._begun(inputs, futures)
-                yield from self._awaited(len(futures))
-            finally:
-                for future in futures:
-                    future.cancel()
-
-    def _begun(
-        self, prompts: Sequence[Prompt], futures: list[Future[None]]
-    ) -> Iterator[Experience]:
-        """Call all rollouts; yield the groups of those that are no coroutines."""
-        ready: list[BufferItem] = []
-        sent_at = time.monotonic()
-        for prompt in prompts:
-            if self._stopped:
-                break
-            try:
-                found: Any = self._recipe.rollout(self._models, prompt)
-            except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-                found = error
-            if inspect.isawaitable(found):
-                futures.append(submit(self._one(prompt, found, self._done)))
-                continue
-            ready += self._group(prompt, found)
-            if ready and time.monotonic() - sent_at >= TOGETHER_S:
-                yield make_experience_batch(ready)
-                ready, sent_at = [], time.monotonic()
-        if ready:
-            yield make_experience_batch(ready)
-
-    def _awaited(self, count: int) -> Iterator[Experience]:
-        """Yield the groups of coroutines; at the end those that run longer are given up."""
-        deadline = time.monotonic() + self._recipe.rollout_timeout + GRACE_S
-        asked = False
-        while count:
-            if self._stopped and not asked:
-                asked = True
-                deadline = min(deadline, time.monotonic() + self._recipe.stop_timeout / 2)
-            arrived = self._arrived(deadline)
-            if arrived is None:
-                if not self._stopped:
-                    self._failed += count
-                fault = Fault("the rollout", "did not end in time", "late rollout")
-                extra = None if self._stopped else fault_extra(fault, count)
-                _log.warning(
-                    "%d rollouts are given up: they did not end in time", count, extra=extra
-                )
-                return
-            count -= len(arrived)
-            if items := [item for prompt, found in arrived for item in self._group(prompt, found)]:
-                yield make_experience_batch(items)
-
-    def _arrived(self, deadline: float) -> list[Arrived] | None:
-        """Wait for a result or `stop`; return all results that are there; None: it is too late."""
-        try:
-            arrived = [self._done.get(timeout=max(0.0, deadline - time.monotonic()))]
-        except Empty:
-            return None
-        while not self._done.empty():
-            arrived.append(self._done.get())
-        return [each for each in arrived if each is not None]
-
-    async def _one(
-        self, prompt: Prompt, rollout: Awaitable[Any], done: SimpleQueue[Arrived | None]
-    ) -> None:
-        try:
-            async with asyncio.timeout(self._recipe.rollout_timeout):
-                found = await rollout
-        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-            found = error
-        done.put((prompt, found))
+        rollout, models = self._recipe.rollout, self._models
+        with evaluating(*models.values()):
+            calls = [partial(rollout, models, prompt) for prompt in inputs]
+            for ready in self._calls.results(calls):
+                groups = (self._group(inputs[number], found) for number, found in ready)
+                if items := [item for group in groups for item in group]:
+                    yield make_experience_batch(items)
 
     def _group(self, prompt: Prompt, found: Any) -> list[BufferItem]:
         """Return the samples of a group, with its name; none if its rollout failed."""
