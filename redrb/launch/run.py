@@ -30,8 +30,7 @@ from redrb.recipe.loading import file_of
 from redrb.state.observer import Observer
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
-from redrb.workers.metrics_log import MetricsLog
-from redrb.workers.record_file import RecordFile
+from redrb.workers.metrics_log import MetricsLog, RecordFile
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines that say how far the run is."""

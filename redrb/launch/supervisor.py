@@ -13,7 +13,7 @@ from redrb.errors import RedrbError
 from redrb.launch.process import Death, OnEnd, WorkerProcess
 from redrb.launch.restarts import Restarts
 from redrb.launch.server import RunServer, failure
-from redrb.workers.ending import WRONG_CONFIGURATION
+from redrb.workers.process import WRONG_CONFIGURATION
 
 SERVER = "the server"
 

@@ -11,11 +11,9 @@ from typing import Any
 from redrb import environment
 from redrb.errors import ConfigError
 from redrb.options import CommandParser, add_flag
-from redrb.recipe.grpo import GRPORecipe
+from redrb.recipe.language import GRPORecipe, PPORecipe
 from redrb.recipe.loading import Loaded, load, shipped
-from redrb.recipe.ppo import PPORecipe
-from redrb.recipe.settings import RecipeSettings, settings_of
-from redrb.recipe.sources import Resolved, resolve
+from redrb.recipe.settings import RecipeSettings, Resolved, resolve, settings_of
 
 RECIPE = "REDRB_RECIPE"
 SETTINGS = "REDRB_SETTINGS"

@@ -22,26 +22,20 @@ from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
 from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.recipe.agreed_settings import agreed_settings
 from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
-from redrb.recipe.local_engine import LocalEngine
+from redrb.recipe.job_settings import agreed_settings
+from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import reference_policy, seed_everything
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
-from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime import Strategy
-from redrb.runtime.maker_settings import WeightSettings
-from redrb.runtime.maker_weights import MakerWeights
-from redrb.runtime.model_placement import place_models
+from redrb.runtime.following import MakerWeights
 from redrb.runtime.stopping import StopRequest
+from redrb.runtime.strategy import place_models
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
-
-
-UPDATE_TIMEOUT_S = 60.0
-"""Seconds for which the models may be locked by an update."""
 
 
 class ModelWeights:
@@ -61,16 +55,12 @@ class ModelWeights:
         stop: StopRequest,
     ) -> None:
         self.client, self.namespace = client, recipe.namespace
-        settings = WeightSettings(
+        self.updates = MakerWeights(
+            *(client, recipe.namespace, recipe.worker, models, stop),
             follow=recipe.weights_name,
-            wait_for_first=True,
             first_timeout=recipe.weights_timeout,
-            update_timeout=UPDATE_TIMEOUT_S,
             in_flight=recipe.in_flight_updates,
             agree=agreed_settings(recipe),
-        )
-        self.updates = MakerWeights(
-            *(client, recipe.namespace, recipe.worker, models, settings, stop)
         )
 
     @property

@@ -19,15 +19,15 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
-from redrb.recipe.agreed_settings import agreed_settings
+from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
-from redrb.runtime.declared_settings import DeclaredSettings
-from redrb.runtime.model_placement import place_models
+from redrb.runtime.checkpoint import DeclaredSettings
 from redrb.runtime.sharded_models import give_all_ranks
+from redrb.runtime.strategy import place_models
 from redrb.runtime.world import any_rank, rank_here, world_size_here
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
@@ -63,8 +63,6 @@ class RecipeTrainer(AlgorithmTrainer):
             self._take_step,
             None,  # it announces itself before the models are made, which may take long
             callbacks=[self._reports],
-            eval_performance=False,
-            update_lora_weights=False,
             device=strategy.device,
             experience_maker_holder_name_list=[],  # makers find the trainer by its name
             train_batch_size=recipe.groups,
@@ -115,8 +113,7 @@ class RecipeTrainer(AlgorithmTrainer):
     @property
     def finished_steps(self) -> int:
         """Steps of the job that the newest checkpoint holds; 0 without one."""
-        position = self._resumption.position
-        return position.step if position else 0
+        return self._loop.position.step
 
     def models_to_send(self) -> dict[str, nn.Module]:
         """Return the recipe's models."""

@@ -1,4 +1,4 @@
-"""Where a worker's events go: JSON lines, TensorBoard, Weights & Biases."""
+"""Where a worker's events and traces go: JSON lines, TensorBoard, W&B, OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from redrb import tracing
+from redrb.checks import require_package
 from redrb.metrics.events import Write, write_to_all
 from redrb.recipe.recipe import Recipe
 from redrb.workers.metrics_log import MetricsLog
@@ -57,3 +59,39 @@ def _wandb(recipe: Recipe, scope: ExitStack) -> Write:
         config=settings,
     )
     return scope.enter_context(run).write
+
+
+EXPORT_S = 5.0
+"""Longest time of one request to the collector, also of the last one at the worker's end."""
+
+
+@contextmanager
+def tracing_to_collector(
+    service: str, worker: str = "", *, rate: float = tracing.SAMPLE_RATE
+) -> Iterator[None]:
+    """Trace groups in this block; OpenTelemetry's variables OTEL_* name the collector.
+
+    Args:
+        service: Name of the service.
+        worker: Name of this process; "": none.
+        rate: Share of the groups put here that are traced.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        require_package(package, extra="otel")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    named = {"service.name": service} | ({"service.instance.id": worker} if worker else {})
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_S)))
+    tracing.enable(rate, tracer_provider=provider)
+    try:
+        yield
+    finally:
+        tracing.disable()
+        provider.shutdown()

@@ -27,7 +27,7 @@ from redrb import (
     TrainerCallback,
 )
 from redrb.algorithms import Completions
-from redrb.runtime.batch_rights import split_rows
+from redrb.runtime.rights import split_rows
 from tests.samples import numbered
 
 pytestmark = pytest.mark.long  # the same requests as test_admission.py and test_stream*.py

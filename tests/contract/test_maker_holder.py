@@ -364,7 +364,7 @@ def test_generation_never_sees_half_an_update(
             assert experience.values is not None
             seen.append((float(experience.reward[0]), float(experience.values[0])))
 
-    maker._callbacks.add(Watch())
+    maker._callbacks._all.append(Watch())
     maker.experience_maker.pause = lambda: time.sleep(0.001)  # type: ignore[attr-defined]
     over = threading.Event()
 
@@ -468,23 +468,6 @@ def test_options_of_generation_are_checked_when_the_maker_is_made(
     ):
         with pytest.raises(ConfigError, match=said):
             made(**wrong)
-
-
-def test_overridden_hooks_of_a_maker_are_called(client: Client, namespace: str) -> None:
-    hooks: list[str] = []
-
-    class Noting(Holder):
-        def _on_make_experience_end(self, experience: Experience) -> None:
-            hooks.append(f"made {len(experience)}")
-            super()._on_make_experience_end(experience)
-
-        def _on_loop_end(self) -> None:
-            hooks.append("end")
-
-    models = (Linear(), Linear(), None, None)
-    with Noting(["t"], Strategy, lambda: models, client=client, namespace=namespace) as maker:
-        maker.workingloop(lambda: [prompts(1, 2)])
-    assert hooks == ["made 2", "end"]
 
 
 def test_chunks_with_lora_and_without(holder: Callable[..., Holder]) -> None:

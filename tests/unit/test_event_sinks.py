@@ -124,7 +124,7 @@ def test_callbacks_write_for_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_libraries_are_imported_only_when_they_are_used() -> None:
     code = (
-        "import sys, redrb.workers.trainer, redrb.workers.maker, redrb.runtime.event_callbacks;"
+        "import sys, redrb.workers.trainer, redrb.workers.maker, redrb.runtime.callbacks;"
         "print([name for name in ('prometheus_client', 'tensorboard', 'wandb', 'opentelemetry')"
         " if name in sys.modules])"
     )

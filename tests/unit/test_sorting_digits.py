@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
+from redrb.recipe.prompts import padded
 from redrb.recipes.sorting import Sorting
 from redrb.recipes.sorting.digits import (
     EOS,
     FIRST_DIGIT,
     MAX_NEW_TOKENS,
     MAX_PROMPT_TOKENS,
+    PAD,
     held_out_prompts,
     make_prompt,
-    pad_prompts,
     reward,
     sample_prompts,
     show,
     target,
 )
-from redrb.recipes.sorting.warm_start import WarmStartSettings, warm_start
+from redrb.recipes.sorting.policy import warm_start
 
 
 def digits(*values: int) -> list[int]:
@@ -68,7 +69,7 @@ def test_prompts_follow_the_seed() -> None:
 
 
 def test_prompts_are_padded_on_the_left() -> None:
-    tokens, mask = pad_prompts([make_prompt([4, 2]), make_prompt([7])])
+    tokens, mask = padded([make_prompt([4, 2]), make_prompt([7])], PAD).values()
     assert tokens.tolist() == [[1, 8, 6, 2], [0, 1, 11, 2]]
     assert mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
 
@@ -79,9 +80,8 @@ def test_show_is_readable() -> None:
 
 
 def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
-    settings = WarmStartSettings(steps=12)
     state = torch.get_rng_state()
-    first, same, other = (warm_start(seed, settings=settings).state_dict() for seed in (3, 3, 4))
+    first, same, other = (warm_start(seed, steps=12).state_dict() for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["actor.head.weight"], other["actor.head.weight"])

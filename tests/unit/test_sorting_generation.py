@@ -10,12 +10,12 @@ import torch
 from redrb.algorithms import Completions, action_log_probs
 from redrb.algorithms import generate as generated
 from redrb.errors import ConfigError
+from redrb.recipe.prompts import padded
 from redrb.recipes.sorting import Sorting
 from redrb.recipes.sorting.digits import (
     EOS,
     PAD,
     make_prompt,
-    pad_prompts,
     sample_prompts,
 )
 from redrb.recipes.sorting.policy import Actor, ActorCritic
@@ -36,18 +36,18 @@ def generate(
     actor: Actor, prompts: list[torch.Tensor], *, generator: torch.Generator, **options: Any
 ) -> Completions:
     """Sample with the options of the recipe."""
-    tokens, mask = pad_prompts(prompts)
+    tokens, mask = padded(prompts, PAD).values()
     inputs = {"input_ids": tokens, "attention_mask": mask}
     return generated(actor, inputs, **{**Sorting().generation(generator), **options})
 
 
 def test_left_padding_does_not_change_logits_or_values(model: ActorCritic) -> None:
     short, long = make_prompt([3, 1, 2, 0]), make_prompt([9, 8, 7, 6, 5, 4])
-    tokens, mask = pad_prompts([short, long])
-    alone, alone_mask = pad_prompts([short])
+    tokens, mask = padded([short, long], PAD).values()
+    alone, alone_mask = padded([short], PAD).values()
     for network in (model.actor, model.critic):
-        padded = network(tokens, mask, 4)[0]
-        torch.testing.assert_close(padded, network(alone, alone_mask, 4)[0], atol=1e-5, rtol=1e-4)
+        row = network(tokens, mask, 4)[0]
+        torch.testing.assert_close(row, network(alone, alone_mask, 4)[0], atol=1e-5, rtol=1e-4)
 
 
 def test_generation_with_left_padding_equals_generation_without(model: ActorCritic) -> None:

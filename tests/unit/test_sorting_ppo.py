@@ -20,20 +20,19 @@ from redrb.experience import (
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.recipes.sorting import Sorting, as_prompt
 from redrb.recipes.sorting.digits import make_prompt, sample_prompts, show
-from redrb.recipes.sorting.policy import Actor, ActorCritic
-from redrb.recipes.sorting.warm_start import WarmStartSettings, warm_start
+from redrb.recipes.sorting.policy import Actor, ActorCritic, warm_start
 
 RECIPE = Sorting(worker="maker")
 
 
 @pytest.fixture(scope="module")
 def model() -> ActorCritic:
-    return warm_start(0, settings=WarmStartSettings(steps=20))
+    return warm_start(0, steps=20)
 
 
 @pytest.fixture(scope="module")
 def reference() -> ActorCritic:
-    return warm_start(1, settings=WarmStartSettings(steps=12))
+    return warm_start(1, steps=12)
 
 
 def ppo_step(model: ActorCritic) -> PPOStep:
