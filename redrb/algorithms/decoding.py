@@ -37,14 +37,7 @@ NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 def decoder_of(
     model: nn.Module, *, use_cache: bool = True, inputs: ModelInputs = NO_INPUTS
 ) -> NextToken:
-    """Return a function that gives the next logits of one new batch, one call a token.
-
-    Args:
-        model: A module of one of the three kinds.
-        use_cache: False treats every module as one without a cache.
-        inputs: Extra tensors of the prompts. A module with a custom cache that takes some of them
-            computes whole sequences, because `next_token` does not get them.
-    """
+    """Return a function that gives the next logits of one new batch, one call a token."""
     names = forward_names(model)
     if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
         return _OfWhole(model, names, inputs)

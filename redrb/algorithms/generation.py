@@ -160,10 +160,6 @@ def generate(
 def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:
     """Check options of `generate` before there are prompts.
 
-    Args:
-        options: Options by name.
-        known: Names of further options, which are not checked.
-
     Raises:
         ConfigError: An option is unknown or out of range, or no length limit is given.
     """

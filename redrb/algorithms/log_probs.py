@@ -61,8 +61,6 @@ def choosing_logits(logits: Tensor, length: int, actions: int) -> Tensor:
 
     Args:
         logits: All logits `[B, S, V]`, the last A + 1 positions, or the A positions themselves.
-        length: S, the length of the sequences.
-        actions: A, less than S, because no logits chose a sequence's first token.
 
     Raises:
         RecordError: The logits have another shape, or there are too many actions.

@@ -71,8 +71,6 @@ def aggregate(
 
     Args:
         losses: Loss of each action, `[B, A]`.
-        mask: True where an action counts.
-        aggregation: How losses of actions become one number.
         weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
         totals: Of the whole batch, where this is a part of it: the result is the part's share of
             the mean. None: this is the whole batch.

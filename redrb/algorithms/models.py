@@ -67,9 +67,7 @@ class ModelInputs:
         """Sort the tensors of a batch, `[B, ...]` each.
 
         Args:
-            tensors: As in `Experience.tensors`.
             sequences: Token ids, int64 `[B, S]`.
-            side: Side of the padding.
         """
         lengths = {name: tensors[lengths_name(name)] for name in lengths_of(tensors)}
         given = {
@@ -165,11 +163,8 @@ def call(
     """Call a module on its device and return its output.
 
     Args:
-        model: Any module that follows this file's rules.
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
-        inputs: Extra tensors, of which the module gets those that its `forward` names.
-        options: Further keyword arguments of its `forward`.
     """
     names = forward_names(model)
     device = device_of(model) or sequences.device
@@ -275,11 +270,6 @@ def sequence_rewards(
 
 def output_tensor(output: object, names: tuple[str, ...], role: str) -> Tensor:
     """Return the tensor of a module's output.
-
-    Args:
-        output: A tensor, or a mapping or object that holds one.
-        names: Names under which to look for the tensor; the first hit counts.
-        role: Role and class of the module, for error messages.
 
     Raises:
         RecordError: The output is no tensor and holds none under these names.

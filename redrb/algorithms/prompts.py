@@ -174,11 +174,6 @@ def prompt_inputs(
     without an image, counts as a tensor with a first dimension of 0;
     it needs two or more dimensions.
 
-    Args:
-        model: The model.
-        prompts: As for `redrb.algorithms.generate`.
-        pad_token_id: As for `read_prompts`.
-
     Raises:
         RecordError: The tensors of a key have other dimensions or dtypes than each other, or a
             prompt lacks one that has fewer than two dimensions.

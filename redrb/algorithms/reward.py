@@ -218,11 +218,6 @@ def scores_of(scorer: Scorer, completions: Completions, group_size: int = 1) -> 
     A reward that a function cannot give, because it raises or returns None, is nan. A function of
     completions that raises is called again with each group alone; a reward model is not.
 
-    Args:
-        scorer: Gives the rewards.
-        completions: B completions; those of a group are neighbours.
-        group_size: Completions of a group.
-
     Raises:
         RecordError: The scorer did not return one number a sample.
     """

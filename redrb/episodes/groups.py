@@ -166,14 +166,6 @@ class Groups:
     def __init__(
         self, runner: EpisodeRunner, sink: Sink, stop: StopRequest, options: GroupOptions
     ) -> None:
-        """Make it.
-
-        Args:
-            runner: Runs episodes.
-            sink: Gets the groups.
-            stop: After it was asked, no group begins.
-            options: How groups are made.
-        """
         self._runner, self._sink, self._stop, self._options = runner, sink, stop, options
         self._resumes = options.resumes
 

@@ -38,13 +38,6 @@ class Sink:
     """
 
     def __init__(self, stream: ExperienceStream, stop: StopRequest, *, most_unsent: int) -> None:
-        """Make it; `close` ends its threads.
-
-        Args:
-            stream: The task.
-            stop: Ends waits for rights.
-            most_unsent: Most groups that are made and not in Redis; puts wait beyond it.
-        """
         self.stream = stream
         self._stop = stop
         self.version: int | None = None

@@ -50,13 +50,6 @@ def parse(
 
     `--help` ends the process; without a recipe it lists the settings of recipes in general.
 
-    Args:
-        program: Name of the program.
-        description: Its text in `--help`.
-        arguments: The command line without the program.
-        extend: Adds arguments of the program itself to a parser.
-        changes: Values for settings that no source sets.
-
     Raises:
         ConfigError: There is no such recipe, or a setting cannot be used.
     """

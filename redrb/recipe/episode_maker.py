@@ -144,11 +144,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
         """Open the task, and wait for the reference policy, if there is one.
 
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe; its `worker` is the maker's name.
-            write: Writes an event of the maker.
-
         Raises:
             WeightTimeout: No trainer published weights in time.
         """

@@ -69,9 +69,6 @@ class GroupFinisher:
         """Make it.
 
         Args:
-            recipe: Its settings.
-            reference: The reference policy, if there is one.
-            engine: Computes with models in its thread.
             finished: Called with each group that is complete.
         """
         self._recipe, self._reference = recipe, reference

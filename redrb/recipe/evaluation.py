@@ -38,9 +38,6 @@ EVALUATED_TOGETHER = 512
 def evaluation_of(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
     """Return the metrics of an evaluation.
 
-    Args:
-        found: The reward of each held-out prompt and "", or nan and why it has none.
-
     Returns:
         `reward`, the mean of the rewards that are there, None if there is none; `samples` and
         `failed`, how many prompts have a reward and how many have none; with failed ones
@@ -108,11 +105,6 @@ def evaluated_episodes(
 
     All ranks of a sharded model call it together: episodes run on the first one, and the others,
     which return None, compute with it.
-
-    Args:
-        recipe: Its settings and its episode.
-        actor: The policy, in eval mode.
-        prompts: The prompts.
 
     Raises:
         ConfigError: An episode blocks its event loop.

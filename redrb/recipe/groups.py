@@ -44,12 +44,7 @@ class CompletionGroups:
         return self._maker.makes_parts
 
     def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
-        """Return `group_size` scored completions of each prompt, as neighbours.
-
-        Args:
-            inputs: The prompts.
-            generate_kwargs: Options of `redrb.algorithms.generate`.
-        """
+        """Return `group_size` scored completions of each prompt, as neighbours."""
         batch, options = self._batch(inputs, generate_kwargs)
         return self._named(self._maker.make_experience(batch, **options))
 

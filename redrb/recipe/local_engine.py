@@ -36,11 +36,7 @@ def sampled_turns(
 ) -> list[Generation]:
     """Sample turns, in one batch for each length limit and set of stop tokens.
 
-    Args:
-        actor: The policy, in eval mode.
-        turns: The turns.
-        options: Options of `redrb.algorithms.generate`. After `SamplingEnded` a completion that is
-            not complete ends with "abort".
+    After `SamplingEnded` a completion that is not complete ends with "abort".
     """
     alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for number, turn in enumerate(turns):
@@ -118,12 +114,6 @@ class LocalEngine:
     def __init__(
         self, sample: Callable[[Sequence[Turn]], list[Generation]], *, max_new_tokens: int
     ) -> None:
-        """Make it.
-
-        Args:
-            sample: Samples turns; called in the engine's thread. It ends soon after `ended`.
-            max_new_tokens: Most tokens of requests without a limit.
-        """
         self._sample, self._most = sample, max_new_tokens
         self._waiting: list[_Request] = []
         self.sampling = self.ended = False
@@ -156,9 +146,7 @@ class LocalEngine:
         """Sample one completion, at the temperature of the recipe.
 
         Args:
-            tokens: The prompt, with everything that was sampled or given before.
             max_new_tokens: Most tokens; None: the recipe's `max_new_tokens`.
-            stop_token_ids: Tokens that end the completion, beside EOS.
 
         Returns:
             The completion; `finish` is "abort" if the maker ends.

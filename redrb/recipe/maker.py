@@ -89,11 +89,6 @@ class RecipeMaker(ExperienceMakerHolder):
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
         """Open the task, and wait for the reference policy, if there is one.
 
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe; its `worker` is the maker's name.
-            write: Writes an event of the maker.
-
         Raises:
             WeightTimeout: No trainer published weights in time.
         """
@@ -187,12 +182,6 @@ def reference_policy(
     waiting: Callable[[], AbstractContextManager[None]],
 ) -> nn.Module | None:
     """Wait for the reference policy and return it; None if the recipe has none.
-
-    Args:
-        client: Connection to Redis.
-        recipe: The recipe.
-        models: Its models.
-        waiting: Announces, while its block runs, that the maker waits for weights.
 
     Raises:
         WeightTimeout: No trainer published it in time.

@@ -19,7 +19,6 @@ def built(source: Any, dtype: str) -> nn.Module:
 
     Args:
         source: As `LanguageRecipe.model` returns it.
-        dtype: Dtype of the weights of a folder or name.
 
     Raises:
         ConfigError: It is something else, or transformers is not installed.
@@ -61,7 +60,6 @@ def encoded(prompt: Prompt, tokenizer: Callable[[], Any]) -> Tensor:
     """Return the token ids of a prompt, int64 `[P]`.
 
     Args:
-        prompt: Has `input_ids`, or `prompt`: a text, or chat messages.
         tokenizer: Returns the tokenizer; called only where there are no `input_ids`.
 
     Raises:

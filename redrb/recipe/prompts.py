@@ -78,7 +78,6 @@ def padded(prompts: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
 
     Args:
         prompts: Token ids, each int64 `[P]`.
-        pad: Token for padding.
     """
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.full((len(prompts), longest), pad)

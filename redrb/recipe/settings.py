@@ -179,9 +179,7 @@ def resolve(
 
     Args:
         recipe: Class of the recipe; its defaults come first.
-        flags: Parsed values of the flags that were given, by name of the setting; they come last.
         file: TOML file, after the defaults; then come variables `REDRB_*`.
-        changes: Values for settings that no source sets.
 
     Raises:
         ConfigError: A value cannot be used, a key of the file is unknown, or it cannot be read.

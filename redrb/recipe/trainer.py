@@ -47,13 +47,7 @@ class RecipeTrainer(AlgorithmTrainer):
     """
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
-        """Open the task.
-
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe.
-            write: Writes an event of the trainer.
-        """
+        """Open the task."""
         self._recipe, self._connection = recipe, client
         ranks = world_size_here()
         strategy = _strategy(recipe, ranks)
@@ -190,11 +184,7 @@ class RecipeTrainer(AlgorithmTrainer):
         return dict(self._recipe.step(self._models, self._optimizers, experience))
 
     def _load_or_initialise(self, models: dict[str, nn.Module], *, resumed: bool) -> bool:
-        """Load the published weights, except after a checkpoint; publish a reference policy.
-
-        Returns:
-            Whether weights were published before.
-        """
+        """Load the published weights, except after a checkpoint; publish a reference policy."""
         recipe = self._recipe
         reference = recipe.reference(models)
         known = WeightSubscriber(

@@ -95,7 +95,6 @@ class TrainerReport(TrainerEvents):
         """Write each published version, with its size in full and as sent.
 
         Args:
-            versions: The versions.
             publish_s: Seconds for which publishing all of them held up the loop.
         """
         for version in versions:

@@ -134,7 +134,6 @@ class Agreement:
         """Make it.
 
         Args:
-            maker: Name of the maker.
             settings: Text of each setting in which makers and trainer must agree; with none, every
                 trainer is accepted, as are trainers that announce none.
         """
@@ -180,9 +179,7 @@ class Agreement:
         """Wait until a trainer with the maker's settings has announced itself.
 
         Raises:
-            ConfigError: As `accepts`.
             WeightTimeout: No trainer has announced itself in time.
-            DecodeError, StoreUnavailable: As `AnnouncementReader.newest`.
         """
         reader = AnnouncementReader(client, trainer_key(namespace, trainer))
         missing = MissingWeights(client, WeightKeys.of(namespace, trainer), trainer)
@@ -234,11 +231,7 @@ class JobEnd:
         """Make it; `watching` starts the thread.
 
         Args:
-            client: Connection to Redis.
-            namespace: Namespace of maker and trainers.
             followed: Returns the name of the trainer whose weights the maker follows.
-            others: Names of further trainers that get its experience.
-            stop: Is asked when the job is over.
         """
         self._client = client
         self._namespace = namespace

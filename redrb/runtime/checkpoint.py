@@ -144,13 +144,7 @@ class Checkpoints:
     """The checkpoints in one directory: files named by step, of which the newest are kept."""
 
     def __init__(self, directory: Path, *, owner: str, keep: int = 1) -> None:
-        """Use a directory; it is made when the first checkpoint is written.
-
-        Args:
-            directory: Directory of the files.
-            owner: Name of the trainer and its task; checkpoints of other owners are refused.
-            keep: Number of checkpoints that are kept.
-        """
+        """Use a directory; it is made when the first checkpoint is written."""
         self._directory = directory
         self._owner = owner
         self._keep = keep
@@ -162,11 +156,6 @@ class Checkpoints:
 
     def save(self, parts: Mapping[str, Stateful], position: Position, unacked: Unacked) -> None:
         """Write a checkpoint; a crash leaves either the previous one or the new one, complete.
-
-        Args:
-            parts: The modules, optimizers and the like, by name.
-            position: How far training has come.
-            unacked: Groups that were trained and not acknowledged yet.
 
         Raises:
             CheckpointFailed: The disk is full, read-only or failing; nothing of the file is left.
@@ -230,11 +219,7 @@ class Checkpoints:
         return position, unacked
 
     def forget_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps: training goes on from this one.
-
-        Raises:
-            CheckpointFailed, ConfigError: As `save` does.
-        """
+        """Delete the checkpoints of later steps: training goes on from this one."""
         with self._writing():
             for later in self.steps():
                 if later > step:
@@ -271,11 +256,7 @@ class Checkpoints:
 
 
 def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write a checkpoint to a file.
-
-    Raises:
-        OSError: The disk does not take it; torch hides this error behind a RuntimeError.
-    """
+    """Write a checkpoint to a file; torch hides an error of the disk behind a RuntimeError."""
     try:
         torch.save(content, file)
     except RuntimeError as error:

@@ -84,8 +84,6 @@ class WeightFollower:
 
         Raises:
             WeightMismatch: The update does not fit the models, which keep their weights.
-            WeightError, DecodeError: As `WeightSubscriber.poll` does; the models keep their
-                weights until the next announcement.
             StoreUnavailable: Redis stayed away; the next call goes on.
             ConfigError: A trainer with other settings than the maker's has started.
         """
@@ -137,9 +135,6 @@ class WeightFollower:
 
         Returns:
             Whether there was an announcement.
-
-        Raises:
-            As `follow` does.
         """
         found = self._next_announcement(0.0 if self._pending else wait_s)
         announcement = found if self._agreement.accepts(found) else self._pending
@@ -335,11 +330,7 @@ class InFlightUpdates(BackgroundFetch):
                 return
 
     def check(self) -> None:
-        """Raise the error since the last call; while Redis is away, raise that at each call.
-
-        Raises:
-            As `WeightFollower.follow` does.
-        """
+        """Raise the error since the last call; while Redis is away, raise that at each call."""
         error = self._error
         if error is not None:
             if not isinstance(error, StoreUnavailable):
@@ -401,15 +392,7 @@ class MakerWeights:
         """Follow a trainer; nothing is loaded yet.
 
         Args:
-            client: Connection to Redis.
-            namespace: Namespace of maker and trainers.
-            maker: Name of the maker.
-            models: The models by name, such as actor and critic.
-            stop: Ends waits.
-            follow: Trainer whose weights it takes while no trainer names it.
             first_timeout: Seconds to wait for a full update before the first batch.
-            in_flight: Whether weights change between two tokens as well.
-            wait_for_first: Whether to wait for that update.
             update_timeout: Seconds between two calls of an update in chunks, until it is dropped.
             agree: Text of each setting in which the trainer must agree with the maker.
         """
@@ -509,13 +492,8 @@ class MakerWeights:
     ) -> None:
         """Update the models from this process, in one call or in chunks.
 
-        Args:
-            states: Tensors by name, for each model; None: no tensors of this model.
-            lora_configs: Settings of LoRA layers by name, for each model.
-            full: Whether the models are complete after this update.
-            first: Whether the update begins with this call.
-            last: Whether the update ends with this call. With neither, the call is a chunk of the
-                update that this thread has begun; if there is none, it is a whole update.
+        A call with neither `first` nor `last` is a chunk of the update that this thread has begun;
+        if there is none, it is a whole update. With `full`, the models are complete after it.
 
         Raises:
             WeightError: This thread has no update under way, or makes experience just now.

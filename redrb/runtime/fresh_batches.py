@@ -73,11 +73,7 @@ class LoopSettings:
         checked_int("checkpoint_every", self.checkpoint_every, 1)
 
     def checkpoints(self, owner: str) -> Checkpoints | None:
-        """Return the checkpoints of a trainer, of ranks each in a directory per rank.
-
-        Args:
-            owner: Name of the trainer and its task; checkpoints of other owners are refused.
-        """
+        """Return the checkpoints of a trainer, of ranks each in a directory per rank."""
         if self.checkpoint_dir is None:
             return None
         if self.rank is None and world_size_here() == 1:
@@ -125,11 +121,7 @@ class FreshBatches:
         """Describe the batches; none is taken yet.
 
         Args:
-            buffer: The trainer's buffer.
-            settings: How batches are taken and placed.
-            stop: Ends the wait for a batch.
             batches: Number of batches; None: no limit.
-            first_step: Step of the first batch, where ranks share the stream.
             on_misfits: Called with the error when groups do not fit into one batch.
         """
         self._buffer = buffer
@@ -253,11 +245,6 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
     The other groups are requeued unharmed. The error then names the rejected groups, and says how
     many they are.
 
-    Args:
-        error: The error of the step.
-        batch: The batch, as the step left it.
-        leases: The leases of the batch.
-
     Returns:
         Whether groups were rejected. Otherwise nothing has ended: no group lacks the field.
 
@@ -291,12 +278,6 @@ def log_rejected(error: RecordError, task: str, total: int, advice: str = "") ->
     """Log that groups without a field, or with one of another form, are dead letters now.
 
     The error gets the same text as a note.
-
-    Args:
-        error: What is missing, and in which groups.
-        task: The task of the groups.
-        total: Number of groups in their batch.
-        advice: What to do, if that is known.
     """
     why = (
         f"task {task!r}: {len(error.ids)} of the {total} groups of a batch have no usable "

@@ -38,9 +38,7 @@ def prompt_batches(
 
     Args:
         dataloader_fn: Returns the loader; it is called once.
-        epochs: Passes over the loader, if `steps` is 0.
         steps: Number of batches, over as many passes as they need; 0: `epochs` passes.
-        stop: Ends the iteration.
 
     Raises:
         ConfigError: `steps` is above 0, and the loader has no batch; or another pass is needed over

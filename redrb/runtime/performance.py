@@ -27,9 +27,7 @@ class ProgressBar:
         """Show how far a loop is.
 
         Args:
-            label: Word before the bar, such as "train".
             total: Number of steps; None if it is not known.
-            done: Number of steps already done.
         """
         console = Console(stderr=True)
         self._progress = Progress(

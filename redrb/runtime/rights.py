@@ -112,7 +112,6 @@ class BatchRights:
         """Make it.
 
         Args:
-            tasks: The rights of each task.
             shares: Returns how many of the next groups each task gets.
         """
         self._tasks, self._shares = tasks, shares
@@ -120,12 +119,7 @@ class BatchRights:
 
     @contextmanager
     def wait(self, groups: int, least: int) -> Iterator[Granted]:
-        """Wait for rights; leaving the block returns those that no send has used.
-
-        Args:
-            groups: Groups to begin.
-            least: Fewest groups to accept: 1, or all of them.
-        """
+        """Wait for rights; leaving the block returns those that no send has used."""
         each: list[Admission | None] = [None] * len(self._tasks)
         with ExitStack() as scope:
             began = time.monotonic()

@@ -271,7 +271,6 @@ def place_models(
     Args:
         strategy_fn: Returns the strategy; None: `Strategy(device)`.
         model_fn: Returns a module, or several models; a model may be None or a function.
-        env_info: As for `set_environment`, which is called first.
         device: Device of the default strategy.
 
     Raises:

@@ -39,12 +39,6 @@ def replace_predecessor(
     """Requeue at once all groups that an earlier trainer of this name leases.
 
     Trainers that share a task as ranks need no such call: `take` requeues for them.
-
-    Args:
-        client: Connection to Redis.
-        namespace: Namespace of the trainer.
-        trainer: Name of the trainer.
-        stream: The new trainer's stream, whose consumer is noted for the trainer after it.
     """
     key = consumer_key(namespace, trainer)
     client = client.at(key)

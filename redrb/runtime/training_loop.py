@@ -49,12 +49,7 @@ class TrainingLoop:
         """Make the loop of a trainer.
 
         Args:
-            trainer: Its training step, its buffer, and the parts of its checkpoints.
-            settings: How batches are taken and acknowledged, and when checkpoints are written.
             checkpoints: The checkpoints; None: none are written.
-            callbacks: Objects whose hooks are called.
-            stop: Asks the loop to end.
-            debug: Log the metrics of each step.
         """
         self._trainer, self._settings, self._checkpoints = trainer, settings, checkpoints
         self._call = Callbacks(callbacks, TrainerCallback).call
@@ -118,8 +113,6 @@ class TrainingLoop:
 
         Args:
             episodes: Episodes of this call; None: train until asked to end.
-            update_steps: Fresh batches in an episode.
-            train_epochs: Times that each batch is trained.
         """
         settings, buffer = self._settings, self._trainer.buffer
         settings.check_limits(update_steps)

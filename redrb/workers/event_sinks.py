@@ -21,10 +21,6 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
 
     Ranks beside the first write nothing.
 
-    Args:
-        recipe: The recipe with its settings.
-        rank: This process' rank among data-parallel trainers.
-
     Raises:
         ConfigError: A sink cannot be opened: a library is missing, or a file cannot be used.
     """
@@ -70,11 +66,6 @@ def tracing_to_collector(
     service: str, worker: str = "", *, rate: float = tracing.SAMPLE_RATE
 ) -> Iterator[None]:
     """Trace groups in this block; OpenTelemetry's variables OTEL_* name the collector.
-
-    Args:
-        service: Name of the service.
-        worker: Name of this process; "": none.
-        rate: Share of the groups put here that are traced.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.

@@ -30,7 +30,6 @@ class RecordFile:
         """Open the file, if the disk allows it now.
 
         Args:
-            path: The file. A torn last line in it, of a process that was killed, ends first.
             say: Called with a message when a line is dropped for the first time, in the thread
                 that writes.
 
@@ -114,8 +113,6 @@ class MetricsLog:
         """Open the log.
 
         Args:
-            path: A file that is appended to; "-" is standard output, "" writes nothing.
-            worker: Name that each line carries.
             say: Called with a message when a line is dropped for the first time.
 
         Raises:

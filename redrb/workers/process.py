@@ -36,13 +36,10 @@ def run_recipe(
     """Run a worker of the recipe that a command line names, until it ends or a signal comes.
 
     Args:
-        program: Name of the command.
-        description: Its text in `--help`.
         arguments: The command line without the program; None: that of this process.
         begin: Makes the worker, whose end is left to the stack, and returns its work, a function
             that says why the work is over, if that is to be printed. A signal meanwhile ends the
             process at once.
-        worker: Name of the worker, if no source sets one.
 
     Returns:
         The exit status.

@@ -57,7 +57,6 @@ class Block(nn.Module):
         Args:
             hidden: Residual stream of the newest T tokens, float32 `[B, T, width]`.
             allowed: True where a query may look at a key, bool `[B, 1, T, S]`.
-            past: What earlier tokens left; these tokens' keys and values are added to it.
         """
         batch, tokens, width = hidden.shape
         projected: Tensor = self.query_key_value(self.attention_norm(hidden))
@@ -90,7 +89,6 @@ class Decoder(nn.Module):
         Args:
             tokens: Token ids, int64 `[B, T]`: the whole sequence, or its tokens after `past`.
             attention_mask: 1 where a token of the whole sequence counts, int64 or bool `[B, S]`.
-            past: One for each block, empty before the first call with it.
         """
         newest = tokens.shape[1]
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -newest:]
@@ -128,7 +126,6 @@ class Actor(nn.Module):
         Args:
             newest: Token ids that `past` does not hold yet, int64 `[B, T]`.
             attention_mask: 1 where a token counts, tokens in `past` included, int64 `[B, S]`.
-            past: From `no_past`, and from then on the same at each call.
         """
         logits: Tensor = self.head(self.decoder(newest, attention_mask, past)[:, -1])
         return logits

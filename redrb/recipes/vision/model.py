@@ -18,12 +18,6 @@ def draw(channel: int, side: int, numbers: random.Random, *, noise: int) -> Tens
     """Return an image, uint8 `[1, 8, 8, 3]`.
 
     The first dimension is that along which the images of a batch are joined.
-
-    Args:
-        channel: Colour of the square: 0 red, 1 green, 2 blue.
-        side: Half in which the square is: 0 left, 1 right.
-        numbers: Source of the place and of the noise.
-        noise: Largest value of a pixel's channel in the background.
     """
     count = SIDE * SIDE * 3
     flat = torch.tensor([numbers.randint(0, noise) for _ in range(count)], dtype=torch.uint8)
@@ -46,10 +40,6 @@ class SeeingDecoder(nn.Module):
 
     `redrb.algorithms.models` says how models are called: they get `pixel_values` because `forward`
     names it.
-
-    Args:
-        vocabulary: Number of tokens, V.
-        width: Size of the residual stream, a multiple of 4.
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
