@@ -319,17 +319,15 @@ class MicroBatches:
         """Yield the rows of each part."""
         rows: list[int] = []
         for row in sorted(range(len(spans)), key=lambda row: _length(spans[row]), reverse=True):
-            if rows and self._exceeds([spans[each] for each in (*rows, row)]):
+            joined = [spans[each] for each in (*rows, row)]
+            tokens = len(joined) * _length(_joint(joined))
+            too_many = self.size is not None and len(joined) > self.size
+            if rows and (too_many or (self.tokens is not None and tokens > self.tokens)):
                 yield rows
                 rows = []
             rows.append(row)
         if rows:
             yield rows
-
-    def _exceeds(self, spans: list[_Span]) -> bool:
-        if self.size is not None and len(spans) > self.size:
-            return True
-        return self.tokens is not None and len(spans) * _length(_joint(spans)) > self.tokens
 
 
 _Span = tuple[int, int, int]

@@ -44,22 +44,18 @@ def decoder_of(
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
         if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
             return _OfWhole(model, names, inputs)
-        return _of_custom_cache(model)
+        custom: Any = model
+        past = custom.no_past()
+
+        def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+            return _checked(custom.next_token(newest, attention_mask, past), len(newest), model)
+
+        return next_token
     if "use_cache" in names:
         for argument in ("cache", "past_key_values"):
             if argument in names:
                 return _OfTransformers(model, argument, names, inputs)
     return _OfWhole(model, names, inputs)
-
-
-def _of_custom_cache(model: Any) -> NextToken:
-    past = model.no_past()
-
-    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
-        logits = model.next_token(newest, attention_mask, past)
-        return _checked(logits, newest.shape[0], model)
-
-    return next_token
 
 
 class _OfTransformers:

@@ -82,8 +82,7 @@ class CompletionScorer(ABC):
             inputs: Prompts, as for `redrb.algorithms.generate`.
             options: Options of `redrb.algorithms.generate`, and: `policy_version`, the weight
                 version of the actor, for samples without known token versions; `extras` and `tags`,
-                the further keys of the prompts that become extras and tags of the samples;
-                `group_ids`, names of the groups; default: unique ones, for several samples each.
+                the further keys of the prompts that become extras and tags of the samples.
 
         Returns:
             The samples of P prompts, `P * group_size`, on the actor's device; those of a prompt are
@@ -149,7 +148,6 @@ class CompletionScorer(ABC):
         inputs: object,
         *,
         policy_version: int | None = None,
-        group_ids: Sequence[str] | None = None,
         extras: Sequence[str] = (),
         tags: Sequence[str] = (),
         **generate_kwargs: Any,
@@ -157,13 +155,9 @@ class CompletionScorer(ABC):
         """Return completions, and their experience without rewards and advantages."""
         keys, size, pad = further_keys(inputs), self.group_size, generate_kwargs.get("pad_token_id")
         tokens, mask = read_prompts(inputs, pad_token_id=pad)
-        if group_ids is None and size > 1:
-            group_ids = [uuid.uuid4().hex for _ in tokens]
-        if group_ids is not None and len(group_ids) != len(tokens):
-            raise RecordError(
-                f"{len(group_ids)} group_ids came for {len(tokens)} prompts.", field="group_id"
-            )
+        names = None
         if size > 1:
+            names = repeated([uuid.uuid4().hex for _ in tokens], size)
             keys = {key: repeated(values, size) for key, values in keys.items()}
             batch = {"input_ids": repeated(tokens, size), "attention_mask": repeated(mask, size)}
             inputs = {**batch, **keys}
@@ -194,7 +188,7 @@ class CompletionScorer(ABC):
             tensors=tensors,
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
-            group_id=None if group_ids is None else repeated(list(group_ids), size),
+            group_id=names,
             extras=chosen(keys, extras, len(done)),
             tags=chosen(keys, tags, len(done)),
         )

@@ -82,9 +82,11 @@ def further_keys(prompts: object) -> dict[str, Any]:
         if key in _TOKEN_KEYS or key in _UNUSED_KEYS:
             continue
         if not has_entries(values, rows):
+            sized = f" of {len(values)}" if isinstance(values, list | tuple) else ""
+            size = f" of shape {list(values.shape)}" if isinstance(values, Tensor) else sized
             raise RecordError(
-                f"the key {key!r} of {rows} prompts is a {type(values).__name__}"
-                f"{_size(values)}: give a list or a tensor with an entry for each prompt.",
+                f"the key {key!r} of {rows} prompts is a {type(values).__name__}{size}: "
+                "give a list or a tensor with an entry for each prompt.",
                 field=str(key),
             )
         found[str(key)] = values
@@ -117,17 +119,11 @@ def chosen(keys: Mapping[str, Any], names: Sequence[str], rows: int) -> list[dic
             raise RecordError(
                 f"prompts have no key {name!r}; beside their tokens they have {known}.", field=name
             )
-    return [{name: _plain(keys[name][row]) for name in names} for row in range(rows)]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _size(values: object) -> str:
-    if isinstance(values, Tensor):
-        return f" of shape {list(values.shape)}"
-    return f" of {len(values)}" if isinstance(values, list | tuple) else ""
+    entries = [{name: keys[name][row] for name in names} for row in range(rows)]
+    return [
+        {name: each.tolist() if isinstance(each, Tensor) else each for name, each in entry.items()}
+        for entry in entries
+    ]
 
 
 def _padded_left(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

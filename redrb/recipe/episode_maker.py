@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -216,15 +216,13 @@ class EpisodeRecipeMaker(EpisodeMaker):
         Raises:
             Any error of the recipe or of sampling.
         """
-        with evaluating(*self._models.values()):
-            super().run(self._prompts() if prompts is None else prompts)
-
-    def _prompts(self) -> Iterator[dict[str, Any]]:
         recipe = self._recipe
-        random_numbers = random.Random(recipe.worker_seed)  # noqa: S311
-        most = recipe.maker_steps * recipe.prompts_per_step or None
-        for prompt in islice(endless(recipe, random_numbers), most):
-            yield encoded_prompt(recipe, prompt)
+        if prompts is None:
+            most = recipe.maker_steps * recipe.prompts_per_step or None
+            drawn = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
+            prompts = (encoded_prompt(recipe, prompt) for prompt in islice(drawn, most))
+        with evaluating(*self._models.values()):
+            super().run(prompts)
 
     def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
         """Sample a batch of turns with the newest weights; an error ends the maker."""

@@ -137,31 +137,24 @@ def _evaluated(
     runner = EpisodeRunner(episode_of(recipe), engine)
     encoded = [encoded_prompt(recipe, prompt) for prompt in prompts]
 
-    async def rewards() -> list[float | BaseException]:
+    async def reward(prompt: dict[str, Any]) -> tuple[float, str]:
+        try:
+            items = await runner.run(prompt)
+            found = float(torch.stack([reward_of(item) for item in items]).mean())
+        except Exception as error:  # noqa: BLE001 (the user's episode: a failed reward)
+            return math.nan, f"raised {type(error).__name__}: {error!s:.200}"
+        return (found, "") if math.isfinite(found) else (math.nan, f"is {found}")
+
+    async def rewards() -> list[tuple[float, str]]:
         async with engine:
-            return await asyncio.gather(
-                *(_reward(runner, prompt) for prompt in encoded), return_exceptions=True
-            )
+            return await asyncio.gather(*map(reward, encoded))
 
-    found = _result(submit(rewards()), engine, recipe.episode_timeout + GRACE_S)
-    return evaluation_of([_reward_or_reason(each) for each in found])
-
-
-def _reward_or_reason(found: float | BaseException) -> tuple[float, str]:
-    """Return the reward of an episode and "", or nan and why it has none."""
-    if isinstance(found, BaseException):
-        return math.nan, f"raised {type(found).__name__}: {found!s:.200}"
-    return (found, "") if math.isfinite(found) else (math.nan, f"is {found}")
-
-
-async def _reward(runner: EpisodeRunner, prompt: dict[str, Any]) -> float:
-    items = await runner.run(prompt)
-    return float(torch.stack([reward_of(item) for item in items]).mean())
+    return evaluation_of(_result(submit(rewards()), engine, recipe.episode_timeout + GRACE_S))
 
 
 def _result(
-    future: Future[list[float | BaseException]], engine: LocalEngine, most_s: float
-) -> list[float | BaseException]:
+    future: Future[list[tuple[float, str]]], engine: LocalEngine, most_s: float
+) -> list[tuple[float, str]]:
     """Wait for the episodes, as long as some go on."""
     while True:
         before = engine.batches

@@ -8,6 +8,7 @@ import inspect
 import tomllib
 from abc import ABC
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, dataclass_transform
@@ -120,21 +121,17 @@ def _check_spelling(
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
     if not new or not isinstance(value, tuple(KINDS.values())) or "ClassVar" in annotation:
         return
-    alike = [each for each, item in inherited.items() if _fits(value, _checked_kind(item.type))]
+    alike = []
+    for each, item in inherited.items():
+        with suppress(ConfigError):  # an attribute of another type is no misspelt setting
+            converted(value, _checked_kind(item.type))
+            alike.append(each)
     found = did_you_mean(name, alike, least=MISSPELT)
     if found != ".":
         raise ConfigError(
             f"{cls.__name__}.{name} is no setting{found} If it is an attribute of your own, "
             f"annotate it: {name}: ClassVar[{type(value).__name__}] = {value!r:.40}."
         )
-
-
-def _fits(value: object, kind: type) -> bool:
-    try:
-        converted(value, kind)
-    except ConfigError:
-        return False
-    return True
 
 
 def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
-from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
@@ -54,7 +53,7 @@ class RecipeTrainer(AlgorithmTrainer):
         self._device = strategy.device
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
-            self._take_step,
+            lambda batch: dict(recipe.step(self._models, self._optimizers, batch)),
             None,  # it announces itself before the models are made, which may take long
             callbacks=[self._reports],
             device=strategy.device,
@@ -179,9 +178,6 @@ class RecipeTrainer(AlgorithmTrainer):
         models = self.plain_models
         with evaluating(*models.values()):
             return self._recipe.evaluate(models)
-
-    def _take_step(self, experience: Experience) -> dict[str, Any]:
-        return dict(self._recipe.step(self._models, self._optimizers, experience))
 
     def _load_or_initialise(self, models: dict[str, nn.Module], *, resumed: bool) -> bool:
         """Load the published weights, except after a checkpoint; publish a reference policy."""

@@ -177,8 +177,14 @@ class WeightFollower:
             return False
         try:
             self.ready = False
-            self._load_full()
-            self._load_partial()
+            full, partial = self._full, self._partial
+            if full is not None:
+                self._load(full)
+                if self._announced and (full.version or 0) >= self._announced:
+                    self.complete = True
+                base = full.version or 0
+                if partial is not None and full.ready is None and (partial.ready or 0) > base:
+                    self._load(partial)
             return True
         except WeightMismatch:
             raise
@@ -187,6 +193,12 @@ class WeightFollower:
             raise
         finally:
             self._changing.release()
+
+    def _load(self, fetched: PreparedLoad) -> None:
+        loaded = fetched.load()
+        if loaded is not None:
+            self.version = loaded
+            self._models.all_loaded()
 
     def _follow(self, wait_s: float) -> bool:
         found = self.prepare(wait_s)
@@ -266,25 +278,6 @@ class WeightFollower:
                     partial = self._partial = self._prepared_load(name, strict=False)
             if not newer_full:
                 return
-
-    def _load_full(self) -> None:
-        if self._full is None:
-            return
-        loaded = self._full.load()
-        if loaded is not None:
-            self.version = loaded
-            self._models.all_loaded()
-        if self._announced and (self._full.version or 0) >= self._announced:
-            self.complete = True
-
-    def _load_partial(self) -> None:
-        if self._partial is None or self._full is None or self._full.ready is not None:
-            return
-        if (self._partial.ready or 0) > (self._full.version or 0):
-            loaded = self._partial.load()
-            if loaded is not None:
-                self.version = loaded
-                self._models.all_loaded()
 
 
 class InFlightUpdates(BackgroundFetch):

@@ -237,19 +237,20 @@ class ModelUpdates:
         if self._timer is not None:
             self._timer.cancel()
         staged = self._staged
-        self._timer = threading.Timer(self._timeout_s, lambda: self._time_out(staged))
+
+        def time_out() -> None:
+            with self._guard:
+                if staged is not None and self._staged is staged:
+                    _log.error(
+                        "an update of the models did not end within %g s and was dropped: they "
+                        "keep their old weights",
+                        self._timeout_s,
+                    )
+                    self._close_update()
+
+        self._timer = threading.Timer(self._timeout_s, time_out)
         self._timer.daemon = True
         self._timer.start()
-
-    def _time_out(self, staged: _Staged | None) -> None:
-        with self._guard:
-            if staged is not None and self._staged is staged:
-                _log.error(
-                    "an update of the models did not end within %g s and was dropped: they keep "
-                    "their old weights",
-                    self._timeout_s,
-                )
-                self._close_update()
 
     def _close_update(self) -> None:
         if self._staged is not None:  # its thread may keep it for long

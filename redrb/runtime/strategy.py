@@ -163,7 +163,17 @@ class AccelerateStrategy(Strategy):
     @cached_property
     def _accelerator(self) -> Any:
         if has_process_group():
-            _describe_ranks()
+            rank, size = str(rank_here()), str(world_size_here())
+            of_ranks = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": size,
+                "LOCAL_WORLD_SIZE": size,
+                "OMP_NUM_THREADS": str(torch.get_num_threads()),  # Accelerate would change it
+            }
+            for name, value in of_ranks.items():
+                if environment.variable(name) is None:
+                    environment.set_variable(name, value)
         accelerate = _accelerate()
         try:
             return accelerate.Accelerator(
@@ -180,20 +190,6 @@ def _accelerate() -> Any:
     import accelerate
 
     return accelerate
-
-
-def _describe_ranks() -> None:
-    """Set the environment variables from which Accelerate learns of the process group."""
-    rank, size = str(rank_here()), str(world_size_here())
-    for name, value in (
-        ("RANK", rank),
-        ("WORLD_SIZE", size),
-        ("LOCAL_RANK", rank),
-        ("LOCAL_WORLD_SIZE", size),
-        ("OMP_NUM_THREADS", str(torch.get_num_threads())),  # Accelerate would change the number
-    ):
-        if environment.variable(name) is None:
-            environment.set_variable(name, value)
 
 
 def _layers(model: nn.Module) -> set[str]:
@@ -214,23 +210,19 @@ def _checkpoint_gradients(model: nn.Module) -> None:
         for name in _ENABLING:
             enable = getattr(part, name, None)
             if callable(enable):
-                _enable(enable)
+                try:
+                    enable({"use_reentrant": False})
+                except ValueError as error:  # not every model of transformers can
+                    raise ConfigError(
+                        f"gradient_checkpointing: {error} Leave it out, or use "
+                        "torch.utils.checkpoint in the model."
+                    ) from error
                 model.train()
                 return
     raise ConfigError(
         f"gradient_checkpointing: {type(model).__name__} has no method {' or '.join(_ENABLING)}, "
         "as models of transformers have: leave it out, or use torch.utils.checkpoint in the model."
     )
-
-
-def _enable(enable: Callable[[dict[str, bool]], object]) -> None:
-    try:
-        enable({"use_reentrant": False})
-    except ValueError as error:  # not every model of transformers can
-        raise ConfigError(
-            f"gradient_checkpointing: {error} Leave it out, or use torch.utils.checkpoint in the "
-            "model."
-        ) from error
 
 
 def _check_process_group() -> None:
@@ -281,10 +273,8 @@ def place_models(
     with strategy.model_init_context():
         made = model_fn()
     models = (made,) if isinstance(made, nn.Module) else tuple(made)
-    return PlacedModels(
-        tuple(map(strategy.prepare, models)), tuple(map(_parameters_of, models)), strategy
+    parameters = (
+        sum(each.numel() for each in model.parameters()) if isinstance(model, nn.Module) else 0
+        for model in models
     )
-
-
-def _parameters_of(model: object) -> int:
-    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
+    return PlacedModels(tuple(map(strategy.prepare, models)), tuple(parameters), strategy)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from redrb import tracing
 from redrb.checks import require_package
 from redrb.metrics.events import Write, write_to_all
 from redrb.recipe.recipe import Recipe
+from redrb.recipe.settings import settings_of
 from redrb.workers.metrics_log import MetricsLog
 
 
@@ -35,26 +34,17 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
                 folder = Path(recipe.tensorboard) / recipe.worker
                 writes.append(scope.enter_context(TensorBoardLog(folder)).write)
             if recipe.wandb:
-                writes.append(_wandb(recipe, scope))
+                from redrb.metrics.wandb import WandbLog
+
+                shown = {
+                    name: getattr(recipe, name)
+                    for name in settings_of(type(recipe))
+                    if name != "url"  # it may have a password
+                }
+                group = f"{recipe.namespace}/{recipe.task_name}"
+                run = WandbLog(recipe.wandb, name=recipe.worker, group=group, config=shown)
+                writes.append(scope.enter_context(run).write)
         yield write_to_all(writes)
-
-
-def _wandb(recipe: Recipe, scope: ExitStack) -> Write:
-    from redrb.metrics.wandb import WandbLog
-
-    declared: Any = recipe
-    settings = {
-        item.name: getattr(recipe, item.name)
-        for item in dataclasses.fields(declared)
-        if item.name != "url"  # it may have a password
-    }
-    run = WandbLog(
-        recipe.wandb,
-        name=recipe.worker,
-        group=f"{recipe.namespace}/{recipe.task_name}",
-        config=settings,
-    )
-    return scope.enter_context(run).write
 
 
 EXPORT_S = 5.0

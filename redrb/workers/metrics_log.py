@@ -74,7 +74,11 @@ class RecordFile:
     def _open(self) -> IO[bytes]:
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
-            self._torn = _is_torn(self._path)
+            if self._path.is_file():  # a pipe has no end to look at
+                with self._path.open("rb") as written:
+                    size = written.seek(0, 2)
+                    written.seek(max(0, size - 1))
+                    self._torn = written.read(1) not in (b"", b"\n")
         return self._file
 
     def _dropped(self, error: OSError) -> None:
@@ -84,17 +88,6 @@ class RecordFile:
                 f"lines for {self._path} are dropped, and the job goes on: {error.strerror}. Make "
                 "room on the disk, or make it writable: later lines are kept again."
             )
-
-
-def _is_torn(path: Path) -> bool:
-    """Return whether the last line of a file lacks its end."""
-    if not path.is_file():  # a pipe, which has no end to look at
-        return False
-    with path.open("rb") as written:
-        if not written.seek(0, 2):
-            return False
-        written.seek(-1, 2)
-        return written.read(1) != b"\n"
 
 
 _log = logging.getLogger("redrb")

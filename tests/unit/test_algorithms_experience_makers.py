@@ -216,10 +216,6 @@ def test_every_prompt_is_a_group_with_a_unique_name() -> None:
     assert len(names) == 24
     assert len(set(names)) == 6
     assert all(len(set(names[at : at + 4])) == 1 for at in range(0, 24, 4))
-    given = grpo().make_experience(PROMPTS, group_ids=["a", "b", "c"], **options())
-    assert given.group_id == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-    with pytest.raises(RecordError, match="1 group_ids came for 3 prompts"):
-        grpo().make_experience(PROMPTS, group_ids=["a"], **options())
 
 
 def test_without_the_division_by_std() -> None:
