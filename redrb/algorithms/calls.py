@@ -7,7 +7,6 @@ import atexit
 import inspect
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -16,6 +15,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+
+from redrb.forks import in_child
 
 R = TypeVar("R")
 
@@ -133,15 +134,13 @@ class _LoopThread:
     """One event loop and its thread, until the process ends."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="redrb-event-loop", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        if self.pid == os.getpid():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(_JOIN_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         # of the whole thread: a block in one coroutine would also begin and end in the others
@@ -155,6 +154,17 @@ _lock = threading.Lock()
 _thread: _LoopThread | None = None
 
 
+def _forget() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _lock, _thread
+    if _thread is not None:
+        atexit.unregister(_thread.end)
+    _lock, _thread = threading.Lock(), None
+
+
+in_child(_forget)
+
+
 def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """Run a coroutine in the background loop, which all callers of a process share.
 
@@ -163,7 +173,7 @@ def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """
     global _thread
     with _lock:
-        if _thread is None or _thread.pid != os.getpid():
+        if _thread is None:
             _thread = _LoopThread()
             atexit.register(_thread.end)
         return asyncio.run_coroutine_threadsafe(coroutine, _thread.loop)

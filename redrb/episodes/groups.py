@@ -15,6 +15,7 @@ import torch
 
 from redrb.algorithms import group_relative_advantages
 from redrb.checks import checked_int
+from redrb.connection.stop import Stop
 from redrb.episodes.sink import Sink
 from redrb.errors import (
     ConfigError,
@@ -27,7 +28,6 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem, Status
 from redrb.experience.faults import log_filtered, raised
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, Lease
 
 Episode: TypeAlias = Callable[..., Awaitable[BufferItem | Sequence[BufferItem]]]
@@ -164,7 +164,7 @@ class Groups:
     """The groups of an episode maker, each a coroutine that ends when the group is handed over."""
 
     def __init__(
-        self, runner: EpisodeRunner, sink: Sink, stop: StopRequest, options: GroupOptions
+        self, runner: EpisodeRunner, sink: Sink, stop: Stop, options: GroupOptions
     ) -> None:
         self._runner, self._sink, self._stop, self._options = runner, sink, stop, options
         self._resumes = options.resumes

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import (
     BatchTimeout,
     SendFailed,
@@ -17,7 +18,6 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem
 from redrb.runtime.rights import TaskRights
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream, Lease
 from redrb.stream.sending import ExperienceSender
 
@@ -37,7 +37,7 @@ class Sink:
         version: Weight version of the task when it gave the newest right; None before.
     """
 
-    def __init__(self, stream: ExperienceStream, stop: StopRequest, *, most_unsent: int) -> None:
+    def __init__(self, stream: ExperienceStream, stop: Stop, *, most_unsent: int) -> None:
         self.stream = stream
         self._stop = stop
         self.version: int | None = None
@@ -59,7 +59,7 @@ class Sink:
         """Make a call that waits for Redis in a thread, until `give_up`."""
 
         def stopping() -> T:
-            with stoppable(self._given_up):
+            with Deadline(stop=self._given_up):
                 return call(*arguments)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, stopping)
@@ -93,7 +93,7 @@ class Sink:
 
         def take() -> Lease | None:
             try:
-                with stoppable(self._stop.waits):
+                with Deadline(stop=self._stop):
                     return self.stream.take(1, status="aborted", timeout=0)
             except (BatchTimeout, StoreUnavailable):
                 return None

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
 from redrb.keys import WeightKeys, check_name, trainer_key
-from redrb.runtime.stopping import StopRequest
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.manifest import MAX_VERSION
 
@@ -64,7 +64,7 @@ def announce(client: Client, keys: Sequence[str], announcement: Announcement) ->
     Raises:
         StoreUnavailable: Redis stayed away; some makers may have the announcement.
     """
-    post(client, keys, asdict(announcement), keep_newest=True)
+    post(client, keys, asdict(announcement))
 
 
 class AnnouncementReader:
@@ -83,7 +83,7 @@ class AnnouncementReader:
             DecodeError: The announcement is damaged; the next call skips it.
             StoreUnavailable: Redis stayed away.
         """
-        message = self._messages.newest(time.monotonic() + wait_s)
+        message = self._messages.newest(wait_s)
         return None if message is None else _checked(message)
 
 
@@ -226,7 +226,7 @@ class JobEnd:
         namespace: str,
         followed: Callable[[], str],
         others: Sequence[str],
-        stop: StopRequest,
+        stop: Stop,
     ) -> None:
         """Make it; `watching` starts the thread.
 
@@ -255,12 +255,12 @@ class JobEnd:
     def _run(self, over: Stop) -> None:
         grace_ends = time.monotonic() + GRACE_S
         began = True
-        with stoppable(over):
-            while not (over.asked or self._stop):
+        with Deadline(stop=over):
+            while not (over or self._stop):
                 try:
                     running = self._running()
                     if running is None and (not began or time.monotonic() >= grace_ends):
-                        if not over.asked:
+                        if not over:
                             self._stop.ask(self._reason())
                         return
                     began = began and running is None
@@ -268,7 +268,7 @@ class JobEnd:
                 except StoreClosed:
                     return
                 except RedrbError as error:
-                    if not over.asked:
+                    if not over:
                         _log.debug("a maker cannot see whether its job is over: %s", error)
                     over.wait(_PAUSE_S)
 

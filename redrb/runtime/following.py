@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, pause, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import DecodeError, StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import WeightKeys, maker_key, partial_weights, trainer_key
 from redrb.runtime.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
-from redrb.runtime.stopping import StopRequest
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.background_fetch import BackgroundFetch
 from redrb.weights.reading.missing import MissingWeights
@@ -125,7 +125,7 @@ class WeightFollower:
             except (StoreUnavailable, WeightError) as error:
                 cause = error
                 outage.failed(error)
-                pause(min(left, _WAIT_S))
+                here().pause(min(left, _WAIT_S))
 
     def prepare(self, wait_s: float) -> bool:
         """Fetch the update that was announced since the last call.
@@ -373,7 +373,7 @@ class MakerWeights:
         namespace: str,
         maker: str,
         models: Mapping[str, nn.Module | None],
-        stop: StopRequest,
+        stop: Stop,
         *,
         follow: str,
         first_timeout: float,
@@ -422,7 +422,7 @@ class MakerWeights:
             ConfigError: The trainer has other settings than the maker.
         """
         if not self._initialised:
-            with stoppable(self._stop.waits):
+            with Deadline(stop=self._stop):
                 self._follower.wait_until_complete(
                     self._first_timeout, lambda: bool(self._stop) or self._initialised
                 )
@@ -453,7 +453,7 @@ class MakerWeights:
                 if least is not None and self.version is not None and self.version < least:
                     self._in_flight.await_version(least, FETCH_S)
             else:
-                with stoppable(_ONE_ATTEMPT if away else self._stop.waits):
+                with Deadline(stop=_ONE_ATTEMPT if away else self._stop):
                     self._follower.follow()
         except StoreUnavailable as error:
             if not self._stop:

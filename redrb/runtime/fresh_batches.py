@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -14,12 +13,12 @@ import torch
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.checkpoint import Checkpoints
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.world import rank_here, world_size_here
 from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
@@ -112,8 +111,9 @@ class FreshBatches:
         self,
         buffer: DetachedReplayBuffer,
         settings: LoopSettings,
-        stop: StopRequest,
+        stop: Stop,
         *,
+        in_step: bool,
         batches: int | None,
         first_step: int,
         on_misfits: Callable[[RecordError], None],
@@ -126,7 +126,7 @@ class FreshBatches:
         """
         self._buffer = buffer
         self._settings = settings
-        self._stop = stop
+        self._stop, self._in_step = stop, in_step
         self._left = batches
         self._first_step = first_step
         self._on_misfits = on_misfits
@@ -164,11 +164,12 @@ class FreshBatches:
             FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
-        while not self._stop:
+        while self._in_step or not self._stop:
             loader = self._loader = self._loader or self._open_loader()
-            with self._stop.waking(loader.stop), self._ending(loader.stop):
+            with self._ending(loader.stop):
                 try:
-                    batch = None if self._stop else next(self._batches, None)
+                    ends = self._stop and not self._in_step
+                    batch = None if ends else next(self._batches, None)
                 except RecordError as error:
                     if not error.ids:
                         raise
@@ -188,7 +189,7 @@ class FreshBatches:
                 self._left = None if self._left is None else self._left - 1
                 self._unclaimed.append(loader.lease)
                 return batch
-            if self._stop.time.over:
+            if not self._stop.left_s:
                 break
             if self._left is not None and self._left <= 0:  # a step took several batches
                 self._close_loader()
@@ -197,14 +198,13 @@ class FreshBatches:
 
     @contextmanager
     def _ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """In this block call `end` when the time of a process that was asked to end is up."""
-        waits = self._stop.time.interrupts
-        waits.add(end)
+        """In this block call `end` when the loop is to end, or its time for Redis is up."""
+        self._stop.interrupts.add(end)
         try:
-            with within(math.inf):
+            with Deadline(), nullcontext() if self._in_step else self._stop.waking(end):
                 yield
         finally:
-            waits.discard(end)
+            self._stop.interrupts.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
         settings = self._settings

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
 from redrb.experience import Experience
 from redrb.keys import check_name
@@ -23,7 +24,7 @@ from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, ProgressBar
 from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
@@ -32,7 +33,7 @@ _log = logging.getLogger("redrb")
 
 
 def prompt_batches(
-    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int, stop: StopRequest
+    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int, stop: Stop
 ) -> Iterator[Any]:
     """Yield batches of prompts; no batch is drawn from the loader without being yielded.
 
@@ -232,7 +233,7 @@ class ExperienceMakerHolder:
         self.name = check_name("maker", name)
         self._debug = debug
         self._end_with_job = end_with_job
-        self._stop = StopRequest(stop_timeout)
+        self._stop = Stop(stop_timeout)
         self._client, self._client_scope = client_for(client)
         with ExitStack() as undo:
             undo.push(self._client_scope)
@@ -359,7 +360,7 @@ class ExperienceMakerHolder:
                 newest batch was then sent as well, unless a note of the error denies it.
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
-        with self._stop.on_signals(), ending_within(self._stop.time), ended:
+        with self._stop.on_signals(), Deadline(budget=self._stop), ended:
             with self._waiting_for_weights():
                 if not self._weights.wait_until_initialised():
                     return
@@ -445,7 +446,7 @@ class ExperienceMakerHolder:
             SendFailed: Not all groups could be sent in time. If `workingloop` was asked to end and
                 has waited for them already, a warning counts them instead.
         """
-        with self._client_scope, ending_within(self._stop.time), ExitStack() as scope:
+        with self._client_scope, Deadline(budget=self._stop), ExitStack() as scope:
             for stream in self._streams:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)

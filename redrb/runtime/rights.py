@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from redrb.algorithms.prompts import has_entries
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionRefused,
     AdmissionTimeout,
@@ -20,7 +21,6 @@ from redrb.errors import (
     RecordError,
     StoreUnavailable,
 )
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
 
@@ -31,7 +31,7 @@ _OUTAGE_PAUSE_S = 0.5
 class TaskRights:
     """Asks a task for rights to begin groups; a task without a bound of staleness gives none."""
 
-    def __init__(self, stream: ExperienceStream, stop: StopRequest, maker: str) -> None:
+    def __init__(self, stream: ExperienceStream, stop: Stop, maker: str) -> None:
         """Ask the task of a stream until `stop` is asked; `maker` is a word for log lines."""
         self.stream, self._stop = stream, stop
         self._refused = False
@@ -47,7 +47,7 @@ class TaskRights:
         stream = self.stream
         while not self._stop and (stream.bounded or not self._refused):
             try:
-                with stoppable(self._stop.waits):
+                with Deadline(stop=self._stop):
                     right = stream.admit(count, least=least)
             except AdmissionTimeout:
                 break
@@ -58,7 +58,7 @@ class TaskRights:
                 if not stream.bounded or self._refused:
                     break
                 self._outage.failed(error)
-                self._stop.waits.wait(_OUTAGE_PAUSE_S)
+                self._stop.wait(_OUTAGE_PAUSE_S)
             else:
                 self._outage.over()
                 self._refused = False

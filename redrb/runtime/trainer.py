@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name, consumer_key
@@ -24,7 +25,7 @@ from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.checkpoint import Stateful, stateful_parts
 from redrb.runtime.fresh_batches import Acknowledge, LoopSettings
 from redrb.runtime.sharded_models import whole_tensors
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.training_loop import TrainingLoop
 from redrb.runtime.world import any_rank, default_device
 from redrb.stream import ExperienceStream
@@ -165,7 +166,7 @@ class DetachedTrainer(ABC):
         )
         self._rank, task = rank, name if task is None else task
         checkpoints = settings.checkpoints(f"trainer {name!r}, task {namespace}:{task}")
-        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         self._loop = TrainingLoop(self, settings, checkpoints, callbacks, self._stop, debug=debug)
         step_limit = checked_stop_seconds("step_limit", step_limit)
         if isinstance(experience_maker_holder_name_list, str):
@@ -304,7 +305,7 @@ class DetachedTrainer(ABC):
         """
         if reward is not None:
             reward = checked_number("reward", reward)
-        with ending_within(self._stop.time):
+        with Deadline(budget=self._stop):
             if any_rank(self._stop.by_signal):
                 return False
             if not self._rank:
@@ -328,7 +329,7 @@ class DetachedTrainer(ABC):
 
     def sync_models_to_remote_makers(self, **config: Any) -> None:
         """Send all weights to the makers; makers that wait for their first weights begin."""
-        with ending_within(self._stop.time):
+        with Deadline(budget=self._stop):
             self.resume()
             self._update_remote_makers(fully_update=True, **config)
 
@@ -404,5 +405,5 @@ class DetachedTrainer(ABC):
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
-        with self._client_scope, ending_within(self._stop.time):
+        with self._client_scope, Deadline(budget=self._stop):
             self.buffer.close()

@@ -11,15 +11,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from redrb.algorithms.experience_makers import RAW_REWARD
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
+from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FitEnded, FreshBatches, LoopSettings, reject_incomplete
 from redrb.runtime.performance import ProgressBar
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.world import any_rank, newest_common_step, world_size_here
 from redrb.stream import Lease
 
@@ -42,7 +42,7 @@ class TrainingLoop:
         settings: LoopSettings,
         checkpoints: Checkpoints | None,
         callbacks: Sequence[TrainerCallback],
-        stop: StopRequest,
+        stop: Stop,
         *,
         debug: bool,
     ) -> None:
@@ -140,15 +140,15 @@ class TrainingLoop:
         self._fresh = FreshBatches(
             buffer,
             settings,
-            # ranks end at the same step: a rank that is asked to end still takes its next batch
-            self._stop if world_size_here() == 1 else self._stop.postponed(),
+            self._stop,
+            in_step=world_size_here() > 1,
             batches=batches,
             first_step=position.taken,
             on_misfits=lambda error: self._call("on_misfits", error),
         )
         self._progress = ProgressBar("train", steps, done=position.step)
         try:
-            with ending_within(self._stop.time):
+            with Deadline(budget=self._stop):
                 try:
                     with self._stop.on_signals(), self._fresh, self._progress:
                         self._run()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from redrb import tracing
 from redrb.checks import require_package
-from redrb.metrics.events import Write, write_to_all
+from redrb.metrics.events import TensorBoardLog, WandbLog, Write, write_to_all
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.settings import settings_of
 from redrb.workers.metrics_log import MetricsLog
@@ -29,13 +29,9 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
             log = MetricsLog(recipe.metrics, worker=recipe.worker)
             writes.append(scope.enter_context(log).write)
             if recipe.tensorboard:
-                from redrb.metrics.tensorboard import TensorBoardLog
-
                 folder = Path(recipe.tensorboard) / recipe.worker
                 writes.append(scope.enter_context(TensorBoardLog(folder)).write)
             if recipe.wandb:
-                from redrb.metrics.wandb import WandbLog
-
                 shown = {
                     name: getattr(recipe, name)
                     for name in settings_of(type(recipe))

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.keys import check_name
 from redrb.options import (
@@ -99,7 +100,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _work(function: str, settings: StageSettings) -> None:
-    from redrb.connection.deadline import ending_within
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:
@@ -136,7 +136,7 @@ def _work(function: str, settings: StageSettings) -> None:
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
             )
-        with ending_within(stage.stop_time), scope.pop_all():
+        with Deadline(budget=stage.ending), scope.pop_all():
             stage.run()
 
 

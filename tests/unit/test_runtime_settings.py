@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from redrb import ConfigError
+from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.fresh_batches import LoopSettings
 from redrb.runtime.maker import ExperienceMakerHolder
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.strategy import Strategy, place_models
 
 
@@ -88,10 +88,10 @@ def test_models_are_placed_and_counted() -> None:
 
 
 def test_the_first_request_to_stop_counts_and_ends_waits() -> None:
-    request, woken = StopRequest(), []
+    request, woken = Stop(), []
     assert not request
     with request.waking(lambda: woken.append(request.reason)):
         request.ask("first")
         request.ask("second")
     assert (request.reason, woken) == ("first", ["first"])
-    assert request.waits.wait(60)
+    assert request.wait(60)
