@@ -17,7 +17,7 @@ from redrb.runtime.announcements import Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.reading.prepared_load import PreparedLoad
+from redrb.weights.reading.standby import PreparedLoad
 from redrb.weights.tensors.fitting import Strict
 
 _log = logging.getLogger("redrb")

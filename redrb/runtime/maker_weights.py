@@ -19,14 +19,14 @@ from redrb.runtime.following import WeightFollower
 from redrb.runtime.maker_settings import WeightSettings
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.runtime.stopping import StopRequest
-from redrb.weights.reading.background_fetch import BackgroundFetch
+from redrb.weights.reading.standby import BackgroundFetch
 
 
 class InFlightUpdates(BackgroundFetch):
     """Follows announcements in a thread, and lets generation swap updates in between tokens."""
 
     def __init__(self, follower: WeightFollower, models: ModelUpdates) -> None:
-        super().__init__("redrb-in-flight")
+        super().__init__("redrb-in-flight", follower)
         self._follower = follower
         self._models = models
         self._error: Exception | None = None
@@ -81,17 +81,6 @@ class InFlightUpdates(BackgroundFetch):
             self._fetched.set()
         if isinstance(self._error, StoreUnavailable):
             self._error = None
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._follower.ready
-
-    @property
-    def _is_fetching(self) -> bool:
-        return self._follower.fetching
-
-    def _load(self) -> bool:
-        return self._follower.load()
 
     def _failed(self, error: Exception) -> None:
         self._error = error

@@ -8,7 +8,7 @@ from torch import nn
 
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
-from redrb.errors import ConfigError, PublisherFenced, WeightError, WeightMismatch
+from redrb.errors import ConfigError, PublisherFenced, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
 from redrb.weights.reading import targets
@@ -107,17 +107,6 @@ def test_the_same_number_of_another_history_is_another_version(client, namespace
     assert reader.poll(target).version == 1
     assert target["a"].tolist() == [1.0] * 5
     assert reader.poll(target) is None
-
-
-def test_a_caller_that_stops_between_tensors_blocks_nobody(publisher, reader):
-    state = {"a": torch.ones(3), "b": torch.ones(3)}
-    publisher.publish(state)
-    taking = reader.named_tensors()
-    assert next(taking)[0] == "a"
-    target = {name: torch.zeros(3) for name in state}
-    assert reader.poll(target).version == 1  # it does not wait for whoever is taking them
-    with pytest.raises(WeightError, match="from the beginning"):
-        next(taking)
 
 
 def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(

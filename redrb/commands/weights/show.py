@@ -13,7 +13,8 @@ from redrb.commands.output import age, percent, size, table
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
-    from redrb.weights.inspection.listing import KeptVersion, ListedTensor
+    from redrb.weights.inspection.listing import KeptVersion
+    from redrb.weights.wire.layout import TensorEntry
 
 
 def add_to(commands: Commands) -> None:
@@ -29,7 +30,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.weights.inspection.listing import check_kept, tensors_of, versions_of
+    from redrb.weights.inspection.listing import kept_version, tensors_of, versions_of
 
     where = (options.name, options.namespace)
     with connect(options.url) as client:
@@ -38,10 +39,13 @@ def _run(options: argparse.Namespace) -> int:
             result = {"name": options.name, "versions": list(map(asdict, versions))}
             output.show(result, _versions(versions), as_json=options.json)
             return 0
-        newest = check_kept(client, *where, options.version)
-        version = newest if options.version is None else options.version
+        version = kept_version(client, *where, options.version).version
         tensors = tensors_of(client, *where, version)
-    result = {"name": options.name, "version": version, "tensors": list(map(asdict, tensors))}
+    listed = [
+        {"name": t.name, "dtype": t.dtype, "shape": t.shape, "tied_to": t.alias, "nbytes": t.nbytes}
+        for t in tensors
+    ]
+    result = {"name": options.name, "version": version, "tensors": listed}
     output.show(result, _tensors(tensors), as_json=options.json)
     return 0
 
@@ -65,7 +69,7 @@ def _versions(versions: Iterable[KeptVersion]) -> list[str]:
     return table(head, rows, left=("kind",))
 
 
-def _tensors(tensors: Iterable[ListedTensor]) -> list[str]:
+def _tensors(tensors: Iterable[TensorEntry]) -> list[str]:
     head = ("tensor", "dtype", "shape", "bytes", "tied to")
     rows = [
         (
@@ -73,7 +77,7 @@ def _tensors(tensors: Iterable[ListedTensor]) -> list[str]:
             listed.dtype,
             str(list(listed.shape)),
             f"{listed.nbytes:,}",
-            listed.tied_to or "-",
+            listed.alias or "-",
         )
         for listed in tensors
     ]
