@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar, cast
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
@@ -68,68 +67,60 @@ class Catalogue:
         self.routed: dict[int, int] = {}
         self.created_ms: dict[int, int] = {}
 
-    def newer_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
+    def newer_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`, else None."""
         least = f"{version + 1}-0"
-        found = self.client.execute(
-            "XREVRANGE", self.keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
-        )
+        found = self.client.execute("XREVRANGE", self.keys.versions, "+", least, "COUNT", 1)
         return self.described(found[0]) if found else None
 
-    def other_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
+    def other_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is another one than `version`, else None.
 
         After a server has lost its data, versions count from 1 again. So a smaller number is
         another version, and so is the same number with another creation time.
         """
-        newest = self.newer_than(0, retry_s=retry_s)
+        newest = self.newer_than(0)
         if newest is None or newest.version != version:
             return newest
         known_ms = self.created_ms.get(version, 0)
         return newest if known_ms and known_ms != round(newest.created_s * 1000) else None
 
-    def wait(self, version: int, timeout: float | None, *, larger: bool) -> WeightVersion:
+    def wait(self, version: int, *, larger: bool) -> WeightVersion:
         """Wait until another version than `version` is the newest; if `larger`, a larger one."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = here()
         missing = MissingWeights(self.everywhere, self.keys, self.name)
         look = self.newer_than if larger else self.other_than
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            retry_s = min(left, self.client.retry_s)
-            found = look(version, retry_s=retry_s)
-            if found is None and left:
-                found = self._block(version, min(left, BLOCK_S), retry_s=retry_s)
+            last = deadline.over
+            found = look(version)
+            if found is None and not last:
+                found = self._block(version)
             if found is not None:
                 return found
             if not version:
                 missing.log()
-            if not left:
-                newest = self.newer_than(0, retry_s=0)
+            if last:
+                newest = self.newer_than(0)
                 raise WeightTimeout(
                     name=self.name,
                     newer_than=version,
                     newest=newest.version if newest else None,
-                    waited_s=timeout or 0.0,
+                    waited_s=deadline.waited_s,
                 )
 
     def wait_once(self, version: int, seconds: float) -> WeightVersion | None:
         """Return the newest version if it is not `version`, after one wait of at most `seconds`."""
-        retry_s = min(seconds, self.client.retry_s)
-        return (
-            self.other_than(version, retry_s=retry_s)
-            or self._block(version, seconds, retry_s=retry_s)
-            or self.other_than(version, retry_s=retry_s)
-        )
+        with Deadline(seconds):
+            return self.other_than(version) or self._block(version) or self.other_than(version)
 
-    def _block(self, version: int, seconds: float, *, retry_s: float) -> WeightVersion | None:
+    def _block(self, version: int) -> WeightVersion | None:
         """Wait for a version larger than `version`; return the newest, if any.
 
         The reply that ends the wait has the versions in it: readers that are woken together do not
         all ask again.
         """
-        entries = block_on_stream(
-            self.client, self.keys.versions, f"{version}-0", seconds, retry_s=retry_s
-        )
+        seconds = here().slice_s(BLOCK_S)
+        entries = block_on_stream(self.client, self.keys.versions, f"{version}-0", seconds)
         return self.described(entries[-1]) if entries else None
 
     def loaded(self, version: int) -> None:
@@ -181,9 +172,9 @@ class Catalogue:
             _whole(fields.get(b"created_ms")) / 1000,
         )
 
-    def run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
+    def run(self, script: str, *arguments: Argument) -> Reply:
         """Run a script on these weights."""
-        return call(self.client, self.keys, script, *arguments, retry_s=retry_s)
+        return call(self.client, self.keys, script, *arguments)
 
     def step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
         """Return a checked step; layouts that were decoded before are not decoded again."""
@@ -217,7 +208,8 @@ class Pin:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            self.catalogue.run("weights/renew_pin", self._reader, 0, retry_s=0)
+            with Deadline(repeat_s=0.0):
+                self.catalogue.run("weights/renew_pin", self._reader, 0)
         except StoreError:
             return  # the pin expires
 

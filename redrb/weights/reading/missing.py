@@ -10,8 +10,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
-from redrb.connection.deadline import within
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
+from redrb.connection.deadline import Deadline
 from redrb.errors import StoreDenied, StoreError
 from redrb.keys import WeightKeys
 
@@ -51,7 +51,7 @@ class MissingWeights:
     def _advice(self) -> str:
         own, pattern = self._keys.versions.encode(), WeightKeys.in_any_namespace(self._name)
         try:
-            with within(SEARCH_S):
+            with Deadline(at_most=SEARCH_S):
                 keys = (key for each in self._client.primaries() for key in scan(each, pattern))
                 found = {key for key in keys if _NAMESPACE.fullmatch(key)}
         except StoreDenied:

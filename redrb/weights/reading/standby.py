@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol, Self
 
-from redrb.connection.deadline import most_s, within
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import (
     DecodeError,
     RedrbError,
@@ -94,8 +94,8 @@ class BackgroundFetch(ABC):
         self._stop.ask()
         self._loaded.set()
         if self._thread is not None:
-            with within(_END_S):
-                self._thread.join(most_s(_END_S))
+            with Deadline(at_most=_END_S) as deadline:
+                self._thread.join(deadline.left_s)
 
     def _swap_in(self, lock: AbstractContextManager[object]) -> None:
         """Load the fetched version under `lock`, if one is ready; never waits for Redis."""
@@ -109,20 +109,19 @@ class BackgroundFetch(ABC):
             self._missed = True
 
     def _run(self, stop: Stop) -> None:
-        with stoppable(stop):
-            while not stop.asked:
+        with Deadline(stop=stop):
+            while not stop:
                 try:
                     self._fetch_next(_WAIT_S)
                     missed, self._missed = self._missed, False
                     deadline = time.monotonic() + _MISSED_S
-                    while missed and not stop.asked and (left := deadline - time.monotonic()) > 0:
+                    while missed and not stop and (left := deadline - time.monotonic()) > 0:
                         self._loaded.clear()
-                        if stop.asked or not self._source.ready:
+                        if stop or not self._source.ready:
                             break
                         self._loaded.wait(left)
                 except Exception as error:  # noqa: BLE001 (a swap or a check raises it)
-                    ending: bool = stop.asked
-                    if not (ending and isinstance(error, RedrbError)):
+                    if not (stop and isinstance(error, RedrbError)):
                         self._failed(error)
                     if isinstance(error, StoreClosed):
                         break
@@ -319,7 +318,7 @@ class WeightStandby(BackgroundFetch):
             if version is not None:
                 return version
             waited_s = time.monotonic() - started
-            if self._stop.asked or (timeout is not None and waited_s >= timeout):
+            if self._stop or (timeout is not None and waited_s >= timeout):
                 raise WeightTimeout(
                     name=self._name, newer_than=0, newest=self._seen, waited_s=waited_s
                 )

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from redrb.checks import checked_int, checked_int_or_none, checked_timeout
+from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, DecodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
@@ -197,8 +198,8 @@ class WeightSubscriber:
         """
         after = (self.version or 0) if newer_than is None else newer_than
         after = checked_int("newer_than", after, 0, MAX_VERSION)
-        timeout = checked_timeout(timeout)
-        return self._catalogue.wait(after, timeout, larger=newer_than is not None)
+        with Deadline(timeout):
+            return self._catalogue.wait(after, larger=newer_than is not None)
 
     def _fetch(self, version: int | None, *, only_adapter: bool = False) -> FetchedVersion:
         """Fetch a version, or only its adapter, into new memory."""

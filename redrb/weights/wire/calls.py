@@ -30,13 +30,10 @@ def call(
     keys: WeightKeys,
     script: str,
     *arguments: Argument,
-    retry_s: float | None = None,
 ) -> Reply:
     """Run a script of weights on the node that has their keys, or raise StoreError."""
     with foreign_keys_named(client, keys):
-        return scripts.run(
-            client, scripts.load(script), [keys.versions], arguments, retry_s=retry_s
-        )
+        return scripts.run(client, scripts.load(script), [keys.versions], arguments)
 
 
 @contextmanager
