@@ -16,6 +16,7 @@ class Walk:
 
     Attributes:
         total: Groups of the source, in the pages that were read.
+        stores: All partitions.
         cut: Whether the bound ended it before all groups were looked at.
     """
 
@@ -28,7 +29,7 @@ class Walk:
         self.cut = False
         self.version: int | None = None
         self.incarnations = [""] * len(stores)
-        self._stores = stores
+        self.stores = stores
         self._group = group
         self._where = where
         self._looks = looks
@@ -56,7 +57,7 @@ class Walk:
 
     def _merged(self, source: str) -> Iterator[Entry]:
         key = _KEYS.get(source)
-        parts = [self.each(number, source) for number in range(len(self._stores))]
+        parts = [self.each(number, source) for number in range(len(self.stores))]
         if len(parts) == 1 or key is None:  # by rank: each partition's first, then their second
             ranked = heapq.merge(
                 *(enumerate(part) for part in parts), key=lambda pair: (pair[0], pair[1].place)
@@ -87,7 +88,7 @@ class Walk:
         first: bool = True,
     ) -> EntryPage | None:
         page = read_entries(
-            self._stores[number],
+            self.stores[number],
             number,
             self._group,
             source,
