@@ -17,7 +17,7 @@ from redrb.browse.samples import Samples
 from redrb.browse.tokenizer import Tokenizer
 from redrb.browse.walk import Walk
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.damage import Reading
 from redrb.errors import DecodeError
 from redrb.experience.status import Status
@@ -92,7 +92,7 @@ class Browser:
             StoreUnavailable: Redis did not answer in time.
         """
         choice.check()
-        with within(self._timeout_s):
+        with Deadline(at_most=self._timeout_s):
             stores = existing_task(self._client, self.task, namespace=self._namespace)
             if choice.status == "dead":
                 looked = _Counter(choice.most_looked)

@@ -75,10 +75,10 @@ def _repeated(run: Run, look_s: float) -> Run:
 
 def _print(run: Run, options: argparse.Namespace, look_s: float) -> None:
     """Look once; that Redis is away is said, and the next look tries again."""
-    from redrb.connection.deadline import within
+    from redrb.connection.deadline import Deadline
 
     try:
-        with within(look_s):
+        with Deadline(at_most=look_s):
             run(options)
     except StoreError as error:
         print(f"redrb: {printable_lines(str(error))}", file=sys.stderr, flush=True)

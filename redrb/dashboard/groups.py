@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrb.browse.choice import Choice, Limits
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import requeue_letters
@@ -76,7 +76,7 @@ class TaskGroups:
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
+        with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             found = list(islice(find_letters(stores), MOST_LETTERS))
         shown = ("id", "group", "reason", "exception", "message", "failed_deliveries", "consumer")
@@ -91,7 +91,7 @@ class TaskGroups:
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
+        with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             return requeue_letters(stores, group, ids)
 

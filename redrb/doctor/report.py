@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from redrb import environment
 from redrb.connection import Client, connect
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.latency import Ping
 from redrb.doctor.repairs import Repair, repair
@@ -64,7 +64,7 @@ def report_on(
     """
     url = url or environment.variable(environment.URL)
     try:
-        with within(timeout_s):
+        with Deadline(at_most=timeout_s):
             client = connect(
                 url, connect_timeout=min(timeout_s, _CONNECT_S), retry_s=0, allow_eviction=True
             )
@@ -99,7 +99,7 @@ def _too_old(error: UnsupportedServer, url: str | None) -> Finding:
 def _slots(client: Client) -> tuple[Finding, ...]:
     """Return findings about a cluster that answers, and serves nobody as slots are missing."""
     try:
-        with within(_CONNECT_S):
+        with Deadline(at_most=_CONNECT_S):
             return tuple(find_in_cluster(client))
     except StoreError:
         return ()
@@ -113,5 +113,5 @@ def _checked(client: Client, namespace: str, task: str, over_s: float, timeout_s
         threading.Event().wait(over_s)
         return reader.look()
 
-    with within(timeout_s + over_s):
+    with Deadline(at_most=timeout_s + over_s):
         return check_up(client, namespace, look, task)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrb.connection import Client
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError, UnknownTask
 from redrb.keys import registry_key

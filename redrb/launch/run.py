@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from redrb.connection import Client, connect
-from redrb.connection.deadline import ending_within
-from redrb.connection.stop_time import StopTime
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import StoreError, UnknownTask
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
@@ -96,7 +96,7 @@ class Run:
             StoreError: Redis cannot be reached, or did not start.
         """
         recipe = self.job.recipe
-        to_end = StopTime(recipe.stop_timeout)
+        to_end = Stop(recipe.stop_timeout)
         supervisor = Supervisor(TRAINER, self._report)
 
         def wake() -> None:
@@ -111,7 +111,7 @@ class Run:
             if not self.fresh:
                 self.folder.check_owner(owner)
             interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
-            scope.enter_context(ending_within(to_end))
+            scope.enter_context(Deadline(budget=to_end))
             if self.fresh:
                 self.folder.clear_state()
             server.lock = self.folder.workers_lock

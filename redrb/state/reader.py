@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from redrb import environment
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.server_cli import cli_options
 from redrb.connection.transport import Pipeline, Reply
@@ -125,7 +125,7 @@ class StateReader:
             StoreError: It answered with an error.
             UnknownTask: The only task to read does not exist.
         """
-        with within(timeout_s):
+        with Deadline(at_most=timeout_s):
             return self._window.rated(self._read())
 
     def _read(self) -> State:

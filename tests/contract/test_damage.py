@@ -33,8 +33,6 @@ from redrb.stream.task.store import TaskStore
 from redrb.weights.inspection.listing import published_in
 from tests.samples import numbered
 
-pytestmark = pytest.mark.every_server
-
 JUNK = (
     *(b"", b"x", b"\xff\xfe", b"-1", b"1.5", b"1e400", b"nan", b"[", b"{}", b"\x00", b" "),
     *(b"9" * 28, b"9" * 400, b"-" + b"9" * 28, b"9007199254740993", b"1 2 3", b"\xc1\xff"),
@@ -147,6 +145,7 @@ def restored(client: Client, whole: dict[bytes, bytes], pattern: str) -> None:
         client.execute("RESTORE", key, 0, blob)
 
 
+@pytest.mark.every_server
 def test_any_damage_ends_in_errors_of_redrb(real_url: str, namespace: str, tmp_path: Path) -> None:
     """Each of these reads failed with errors of Python before, or never came back."""
     with redrb.connect(real_url, retry_s=5) as client:
@@ -233,6 +232,7 @@ def test_an_observer_survives_any_error(
             view = observer.wait(view.number, 10, error=view.error)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("last", ["9" * 28, "9007199254740993", "x", "nan"])
 def test_a_damaged_counter_hangs_no_script(
     client: Client, open_stream: Callable[..., ExperienceStream], namespace: str, last: str

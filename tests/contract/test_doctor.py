@@ -16,17 +16,16 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import latency, repairs, server_facts
+from redrb.doctor import latency, server_facts
 from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.report import Report, report_on
-from redrb.errors import UnknownTask
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.state.model import State, TaskState, WeightsState
 from redrb.state.reader import server_state
 from redrb.stream.task.store import TaskStore
-from tests.audit import audit, kill_consumer
+from tests.audit import kill_consumer
 from tests.clocks import ClockedServer
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
@@ -107,11 +106,6 @@ def test_a_task_with_partitions_history_and_parts_has_no_findings(
         found = checked(owner, namespace)
         assert codes(found) == []
         assert [each.partition for each in found.examined] == [None, 0, 1, 2]
-
-
-def test_an_unknown_task_is_named(owner: Client, namespace: str) -> None:
-    with pytest.raises(UnknownTask):
-        checked(owner, namespace, "math")
 
 
 def test_entries_of_failed_puts_are_removed(owner: Client, namespace: str) -> None:
@@ -202,25 +196,6 @@ def test_a_consumer_that_died_without_leases(owner: Client, namespace: str) -> N
         assert codes(found) == ["stale-consumer"]
         assert [one.done for one in repaired(owner, found)] == [True]
         assert codes(checked(owner, namespace)) == []
-
-
-def test_leases_of_an_unknown_consumer_wait_again(
-    owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)
-    with ExperienceStream(owner, "math", namespace=namespace) as stream:
-        stream.put_many([[numbered(number)] for number in range(3)])
-        stream.take(2, timeout=0)
-        kill_consumer(stream)
-        owner.execute("DEL", f"{stream._task.store.keys.prefix}consumers:default")
-        found = checked(owner, namespace)
-        assert codes(found) == ["lease-without-consumer"]
-        assert [one.summary[:26] for one in repaired(owner, found)] == [
-            "let 2 of 2 groups of " + stream.consumer[:5]
-        ]
-        assert codes(checked(owner, namespace)) == []
-        assert stream.stats().ledger.waiting == 3
-        audit(stream)
 
 
 def test_a_name_without_a_task_is_removed(owner: Client, namespace: str) -> None:

@@ -214,7 +214,7 @@ NO_PAGES = {
     "redrb.stream.task.tags.MOST_BYTES": "the size of a tag",
     "redrb.stream.task.tags.MOST_INTEGER": "the size of a number",
     "redrb.stream.task.tags.MOST_TAGS": "what a user may ask for",
-    "redrb.stream.waiting.MOST_REFUSALS": "refusals after which a call fails",
+    "redrb.stream.task.store.MOST_REFUSALS": "refusals after which a call fails",
     "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
     "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
     "redrb.stream.worker._MOST_NAME": "the length of a text",
@@ -229,7 +229,7 @@ _PAGE_NAME = re.compile(
 def cases(trials: Mapping[str, tuple[Trial, ...]]) -> list[object]:
     """Return each page with each of its trials and each count.
 
-    On every backend the first trial of each page runs far beyond it; the others run on one server.
+    The first trial of each page runs far beyond it on one backend; the others on one server.
     """
     found: list[object] = []
     for page, of_page in trials.items():

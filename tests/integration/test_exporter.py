@@ -46,7 +46,6 @@ def test_the_command_serves_until_it_is_ended(real_url: str, namespace: str) -> 
         text=True,
     )
     try:
-        assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         text = fetched(url)
         group = f'group="default",namespace="{namespace}",task="math"'

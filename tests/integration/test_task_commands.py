@@ -171,7 +171,7 @@ def test_rm_shows_what_it_deletes_and_asks(
     assert "dead letters       1" in out
     for answer, status in (("n\n", 1), ("y\n", 0)):
         terminal = io.StringIO(answer)
-        terminal.isatty = lambda: True  # type: ignore[method-assign]
+        terminal.isatty = lambda: True
         monkeypatch.setattr("sys.stdin", terminal)
         assert run("rm", "math")[0] == status
     status, _, err = run("stats", "math")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from redrb.state.findings import connection_finding, findings_of
+from redrb.state.findings import findings_of
 from redrb.state.histogram import Histogram
 from redrb.state.model import SEVERITIES, WorkerState
 from redrb.state.tasks import with_holdings
@@ -117,12 +117,6 @@ def test_rights_keep_the_stalest_group_at_the_bound() -> None:
 def test_settings_that_are_no_numbers_are_left_alone() -> None:
     settings = {"max_staleness": "9" * 5000, "max_dead": "-1"}
     assert findings_of(with_task(settings=settings)) == ()
-
-
-def test_a_failed_look_is_a_critical_finding() -> None:
-    finding = connection_finding("redis://h:1/0", "timed out")
-    assert finding.severity == "critical"
-    assert "redis://h:1/0" in finding.summary
 
 
 def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:

@@ -62,7 +62,6 @@ def test_versions_in_use_are_those_of_makers_that_name_the_weights() -> None:
 def test_no_figure_changes_the_columns(width: int) -> None:
     def headings(state: State) -> list[str]:
         math, history = state.tasks[1], history_of(state)
-        assert math.main is not None
         tables = (
             task_table(state.tasks, state.tasks_total, history, width),
             worker_table(math, math.name, width),

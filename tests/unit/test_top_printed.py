@@ -38,7 +38,7 @@ def printed(observer: Observer, *words: str) -> None:
     if words:
         options.once, options.watch = False, float(words[-1])
     client: Any = argparse.Namespace(where="there")
-    top._print(observer, client, options)  # type: ignore[arg-type]
+    top._print(observer, client, options)
 
 
 def view_without_rates(number: int, *missing: str) -> View:

@@ -67,7 +67,6 @@ class AdmissionScripts:
         hold_ms: int,
         incarnation: str,
         series: str,
-        retry_s: float | None,
     ) -> AdmitReply:
         """Ask for rights, and queue for them.
 
@@ -80,11 +79,10 @@ class AdmissionScripts:
             hold_ms: Time after which the rights are taken back.
             incarnation: Of the task, as this process knows it.
             series: Random name of the rights, if this request creates their counters.
-            retry_s: Seconds for which Redis may be away.
         """
         asked: list[Argument] = [waiter, count, least, ttl_ms, lease_ms, hold_ms]
         asked += [incarnation, series]
-        outcome, *found = self._store.run("admission/admit", asked, retry_s=retry_s)
+        outcome, *found = self._store.run("admission/admit", asked)
         word: AdmitOutcome = outcome.decode()
         if word == "granted":
             name, version, released, *numbers = found

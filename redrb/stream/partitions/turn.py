@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import uuid
 
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.connection.transport import Argument
 from redrb.errors import StoreError
-from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 TURN_MS = 5000
 """Silence of the take whose turn it is after which the turn passes to the next take."""
@@ -30,10 +30,10 @@ class Turn:
         self._group = group
         self._caller = uuid.uuid4().hex
 
-    def ask(self, *, retry_s: float | None) -> bool:
+    def ask(self) -> bool:
         """Ask for the turn, or keep it for `TURN_MS` more; while another take has it, queue."""
         arguments: list[Argument] = [self._group, self._caller, TURN_MS, QUEUE_TTL_MS]
-        return bool(self._store.run("take/turn", arguments, retry_s=retry_s) == b"turn")
+        return bool(self._store.run("take/turn", arguments) == b"turn")
 
     def wait(self, seconds: float) -> None:
         """Block until it may be this take's turn, or `seconds` are over."""
@@ -42,6 +42,7 @@ class Turn:
     def end(self) -> None:
         """End the turn, or leave the queue; while Redis is away both end by themselves, soon."""
         try:
-            self._store.run("take/turn", [self._group, self._caller, 0, 0], retry_s=SHORT_OUTAGE_S)
+            with Deadline(repeat_s=SHORT_OUTAGE_S):
+                self._store.run("take/turn", [self._group, self._caller, 0, 0])
         except StoreError as error:
             _log.warning("a take that is over keeps its turn for %.0f s: %s", TURN_MS / 1000, error)

@@ -111,7 +111,6 @@ class PartScripts:
         rights: Rights,
         priority: float | None,
         tags: Mapping[str, Scalar | None] | None,
-        retry_s: float | None,
     ) -> PartReply:
         """Store one part.
 
@@ -122,14 +121,13 @@ class PartScripts:
             incarnation: Of the task, as this process knows it.
             rights: At most one right, for the group.
             priority, tags: Of the group.
-            retry_s: Seconds for which Redis may be away.
         """
         arguments: list[Argument] = [part.key, part.index, part.of, part.least, int(part.bury)]
         arguments += [kind, part.age_ms, GRACE_MS, part.most, incarnation]
         arguments += [rights.series, *(rights.numbers or ("",))]
         arguments += ["" if priority is None else repr(float(priority))]
         arguments += [json.dumps(dict(tags)) if tags else ""]
-        found: PartReply = self._storing(part, blob, arguments).result(retry_s=retry_s)
+        found: PartReply = self._storing(part, blob, arguments).result()
         return found
 
     def _storing(self, part: Part, blob: bytes, arguments: list[Argument]) -> Request[PartReply]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import NoReturn, Protocol
 
+from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, DecodeError, LeaseLost
+from redrb.forks import in_child
 from redrb.stream.ranks.dealing import deal, part_draw
 from redrb.stream.ranks.rank_part import RankPart
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
@@ -14,16 +15,14 @@ from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 
 class RankTakes(Protocol):
     """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
 
-    def take(
-        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
-    ) -> Lease:
+    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step, when all ranks have asked for it."""
 
     def close(self) -> None:
@@ -44,12 +43,13 @@ class Ranks:
         self._store = task.store
         self._consumer = consumer
         self._rank_store = RankStore(task.store, consumer.group)
-        self._pid = os.getpid()
+        self._begin()
+        in_child(self._begin)  # the parts belong to the parent
+
+    def _begin(self) -> None:
         self._joined: dict[int, str] = {}
 
-    def take(
-        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
-    ) -> Lease:
+    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step, when all ranks have asked for it.
 
         Raises:
@@ -59,61 +59,56 @@ class Ranks:
             ConfigError: See `ExperienceStream.take`.
         """
         self._consumer.attend()
-        if self._pid != os.getpid():
-            self._pid, self._joined = os.getpid(), {}
         size = place.world_size
         least = max(take.least // size * size, size)
         take = TakeRequest(take.count, least, take.status, take.where)
         request = PartRequest(place, take, balance)
-        wait = Wait(timeout)
-        with wait.deadline(), self._consumer.worker.waiting("batch"):
-            return self._take(request, wait)
+        with self._consumer.worker.waiting("batch"):
+            return self._take(request)
 
-    def _take(self, request: PartRequest, wait: Wait) -> Lease:
+    def _take(self, request: PartRequest) -> Lease:
         """Ask for the part of a step until there is one, or an error."""
-        attempt, grace = 0, None
+        attempt, grace, deadline = 0, None, here()
         while True:
-            last = wait.over
+            last = deadline.over
             incarnation = self._task.description.incarnation
-            reply = self._ask(request, attempt, wait, incarnation, last=last)
+            reply = self._ask(request, attempt, incarnation, last=last)
             if reply.outcome == "part":
                 lease = self._lease(request, reply, incarnation)
                 if lease is not None:
                     return lease
             elif reply.outcome == "gone":
-                self._task.reopen(wait)
+                self._task.reopen(refused_here=True)
             elif reply.outcome in ("held", "leased", "differs"):
                 # most likely processes that died just now, and whose deadline has not passed
-                grace = grace or Wait(2 * self._consumer.lease_ms / 1000)
+                grace = grace or Deadline(2 * self._consumer.lease_ms / 1000)
                 if last or grace.over:
-                    self._refuse(request, reply, wait)
-                self._block(request, wait, reply)
+                    self._refuse(request, reply)
+                self._block(request, reply)
             elif reply.outcome == "form":
                 attempt = reply.number
-                if not self._form(request, attempt, wait, last=last):
-                    self._block(request, wait, reply)
+                if not self._form(request, attempt, last=last):
+                    self._block(request, reply)
             elif reply.outcome == "wait":
                 attempt = reply.number
                 if last:
                     self._end(request, attempt)
                 else:
-                    self._block(request, wait, reply)
+                    self._block(request, reply)
             elif reply.outcome != "more":
-                self._refuse(request, reply, wait)
-            if reply.outcome in ("gone", "more") and wait.pages_over:
+                self._refuse(request, reply)
+            if reply.outcome in ("gone", "more") and deadline.pages_over:
                 self._rank_store.end(attempt, UNFINISHED)
-                self._refuse(request, RankReply("ended", counts=UNFINISHED), wait)
+                self._refuse(request, RankReply("ended", counts=UNFINISHED))
 
     def close(self) -> None:
         """Leave; the parts of this rank are kept, unharmed, for the process that replaces it."""
-        if self._pid != os.getpid():
-            return  # a forked process: the parts belong to its parent
         for rank, consumer in self._joined.items():
             self._rank_store.leave(consumer, rank)
         self._joined.clear()
 
     def _ask(
-        self, request: PartRequest, attempt: int, wait: Wait, incarnation: str, *, last: bool
+        self, request: PartRequest, attempt: int, incarnation: str, *, last: bool
     ) -> RankReply:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
@@ -124,15 +119,14 @@ class Ranks:
             last=last,
             lease_ms=self._consumer.lease_ms,
             incarnation=incarnation,
-            retry_s=wait.retry_s,
         )
         if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
             self._joined[rank] = consumer
         return reply
 
-    def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> NoReturn:
+    def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
         refuse(
-            *(self._store, self._consumer.group, request, reply, wait.waited_s),
+            *(self._store, self._consumer.group, request, reply, here().waited_s),
             self._task.similar,
         )
 
@@ -142,19 +136,20 @@ class Ranks:
         waiting = self._task.scripts.count(group, take.status, take.where)
         self._rank_store.end(attempt, f"{waiting}")
 
-    def _block(self, request: PartRequest, wait: Wait, reply: RankReply) -> None:
-        if wait.over:
+    def _block(self, request: PartRequest, reply: RankReply) -> None:
+        deadline = here()
+        if deadline.over:
             return
         ranks = ", ".join(map(str, reply.ranks)) or "none"
-        wait.log(
+        deadline.log(
             f"task {self._store.task!r}, consumer group {self._consumer.group!r}, step "
             f"{request.place.step}: rank {request.place.rank} waits ({reply.outcome}); for ranks: "
             f"{ranks}"
         )
         forming = reply.outcome == "form"
-        self._rank_store.wait(self._consumer.name, wait.slice_s(), forming=forming)
+        self._rank_store.wait(self._consumer.name, deadline.slice_s(), forming=forming)
 
-    def _form(self, request: PartRequest, attempt: int, wait: Wait, *, last: bool) -> bool:
+    def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""
         step, take, size = request.place.step, request.take, request.place.world_size
         batch = self._rank_store.lease_batch(
@@ -162,7 +157,6 @@ class Ranks:
             ttl_ms=0 if last else QUEUE_TTL_MS,
             lease_ms=self._consumer.lease_ms,
             revision=self._task.description.revision,
-            retry_s=wait.retry_s,
         )
         if batch.outcome == "taken":
             payloads = None
@@ -171,7 +165,7 @@ class Ranks:
             parts = deal(batch.ids, batch.weights, size, payloads)
             self._rank_store.assign(step, attempt, request.spec, parts)
         elif batch.outcome == "gone":
-            self._task.reopen(wait)
+            self._task.reopen(refused_here=True)
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "
@@ -181,7 +175,7 @@ class Ranks:
             if last:
                 self._rank_store.end(attempt, batch.counts_as_text)
             return last
-        if batch.outcome in ("gone", "more") and wait.pages_over:
+        if batch.outcome in ("gone", "more") and here().pages_over:
             self._rank_store.end(attempt, UNFINISHED)
         return True
 

@@ -131,7 +131,6 @@ class RankStore:
         last: bool,
         lease_ms: int,
         incarnation: str,
-        retry_s: float | None,
     ) -> RankReply:
         """Ask for a part.
 
@@ -144,12 +143,11 @@ class RankStore:
             last: Whether the rank's time is up.
             lease_ms: Silence after which the rank is lost.
             incarnation: Of the task, as this process knows it.
-            retry_s: How long Redis may be away.
         """
         arguments: list[Argument] = [self._group, consumer, place.rank, place.world_size]
         arguments += [place.step, spec, attempt, int(joined), int(last), lease_ms, MOST_STEPS]
         arguments.append(incarnation)
-        outcome, *values = self._store.run("ranks/take", arguments, retry_s=retry_s)
+        outcome, *values = self._store.run("ranks/take", arguments)
         return _rank_reply(outcome.decode(), values)
 
     def lease_batch(
@@ -162,7 +160,6 @@ class RankStore:
         ttl_ms: int,
         lease_ms: int,
         revision: str,
-        retry_s: float | None,
     ) -> BatchReply:
         """Lease the batch of a step, or queue for it; the same attempt finds the same batch."""
         slot = f"{RANKS}/{step}"
@@ -174,7 +171,7 @@ class RankStore:
             revision=revision,
             report=not ttl_ms,
         )
-        outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
+        outcome, *values = self._store.run("take/take", arguments)
         if outcome != b"taken":
             *numbers, fates = values if outcome == b"short" else [*values, ()]
             return BatchReply(outcome.decode(), tuple(numbers), fates=read_fates(fates))

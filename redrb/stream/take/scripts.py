@@ -262,8 +262,6 @@ class TakeScripts:
         token: str,
         status: Status,
         ids: Sequence[int],
-        *,
-        retry_s: float | None,
     ) -> bool:
         """Look whether leased groups are within the task's bound of staleness yet.
 
@@ -273,7 +271,7 @@ class TakeScripts:
         arguments: list[Argument] = [group, consumer, slot, token, status, *ids]
         outcome = b"more"
         while outcome == b"more":
-            (outcome,) = self._store.run("take/recheck", arguments, retry_s=retry_s)
+            (outcome,) = self._store.run("take/recheck", arguments)
         return bool(outcome == b"fresh")
 
     def heartbeat(

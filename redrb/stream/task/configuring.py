@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 from redrb.orders import Fifo
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_fields, settings_in
-from redrb.stream.waiting import Wait
 
 FIXED = {
     "partitions": (
@@ -66,19 +66,22 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | 
         ConfigError: A setting cannot have this value.
     """
     check_changes(changes)
-    scripts, revision, wait = TaskScripts(store), uuid.uuid4().hex, Wait(None)
-    while True:
-        before, _ = read_fields(store)
-        if not before["revision"]:
-            return None
-        for name in ("groups_per_version", "max_staleness"):
-            if before["groups_per_version"] and changes.get(name, 0) is None:
-                raise ConfigError(f"{name} cannot be removed: makers hold rights counted by it.")
-        wanted = replace(settings_in(before), **changes).as_stored()
-        if "order" in changes and changes["order"] is None:
-            wanted |= {"order": Fifo.name, "sampled": "0"}
-        changed = {name: wanted.get(name, "") for name in stored_names(changes)}
-        after = scripts.configure(revision, before["revision"], changed)
-        if after is not None:
-            return after
-        wait.refused(store.task, before["revision"])
+    scripts, revision = TaskScripts(store), uuid.uuid4().hex
+    with Deadline():
+        while True:
+            before, _ = read_fields(store)
+            if not before["revision"]:
+                return None
+            for name in ("groups_per_version", "max_staleness"):
+                if before["groups_per_version"] and changes.get(name, 0) is None:
+                    raise ConfigError(
+                        f"{name} cannot be removed: makers hold rights counted by it."
+                    )
+            wanted = replace(settings_in(before), **changes).as_stored()
+            if "order" in changes and changes["order"] is None:
+                wanted |= {"order": Fifo.name, "sampled": "0"}
+            changed = {name: wanted.get(name, "") for name in stored_names(changes)}
+            after = scripts.configure(revision, before["revision"], changed)
+            if after is not None:
+                return after
+            store.refused(before["revision"])
