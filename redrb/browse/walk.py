@@ -23,7 +23,6 @@ class Walk:
     def __init__(
         self, stores: Sequence[TaskStore], group: str, *, where: str, looks: int, page: int
     ) -> None:
-        """Prepare to go."""
         self.looked = 0
         self.total = 0
         self.cut = False

@@ -24,7 +24,6 @@ class Rate:
     """Measures the rate of the newest steps; not safe among threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without steps."""
         self._clock = clock
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._newest_at = 0.0
