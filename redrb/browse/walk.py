@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from redrb.browse.entries import Entry, EntryPage, read_entries
+from redrb.browse.entries import Entry, EntryPage, page_of
+from redrb.connection.transport import Argument
 from redrb.stream.task.store import TaskStore
 
 
@@ -86,16 +87,9 @@ class Walk:
         seqs: Sequence[int] = (),
         first: bool = True,
     ) -> EntryPage | None:
-        page = read_entries(
-            self.stores[number],
-            number,
-            self._group,
-            source,
-            place=place,
-            most=self._page,
-            where=self._where,
-            seqs=seqs,
-        )
+        store = self.stores[number]
+        arguments: list[Argument] = [self._group, source, place, self._page, self._where, *seqs]
+        page = page_of(store.run("browse/groups", arguments), store.task, number)
         if page is not None:
             self.looked += page.looked
             self.total += page.total if first else 0
