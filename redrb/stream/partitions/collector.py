@@ -15,13 +15,13 @@ from redrb.stream.partitions.collection import Collection, fill, spread
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
-from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.wakes import wait_for_any
 
 _log = logging.getLogger("redrb")
 
@@ -295,7 +295,7 @@ class Collector:
                 return True
             collection.release()  # the take whose turn it is may need these groups
             deadline.log(f"task {self._task!r}: a take waits for the take before it")
-            turn.wait(deadline.slice_s())
+            turn.wait()
         return False
 
     def _await_groups(self, collection: Collection, turn: Turn) -> None:
@@ -320,11 +320,8 @@ class Collector:
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
                 f"{collection.request.count} groups are waiting in {count} partitions"
             )
-            waiter = collection.waiter
-            wait_for_any(
-                [(self._partitions[number].opened.store, waiter) for number in self._reach.near()],
-                deadline.slice_s(),
-            )
+            stores = [self._partitions[number].opened.store for number in self._reach.near()]
+            wait_for_any([(store.client, store.keys.wake(collection.waiter)) for store in stores])
             if not self._await_turn(collection, turn):
                 return  # this process stood still, and another take has had the turn since
 

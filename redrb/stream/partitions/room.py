@@ -9,12 +9,12 @@ from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.connection.request import Request
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import RoomReply
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.wakes import wait_for_any
 
 _log = logging.getLogger("redrb")
 
@@ -63,15 +63,13 @@ class RoomPlaces:
         """Return the put into one partition, which ends the place there."""
         return self._puts.pop(number)
 
-    def wait(self, seconds: float) -> None:
-        """Block until a partition has room for this put, or `seconds` are over."""
-        wait_for_any(
-            [
-                (self._partitions[number].opened.store, put.identity.name)
-                for number, put in self._near().items()
-            ],
-            seconds,
-        )
+    def wait(self) -> None:
+        """Block until a partition has room for this put."""
+        places = [
+            (self._partitions[number].opened.store, put.identity.name)
+            for number, put in self._near().items()
+        ]
+        wait_for_any([(store.client, store.keys.wake(name)) for store, name in places])
 
     def leave(self) -> None:
         """Leave the queues, so that others need not wait until the places expire."""
