@@ -24,13 +24,7 @@ class Entry:
     Attributes:
         place: Number of its partition.
         seq: Its number there.
-        facts: Its facts; None if it is gone, or they are damaged.
-        damaged: Why its facts cannot be read.
-        reads: Acknowledged deliveries.
-        failed: Failed deliveries.
-        state: Where it stands.
         status: Status in which it waits; "" if it does not wait.
-        lease: Its lease, if it is leased.
         ended: When it became history, in UTC; None if it has not.
     """
 
@@ -57,12 +51,7 @@ class Entry:
         return _whole(self.facts.get("version")) if self.facts else None
 
     def view(self, group: int, *, newest: int | None) -> GroupView:
-        """Return what is known of the group without its payload.
-
-        Args:
-            group: Its id in the whole task.
-            newest: Newest weight version that the task knows.
-        """
+        """Return what is known of the group without its payload."""
         facts: dict[str, Any] = dict(self.facts or {})
         version, token = self.version, facts.get("newest")
         return GroupView(
@@ -90,11 +79,8 @@ class EntryPage:
 
     Attributes:
         place: Where the next page begins; "" at the end.
-        looked: Groups that were looked at.
         total: Groups of the source.
-        incarnation: Incarnation of the task.
         version: Newest weight version that the task knows.
-        entries: The groups that match.
     """
 
     place: str
@@ -118,15 +104,8 @@ def read_entries(
 ) -> EntryPage | None:
     """Return a page of groups of a partition; None if the task has no such index.
 
-    Args:
-        store: The partition.
-        number: Its number.
-        group: Consumer group.
-        source: Which groups: see `redrb/lua/browse/groups.lua`.
-        place: The place that the last page returned.
-        most: Groups to return, at least, if there are as many.
-        where: The query, as `parse_where` returned it.
-        seqs: The groups, if the source is "given".
+    `source` is one of `redrb/lua/browse/groups.lua`, `place` where the last page ended, `where` a
+    query as `parse_where` returns it; `seqs` are the groups of the source "given".
     """
     arguments: list[Argument] = [group, source, place, most, where, *seqs]
     reply = store.run("browse/groups", arguments)

@@ -28,10 +28,6 @@ class Follower(Browser):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Begin to follow: groups that are put from now on.
 
-        Args:
-            *args: As a `Browser` takes them.
-            **options: The same.
-
         Raises:
             UnknownTask: There is no such task.
             StoreUnavailable: Redis did not answer in time.

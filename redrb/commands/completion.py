@@ -87,9 +87,7 @@ _redrb_names() {
 def names(kind: str, words: Sequence[str] = ()) -> Iterator[str]:
     """Yield the names of "tasks" or "weights" of a namespace; none if Redis is away.
 
-    Args:
-        kind: "tasks" or "weights".
-        words: The line that is completed, from the program on; it may name the namespace.
+    `words` are the line that is completed, from the program on; it may name the namespace.
 
     A shell splits and expands them, so others than usual names are left out.
     """

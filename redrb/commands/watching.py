@@ -35,11 +35,8 @@ def add_watch(
 ) -> None:
     """Add the option to a command.
 
-    Args:
-        parser: The command's parser, with its `run`.
-        default_s: Seconds between two looks where the option has no value.
-        look_s: Seconds that one look may take; None: the command sees to it.
-        repeats: Whether `run` is called for each look; if not, it reads `options.watch` itself.
+    `look_s` is for how long one look may take; None: the command sees to it. Without `repeats` the
+    command reads `options.watch` itself, else its `run` is called for each look.
     """
     parser.add_argument(
         "--watch",

@@ -19,7 +19,6 @@ class ExaminedGroup:
     """One consumer group of a task, or of a partition.
 
     Attributes:
-        name: Its name.
         waiting: Groups in its pools.
         leased: Groups in its pending list.
         stuck_takes: Takes in its queues whose process does not look any more.
@@ -49,15 +48,11 @@ class Examination:
     """A task, or one of its partitions.
 
     Attributes:
-        store: The store of the task or the partition.
         partition: Number of the partition; None for a task without partitions.
-        groups: Number of its consumer groups.
         entries: Entries of its stream.
-        facts: Groups of which it holds facts.
         archived: Groups of its history.
         letters: Its dead letters.
         orphans: Entries of failed puts, the first page of them.
-        more_orphans: 1 if there may be more.
         lost_settings: 1 if the task's own key is lost, and other keys are not.
         lost_puts: 1 if the record of its puts is lost, damaged, or contradicts the stream.
         stuck_puts: Puts in the queue for room whose process does not look any more.
@@ -65,7 +60,6 @@ class Examination:
         lost_rights: Rights of dead makers, and rights that are held for too long.
         lease_ms: Silence after which consumers of the task are dead.
         now: The task's clock, in milliseconds: deadlines up to it are over.
-        consumer_groups: Its consumer groups.
     """
 
     store: TaskStore
@@ -111,10 +105,13 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
         while page:  # each page goes on behind the last name of the page before
             groups += (_group(store, *each, now=now) for each in page)
             _, *page = store.run("doctor/examine", [page[-1][0]]) or [None]
+        key, held = f"{store.keys.prefix}holders", 0
+        for maker in deadlines_over(store, b"makers", now):
+            held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
         return Examination(
             store=store,
             partition=partition,
-            lost_rights=late_rights + _rights_of_the_dead(store, now),
+            lost_rights=late_rights + held,
             consumer_groups=tuple(groups),
             **found,
         )
@@ -122,12 +119,12 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
 
 def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -> ExaminedGroup:
     leased = _leased(store, name)
-    lost = _unknown(store, name, list(leased))
+    known = deadlines_of(store, b"consumers:" + name, list(leased))
     dead = map(_text, deadlines_over(store, b"consumers:" + name, now))
     return ExaminedGroup(
         name=_text(name),
         dead={consumer: sum(leased[consumer].values()) for consumer in dead},
-        lost={consumer: leased[consumer] for consumer in lost},
+        lost={name: slots for name, slots in leased.items() if known[name] is None},
         **_pairs(figures),
     )
 
@@ -135,10 +132,7 @@ def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -
 def deadlines_over(store: TaskStore, kind: bytes, now: int) -> Iterator[bytes]:
     """Yield the members of a task's sorted set of deadlines whose deadline is over.
 
-    Args:
-        store: The store of the task or partition.
-        kind: The sorted set, such as `makers`.
-        now: The task's clock, in milliseconds.
+    `kind` is the sorted set, such as `makers`, and `now` the task's clock, in milliseconds.
     """
     key = store.keys.prefix.encode() + kind
     for first in itertools.count(0, _PAGE):
@@ -146,14 +140,6 @@ def deadlines_over(store: TaskStore, kind: bytes, now: int) -> Iterator[bytes]:
         yield from page
         if len(page) < _PAGE:
             return
-
-
-def _rights_of_the_dead(store: TaskStore, now: int) -> int:
-    """Return how many rights to begin groups makers hold whose deadline is over."""
-    key, held = f"{store.keys.prefix}holders", 0
-    for maker in deadlines_over(store, b"makers", now):
-        held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
-    return held
 
 
 def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
@@ -168,15 +154,16 @@ def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
     return leased
 
 
-def _unknown(store: TaskStore, group: bytes, consumers: Sequence[str]) -> list[str]:
-    """Return the consumers that the task does not know."""
-    unknown: list[str] = []
-    key = f"{store.keys.prefix}consumers:".encode() + group
-    for first in range(0, len(consumers), _PAGE):
-        page = consumers[first : first + _PAGE]
-        deadlines = store.client.execute("ZMSCORE", key, *page)
-        unknown += (one for one, known in zip(page, deadlines, strict=True) if known is None)
-    return unknown
+def deadlines_of(
+    store: TaskStore, kind: str | bytes, names: Sequence[str | bytes]
+) -> dict[str | bytes, bytes | None]:
+    """Return the deadline of each name in a task's sorted set; None where it has none."""
+    key = store.keys.prefix.encode() + (kind.encode() if isinstance(kind, str) else kind)
+    known: dict[str | bytes, bytes | None] = {}
+    for first in range(0, len(names), _PAGE):
+        page = names[first : first + _PAGE]
+        known |= zip(page, store.client.execute("ZMSCORE", key, *page), strict=True)
+    return known
 
 
 def _pairs(flat: Sequence[Any]) -> dict[str, Any]:

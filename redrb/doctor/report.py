@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from redrb import environment
@@ -13,13 +12,11 @@ from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.latency import Ping
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.server_facts import find_in_cluster
-from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable, UnsupportedServer
-from redrb.state.finding import Finding
 from redrb.state.findings import connection_finding
 from redrb.state.findings.servers import OLD_SERVER
-from redrb.state.findings.wording import url_command
-from redrb.state.model import State
+from redrb.state.findings.wording import shown, url_command
+from redrb.state.model import Finding, State
 from redrb.state.reader import StateReader
 
 _CONNECT_S = 5.0
@@ -33,7 +30,6 @@ class Report:
     Attributes:
         findings: The troubles, the worst first; after repairs, those that remain.
         repairs: What was mended, or could not be.
-        pings: How fast each server answers.
         state: The state of the namespace, or of the one task; None if Redis is away.
     """
 
@@ -110,17 +106,12 @@ def _slots(client: Client) -> tuple[Finding, ...]:
 
 
 def _checked(client: Client, namespace: str, task: str, over_s: float, timeout_s: float) -> Checkup:
-    with Deadline(at_most=timeout_s + over_s):
-        return check_up(client, namespace, _two_looks(client, namespace, task, over_s), task)
-
-
-def _two_looks(client: Client, namespace: str, task: str, over_s: float) -> Callable[[], State]:
-    """Return what looks twice: the second state has rates."""
     reader = StateReader(client, namespace, task=task or None)
 
-    def look() -> State:
+    def look() -> State:  # the second state has rates
         reader.look()
         threading.Event().wait(over_s)
         return reader.look()
 
-    return look
+    with Deadline(at_most=timeout_s + over_s):
+        return check_up(client, namespace, look, task)

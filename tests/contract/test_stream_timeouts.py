@@ -20,8 +20,6 @@ from redrb.experience import BufferItem
 from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 
-pytestmark = pytest.mark.every_server
-
 FATES = {
     "available", "unmatched", "other_status", "leased_here", "leased_elsewhere", "acked", "expired",
     "filtered", "evicted", "dead",
@@ -232,6 +230,7 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         CALLS[call](stream)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("call", "error"),
     [

@@ -39,7 +39,8 @@ def upstream_errors() -> list[upstream.RedisError]:
 
 
 def own_errors() -> list[type[Exception]]:
-    return [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    return [kind for kind in kinds if kind.__module__ == errors.__name__]
 
 
 def test_every_error_is_a_redrb_error_and_public() -> None:
@@ -50,7 +51,6 @@ def test_every_error_is_a_redrb_error_and_public() -> None:
 
 
 def test_the_docstring_draws_the_tree_as_it_is() -> None:
-    assert errors.__doc__ is not None
     drawn = [line for line in errors.__doc__.splitlines() if "──" in line]
     assert len(drawn) == len(own_errors()) - 1
     for line in drawn:

@@ -78,7 +78,7 @@ def part(
 ) -> LeasePart:
     blobs = [group.blob for group in encode_groups(list(groups.values()))]
     layouts = parse_groups(blobs)
-    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)  # type: ignore[arg-type]
+    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
 
 
 @pytest.fixture
@@ -104,7 +104,6 @@ def test_parts_are_one_batch(lease: Lease) -> None:
     assert (len(lease), lease.samples, lease.ids) == (3, 4, (1, 3, 2))
     assert numbers(lease) == [1, 3, 3, 2]
     batch = lease.batch()
-    assert batch.reward is not None
     assert batch.reward.tolist() == [1, 3, 3, 2]
     assert list(lease.layouts) == [1, 3, 2]
 

@@ -59,7 +59,6 @@ def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
     assert CheckpointSettings("step", None, 1).open("me", 1) is None
     for rank in (None, 1):
         checkpoints = CheckpointSettings("step", tmp_path, 1).open("me", rank)
-        assert checkpoints is not None
         checkpoints.save({}, Position(step=1), {})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pt")) == [
         "checkpoint-1.pt",
