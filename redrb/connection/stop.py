@@ -61,6 +61,7 @@ class Stop:
         if not self:
             try:
                 self._asked.get(timeout=seconds)
+                self._asked.put(None)  # for the next one that waits
             except Empty:
                 return bool(self)
         return True
