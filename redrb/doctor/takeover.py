@@ -59,7 +59,7 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     if found is None or not found.lost_rights:
         return 0, True
     makers, rights = (
-        _Deadlines(store, kind, deadlines_over(store, kind.encode(), found.now))
+        _Deadlines(store, kind, deadlines_over(store, kind, found.now))
         for kind in ("makers", "holds")
     )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from redrb.connection.transport import Reply
+from redrb.state.calls import Observed
 
 MOST_WORKERS: Final = 200
 FORGOTTEN_MS: Final = 600_000
@@ -29,26 +28,22 @@ class Announced:
         """The time from which on the next look is to read, in the server's ms; "-inf": all."""
         return f"{self._read_ms:.0f}" if self._read_ms else "-inf"
 
-    def note(
-        self, incarnation: str, now_ms: float, total: int, found: Sequence[Reply]
-    ) -> list[tuple[str, float, bytes]]:
+    def note(self, found: Observed) -> list[tuple[str, float, bytes]]:
         """Return name, seconds since the announcement, and announcement of each worker.
 
         Args:
-            incarnation: Incarnation of the task.
-            now_ms: The server's time.
-            total: Number of workers in Redis.
-            found: The announcements that were read since `since`.
+            found: The task, with the announcements that were read since `since`.
         """
+        incarnation, now_ms = found.settings.get("incarnation", ""), found.server_ms
         other = self._incarnation not in ("", incarnation)
         if other or not self._read_ms:
             self._known = {}
-        for name, seen_ms, packed in found:
-            self._known[name.decode(errors="replace")] = float(seen_ms), packed
+        for (name, packed), seen_ms in zip(found.workers, found.seen_ms, strict=True):
+            self._known[name.decode(errors="replace")] = seen_ms, packed
         newest = sorted(self._known.items(), key=lambda item: -item[1][0])[:MOST_WORKERS]
         self._known = {name: known for name, known in newest if now_ms - known[0] < FORGOTTEN_MS}
         # all is read again if the server's clock was set back, or workers were removed
-        again = other or now_ms < self._read_ms or total < len(self._known)
+        again = other or now_ms < self._read_ms or found.workers_total < len(self._known)
         self._read_ms = 0.0 if again else now_ms
         self._incarnation = incarnation
         return [

@@ -18,8 +18,10 @@ import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
+from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.state.calls import Observe
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
@@ -134,8 +136,8 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost(Count("default", Status.COMPLETED, WHERE), name="count where")
     scene.cost(Count("nobody", Status.COMPLETED, WHERE), name="count of a new group")
     scene.cost(Stats("default"))
-    scene.cost("task/observe", "default", "-inf")
-    scene.cost("doctor/examine", "")
+    scene.cost(Observe("default", "-inf"))
+    scene.cost(Examine())
     scene.cost(Versions("default"))
     scene.cost(Move("default", Status.ABORTED, list(map(str, ids[:4]))))
     scene.cost(Discard("default", list(map(str, ids[:4]))))
@@ -281,7 +283,7 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
         scene.cost("take/take", *again, name="where")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
         scene.cost("take/heartbeat", "default", "w1", FOREVER_MS, scene.incarnation)
         scene.cost("take/leave", "default", "w3")
         late = scene.open(group="late")
@@ -305,7 +307,7 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         scene.note("ack", lease.ack)
         scene.cost("put/room", "p9", 0, name="room given up")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
         full.close()
 
     compare(build)
@@ -346,7 +348,7 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             client.exchange(pipeline)
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
         scene.cost("saving/snapshot", "task")
         scene.cost(Versions("default"))
         scene.note("put", lambda: scene.fill(1, policy_version=1))
@@ -621,7 +623,7 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
 
     compare(build)
 
