@@ -16,7 +16,7 @@ from redrb.connection import Client
 from redrb.experience import Experience, Status
 from redrb.lua.calls import Call
 from redrb.lua.scripts import assemble, load, run_once
-from redrb.stream.take.calls import Take, TakeRequest
+from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit
 from tests.samples import numbered
 
@@ -135,6 +135,10 @@ class Scene:
             TakeRequest(count, count, Status(status), where),
             *(f"{consumer}.w", ttl_ms, lease_ms, self.incarnation, ttl_ms == 0),
         )
+
+    def beat(self, consumer: str) -> Beat:
+        """Return the call of a heartbeat; the announcement goes beside it."""
+        return Beat("default", consumer, FOREVER_MS, self.incarnation)
 
     def close(self) -> None:
         """Check the task, and delete it."""

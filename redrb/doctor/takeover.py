@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from redrb.doctor.examination import Examination, ExaminedGroup, deadlines_over, examine
-from redrb.stream.admission.scripts import AdmissionScripts
+from redrb.stream.admission.calls import BeatMaker, GiveBack
 from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.store import TaskStore
 
@@ -53,7 +53,7 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     Raises:
         StoreDenied, StoreUnavailable: As `take_over_consumers`.
     """
-    store, scripts, maker = task.store, AdmissionScripts(task.store), _new_name()
+    store, maker = task.store, _new_name()
     incarnation = _incarnation(store)
     found = examine(store)
     if found is None or not found.lost_rights:
@@ -64,7 +64,7 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     )
 
     def beat() -> int:
-        return scripts.heartbeat(maker, task.lease_ms, incarnation)[1]
+        return store.call(BeatMaker(maker, task.lease_ms, incarnation)).taken_back
 
     def remain() -> bool:
         return makers.remain() or rights.remain()
@@ -72,7 +72,7 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     try:
         return _beat_until(beat, remain, task.lease_ms)
     finally:
-        scripts.leave(maker)
+        list(store.all_pages(GiveBack(holder=maker)))
 
 
 def _beat_until(

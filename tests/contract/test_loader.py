@@ -22,6 +22,7 @@ from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, Lease
 from redrb.connection import Client
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.take.calls import Beat
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -238,7 +239,7 @@ def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStr
         next(batches)
         soon(lambda: loader.ready == 1)
         kill_consumer(stream)
-        stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
+        stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")
         with pytest.raises(LeaseLost):
             next(batches)
         assert next(batches, None) is None

@@ -205,7 +205,7 @@ NO_PAGES = {
     "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
-    "redrb.stream.ranks.scripts.MOST_STEPS": "steps that are open; a further one is refused",
+    "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
     "redrb.stream.saving.checking.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.saving.checking._MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",

@@ -22,10 +22,14 @@ from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.state.calls import Observe
+from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
+from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.task.calls import (
     Archived,
     Count,
@@ -128,10 +132,11 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.note("release", lease.release)
     scene.note("take rare", lambda: scene.take("a", 2, where=RARE))
     scene.note("take common", lambda: scene.take("a", 2, where=WHERE))
-    scene.cost("take/take", *scene.taking("b", 10**6))
-    look = ("default", "looking", 10**6, 20, FOREVER_MS, "completed")
-    scene.cost("take/look", *look, "", scene.incarnation)
-    scene.cost("take/look", *look, WHERE, scene.incarnation, name="look where")
+    scene.cost(scene.taking("b", 10**6))
+    for where, name in (("", ""), (WHERE, "look where")):
+        asked = TakeRequest(20, 10**6, where=where)
+        look = Look("default", "looking", asked, FOREVER_MS, scene.incarnation)
+        scene.cost(look, name=name)
     scene.cost(Count("default", Status.COMPLETED))
     scene.cost(Count("default", Status.COMPLETED, WHERE), name="count where")
     scene.cost(Count("nobody", Status.COMPLETED, WHERE), name="count of a new group")
@@ -148,7 +153,7 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost(expiry("keep"), name="expire keep")
     scene.cost(expiry("look"), name="expire look")
     scene.note("take beyond", lambda: scene.take("a", 2))
-    scene.cost("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
+    scene.cost(scene.beat("a"), b"")
     scene.cost(Join("late"))
     scene.note("read", lambda: stream.read(ids[:4]))
     scene.cost("saving/snapshot", "task")
@@ -156,7 +161,7 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost(DropGroup("critic"))
     while scene.run(DropGroup("critic")).more:
         pass
-    scene.cost("take/leave", "default", "a")
+    scene.cost(Leave("default", "a"))
     for one in leases:
         with suppress(LeaseLost):  # a random order may have drawn groups that were settled since
             one.release()
@@ -247,15 +252,10 @@ def test_a_gap_of_ids(compare: Callable[..., None]) -> None:
         held = critic.take(1, timeout=0)
         scene.fill()
         scene.take("t", scene.size + 1)
-        scene.run(
-            *("take/finish", "default", "t", "t/1", 1, "ack", "", "", scene.size, 1),
-            *range(1, scene.size + 2),
-        )
-        scene.run("take/take", *scene.taking("u", scene.size, group="critic"))
-        scene.run(
-            *("take/finish", "critic", "u", "u/2", 2, "ack", "", "", scene.size, 1),
-            *range(2, scene.size + 2),
-        )
+        seqs = list(map(str, range(1, scene.size + 2)))
+        scene.run(Finish("default", "t", "t/1", "1", "ack", seqs, samples=scene.size))
+        scene.take("u", scene.size, group="critic")
+        scene.run(Finish("critic", "u", "u/2", "2", "ack", seqs[1:], samples=scene.size))
         assert stream.stats().stored == 1
         scene.note("put", lambda: scene.fill(3))
         scene.note("take", lambda: stream.take(1, timeout=0).ack())
@@ -278,14 +278,14 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         stream = scene.stream
         scene.note("put", lambda: stream.put(numbered(1), tags={"score": 0.5}))
         scene.note("put of many", lambda: stream.put(groups_of(32), tags={"score": 5}))
-        scene.cost("take/take", *scene.taking("w5", 3, ttl_ms=FOREVER_MS))
-        scene.cost("take/take", *scene.taking("x", 3, ttl_ms=FOREVER_MS), name="queue")
+        scene.cost(scene.taking("w5", 3, ttl_ms=FOREVER_MS))
+        scene.cost(scene.taking("x", 3, ttl_ms=FOREVER_MS), name="queue")
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
-        scene.cost("take/take", *again, name="where")
+        scene.cost(again, name="where")
         scene.cost(Stats("default"))
         scene.cost(Examine())
-        scene.cost("take/heartbeat", "default", "w1", FOREVER_MS, scene.incarnation)
-        scene.cost("take/leave", "default", "w3")
+        scene.cost(scene.beat("w1"), b"")
+        scene.cost(Leave("default", "w3"))
         late = scene.open(group="late")
         late.join_group()
         scene.cost(DropGroup("default"))
@@ -341,12 +341,12 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             scene.take(f"c{number}", 1)
         if fate != "alive":
             spared = ["me"] if fate == "spared" else []
-            scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+            scene.run(scene.beat("me"), b"")
             pipeline = Pipeline()
             for name in [*(f"c{number}" for number in range(scene.size - 20)), *spared]:
                 pipeline.add("ZADD", f"{prefix}consumers:default", 1, name)
             client.exchange(pipeline)
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
         scene.cost(Examine())
         scene.cost("saving/snapshot", "task")
@@ -356,7 +356,7 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
         scene.cost(expiry("discard"))
         if fate == "spared":
             while client.execute("ZCOUNT", f"{prefix}consumers:default", "-inf", 1):
-                scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+                scene.run(scene.beat("me"), b"")
             assert scene.stream.stats().taken_over == 0
         scene.cost(DropGroup("default"))
         while scene.run(DropGroup("default")).more:
@@ -369,21 +369,22 @@ def test_a_large_lease_is_returned_page_by_page(compare: Callable[..., None]) ->
     def build(scene: Scene) -> None:
         scene.fill()
         scene.take("c", scene.size)
-        scene.cost("take/leave", "default", "c")
+        scene.cost(Leave("default", "c"))
         scene.cost(Versions("default"))
-        while scene.run("take/leave", "default", "c")[0] == b"more":
+        while scene.run(Leave("default", "c")).more:
             pass
         given_up = scene.taking("b", scene.size)
-        scene.run("take/take", *given_up)
-        scene.cost("take/drop", *given_up[:4])
-        while scene.run("take/drop", *given_up[:4])[0] == b"more":
+        scene.run(given_up)
+        drop = Drop(given_up.group, given_up.slot, given_up.token)
+        scene.cost(drop)
+        while scene.run(drop).more:
             pass
         scene.take("d", scene.size)
         prefix = scene.stream._task.store.keys.prefix
-        scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        scene.run(scene.beat("me"), b"")
         scene.client.execute("ZADD", f"{prefix}consumers:default", "XX", 1, "d")
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
-        while scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)[1]:
+        scene.cost(scene.beat("me"), b"")
+        while scene.run(scene.beat("me"), b"").taken_over:
             pass
 
     compare(build, 200)
@@ -596,19 +597,17 @@ def test_turns(compare: Callable[..., None], waiting: str) -> None:
     def build(scene: Scene) -> None:
         queue_ms = FOREVER_MS if waiting == "alive" else 1
 
-        def ask(caller: str, name: str, turn_ms: int = FOREVER_MS) -> bytes:
-            arguments = ("default", caller, turn_ms, queue_ms)
-            replies: list[bytes] = []
-            scene.note(name, lambda: replies.append(scene.run("take/turn", *arguments)))
-            return replies[0]
+        def ask(caller: str, name: str, turn_ms: int = FOREVER_MS) -> str:
+            reply: str = scene.cost(AskTurn("default", caller, turn_ms, queue_ms), name=name)
+            return reply
 
-        assert ask("first", "ask") == b"turn"
+        assert ask("first", "ask") == "turn"
         for number in range(scene.size):
-            assert ask(f"c{number}", "queue") == b"wait"
-        assert ask("first", "keep") == b"turn"
-        assert ask("first", "end", turn_ms=0) == b"ended"  # wakes the next take
-        assert ask("new", "of a new take") == (b"wait" if waiting == "alive" else b"turn")
-        assert ask("c0", "leave", turn_ms=0) == b"ended"
+            assert ask(f"c{number}", "queue") == "wait"
+        assert ask("first", "keep") == "turn"
+        assert ask("first", "end", turn_ms=0) == "ended"  # wakes the next take
+        assert ask("new", "of a new take") == ("wait" if waiting == "alive" else "turn")
+        assert ask("c0", "leave", turn_ms=0) == "ended"
 
     compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes
 
@@ -618,10 +617,10 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         wait_for_parts(scene)
         scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
-        scene.cost("parts/due", 10_000)
+        scene.cost(FindDue(10_000))
         claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
+        scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
         scene.cost(Examine())
 

@@ -17,6 +17,7 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.calls import (
     Clear,
     Count,
@@ -104,8 +105,8 @@ def test_no_script_takes_long(scene: Scene) -> None:
         lease.release()
         for where in (RARE, COMMON, NONE):
             scene.take("a", 4, where=where)
-        scene.run("take/take", *scene.taking("w7", 3, ttl_ms=FOREVER_MS, status="aborted"))
-        scene.run("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
+        scene.take("w7", 3, ttl_ms=FOREVER_MS, status="aborted")
+        scene.run(Beat("default", "a", FOREVER_MS, scene.incarnation), b"")
         scene.run(Stats("default"))
         scene.run(Count("default", Status.COMPLETED))
         scene.run(Count("default", Status.COMPLETED, COMMON))
@@ -124,7 +125,7 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run(DropGroup("late"))
         scene.run(Join(f"new{turn}"))
         scene.run(Join(f"new{turn}"))
-        scene.run("take/leave", "default", f"w{turn}")
+        scene.run(Leave("default", f"w{turn}"))
     full.close()
     for _ in range(5):
         dropping.put(numbered(1), policy_version=95, tags={"score": 0.5})

@@ -23,6 +23,7 @@ from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
 from redrb.experience import Status
 from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
+from redrb.stream.take.calls import Take
 from redrb.stream.task import configuring
 from redrb.stream.task.calls import Fill
 from tests.audit import audit, kill_consumer
@@ -107,19 +108,18 @@ def test_a_late_take_by_former_settings_leaves_no_consumer_of_a_dead_process(
     dead, other = open_stream(), open_stream()
     other.put_many([[numbered(n)] for n in range(2)])
     sent: list[partial[Any]] = []
-    scripts = dead._taker._scripts  # type: ignore[attr-defined]
-    take = scripts.take
+    send = Take.with_payload
 
-    def noted(*args: Any, **options: Any) -> Any:
-        sent.append(partial(take, *args, **options))
-        return take(*args, **options)
+    def noted(*args: Any) -> Any:
+        sent.append(partial(send, *args))
+        return send(*args)
 
-    monkeypatch.setattr(scripts, "take", noted)
+    monkeypatch.setattr(Take, "with_payload", noted)
     dead.take(1, timeout=0).ack()
     other.configure(limit=9)
     kill_consumer(dead)
     other.take(1, timeout=0).ack()
-    assert sent[-1]().result().outcome == "gone"
+    assert sent[0]().result().outcome == "gone"
     kill_consumer(dead)
     with pytest.raises(BatchTimeout):
         other.take(1, timeout=0)

@@ -10,10 +10,11 @@ import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection.request import Request
-from redrb.stream.take.calls import Ending, TakeScripts
+from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
 from redrb.stream.task import scripts as task_scripts
 from redrb.stream.task.calls import DropGroup
+from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -32,36 +33,38 @@ class Endings:
     """
 
     def __init__(self) -> None:
-        self.sent: list[Ending] = []
+        self.sent: list[Finish] = []
         self.before: Callable[[int], object] = lambda _: None
         self.twice = False
 
     @property
     def sizes(self) -> list[int]:
-        return [len(ending.ids) for ending in self.sent]
+        return [len(ending.seqs) for ending in self.sent]
 
 
 @pytest.fixture
 def endings(monkeypatch: pytest.MonkeyPatch, pages: Callable[..., None]) -> Endings:
     pages(ended=PAGE, failed=PAGE)
     seen = Endings()
-    finish = TakeScripts.finish
+    ask = TaskStore.request
 
-    def recorded(self: TakeScripts, group: str, consumer: str, ending: Ending, read: Any) -> Any:
-        request = finish(self, group, consumer, ending, read)
+    def recorded(self: TaskStore, call: Any, read: Any) -> Any:
+        request = ask(self, call, read)
+        if not isinstance(call, Finish):
+            return request
         result = request.result
 
         def noted(**options: Any) -> Any:
-            seen.sent.append(ending)
+            seen.sent.append(call)
             if seen.twice:
-                finish(self, group, consumer, ending, str).result()
+                ask(self, call, str).result()
             seen.before(len(seen.sent))
             return result(**options)
 
         monkeypatch.setattr(request, "result", noted)
         return request
 
-    monkeypatch.setattr(TakeScripts, "finish", recorded)
+    monkeypatch.setattr(TaskStore, "request", recorded)
     return seen
 
 

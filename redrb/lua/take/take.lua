@@ -10,7 +10,8 @@ begin_writing()
 local rule = rules()
 local ask = cmsgpack.unpack(ARGV[1])
 local group, consumer, slot, token = ask.group, ask.consumer, ask.slot, ask.token
-local count, least, status, where = ask.request.count, ask.request.least, ask.request.status, ask.request.where
+local count, least = ask.request.count, ask.request.least
+local status, where = ask.request.status, ask.request.where
 local waiter, ttl_ms, lease_ms = ask.waiter, ask.ttl_ms, ask.lease_ms
 local known = rule.exists and rule.revision == ask.revision
 if not known and (not rule.exists or redis.call('SISMEMBER', key('groups'), group) == 0) then
@@ -122,8 +123,8 @@ if free < least then
     others, fates = waiting_in_all_pools(group) - here, fates_of(group, pool)
   end
   local blocked = redis.call('ZCARD', key('queue', '#room'))
-  return cmsgpack.pack({outcome = 'short', amount = here, blocked = blocked, expired = expired, others = others,
-    fates = fates})
+  return cmsgpack.pack({outcome = 'short', amount = here, blocked = blocked, expired = expired,
+    others = others, fates = fates})
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}

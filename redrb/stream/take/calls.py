@@ -47,7 +47,7 @@ class TakeRequest(msgspec.Struct, frozen=True):
         return TakeRequest(self.count, self.count, self.status, self.where)
 
 
-class TakeReply(msgspec.Struct, frozen=True):
+class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reply to a take.
 
     Attributes:

@@ -1,0 +1,123 @@
+"""The calls of the scripts in `redrb/lua/saving`: tasks are read, and built on a stage.
+
+Every call may be repeated as it is when a connection breaks, and is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from redrb.lua.calls import Call
+
+PartKind: TypeAlias = Literal["task", "entries", "dead", "puts", "sources", "refreshed", "end"]
+"""Kinds of the records of a part, as `redrb/lua/saving/restore.lua` lists them."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Whether a task was restored from a file before, and what it holds.
+
+    Attributes:
+        how: "unchanged": from this file, and nothing was put or taken since; "restored": from this
+            file; "other".
+        put: Groups that were ever put into it.
+        stored: Groups, dead letters, and groups of which some parts wait.
+    """
+
+    how: Literal["unchanged", "restored", "other"]
+    put: int
+    stored: int
+
+
+class FindRestored(Call[Found], frozen=True):
+    """Look whether a task was restored from a file before; writes nothing.
+
+    Attributes:
+        checksum: Of the file.
+        put: Groups that were ever put into the saved task.
+        whole: Numbers by which a task is recognized that holds what the file holds: `entries`, and
+            the `members` of the pools of each consumer group.
+    """
+
+    script: ClassVar = "saving/restore_look"
+    checksum: str
+    put: int
+    whole: dict[str, Any]
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The reply to the begin of an attempt.
+
+    Attributes:
+        outcome: "begun"; "used": the task holds something, or something was put into it since;
+            "overtaken": an attempt with a larger number has begun; "given up".
+        fields: Settings and counters of the task.
+        groups: Its consumer groups.
+    """
+
+    outcome: Literal["begun", "used", "overtaken", "given up"]
+    fields: dict[str, str] = {}
+    groups: tuple[str, ...] = ()
+
+
+class BeginRestore(Call[Begun], frozen=True):
+    """Begin to restore a task, or give up; the stage of an earlier attempt is deleted.
+
+    Attributes:
+        token: Name of this attempt, "<number>-<random>"; a number of 0 is never overtaken.
+        ttl_ms: How long the attempt is known; 0: give it up.
+        put: Groups that were ever put into the task that is to be replaced.
+    """
+
+    script: ClassVar = "saving/restore_begin"
+    token: str
+    ttl_ms: int
+    put: int
+
+
+class AddToStage(Call[Literal["ok", "again", "gone"]], frozen=True):
+    """Add a part to a stage: "again": it was added before; "gone": the stage has expired.
+
+    Attributes:
+        part: Parts are numbered from 1, and come in order.
+        ttl_ms: The stage expires after so long without a further part.
+        kind: Of the records.
+        value: The records.
+    """
+
+    script: ClassVar = "saving/restore"
+    part: int
+    ttl_ms: int
+    kind: PartKind
+    value: Any
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A task that is complete on its stage; see `BeginRestore` and `FindRestored`."""
+
+    token: str
+    put: int
+    whole: dict[str, Any]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The reply to the end of a restore.
+
+    Attributes:
+        outcome: "ok"; "gone": a stage is not complete; "used": something was put meanwhile;
+            "differs": a task was given other settings meanwhile.
+        stream: Of the task that it is about.
+        settings: Names of the settings that differ.
+    """
+
+    outcome: Literal["ok", "gone", "used", "differs"]
+    stream: str = ""
+    settings: tuple[str, ...] = ()
+
+
+class EndRestore(Call[Ended], frozen=True):
+    """Replace tasks by their complete stages: all of them, or none; KEYS are their streams."""
+
+    script: ClassVar = "saving/restore_end"
+    tasks: list[Staged]
