@@ -22,7 +22,8 @@ import torch
 
 import redrb
 from redrb import BufferItem, ExperienceStream
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, RedrbError
 
 MEDIAN_S, SPREAD, LONG_SHARE, LONG_FACTOR = 0.015, 0.5, 0.05, 30
@@ -201,7 +202,7 @@ def run(url: str, name: str, job: Job, seconds: float) -> Outcome:
         streams = [ExperienceStream(client, name) for _ in range(job.makers)]
 
         def make(number: int) -> None:
-            with stoppable(stop):
+            with Deadline(stop=stop):
                 outcome.made += make_groups(streams[number], number, over, admits=job.admits)
 
         threads = [threading.Thread(target=make, args=(each,)) for each in range(job.makers)]

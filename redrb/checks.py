@@ -79,10 +79,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def did_you_mean(name: str, known: Iterable[str], *, least: float = 0.6) -> str:
     """Return the end of a sentence about an unknown name: "; did you mean ...?", or ".".
 
-    Args:
-        name: The unknown name.
-        known: The names that there are; at most three similar ones are named.
-        least: Least similarity of names, from 0 to 1, as difflib measures it.
+    `least` is the least similarity of names, from 0 to 1, as difflib measures it.
     """
     names = difflib.get_close_matches(name, list(known), n=3, cutoff=least)
     return f"; did you mean {' or '.join(names)}?" if names else "."

@@ -28,9 +28,7 @@ def search_path() -> str:
 def child_environment(*, without: str = "", **changes: str) -> dict[str, str]:
     """Return the environment for a process that is started.
 
-    Args:
-        without: Variables whose names begin with this are not inherited; "": all are.
-        changes: Variables that are added or replaced.
+    Variables whose names begin with `without` are not inherited; "": all are.
     """
     inherited = {
         name: value

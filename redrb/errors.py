@@ -37,6 +37,7 @@ Every message says what to do next; attributes hold the same facts for programs.
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import InitVar, dataclass, field
 
 
 class RedrbError(Exception):
@@ -64,7 +65,6 @@ class TaskMismatch(ConfigError):
     """The task exists in Redis with other settings than the arguments.
 
     Attributes:
-        task: Name of the task.
         differences: Setting -> (stored value, argument).
     """
 
@@ -86,8 +86,6 @@ class UnknownTask(ConfigError):
     """There is no such task, and the caller asked not to create it.
 
     Attributes:
-        task: Name of the task.
-        namespace: The namespace that was searched.
         similar: Existing tasks of the namespace with similar names, the most similar one first.
     """
 
@@ -113,7 +111,6 @@ class WrongStep(ConfigError):
     """A rank asked for a step that all ranks have acknowledged, or that is not the next one.
 
     Attributes:
-        task: Name of the task.
         step: The step that was asked for.
         next_step: The step to ask for.
     """
@@ -125,6 +122,7 @@ class WrongStep(ConfigError):
         super().__init__(f"task {task!r}: no part of step {step}: {why}. Take step {next_step}.")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RecordError(RedrbError, ValueError):
     """An item or a batch of experience is malformed, or a check refuses it.
 
@@ -137,24 +135,16 @@ class RecordError(RedrbError, ValueError):
         problem: The message without what to do, for the log where the group was dropped already.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        field: str | None = None,
-        ids: tuple[int, ...] = (),
-        group: int | None = None,
-        sample: int | None = None,
-        position: int | None = None,
-        advice: str = "",
-    ) -> None:
-        self.field = field
-        self.ids = ids
-        self.group = group
-        self.sample = sample
-        self.position = position
-        self.problem = message
-        super().__init__(f"{message}: {advice}" if advice else message)
+    problem: str = field(kw_only=False)
+    field: str | None = None
+    ids: tuple[int, ...] = ()
+    group: int | None = None
+    sample: int | None = None
+    position: int | None = None
+    advice: InitVar[str] = ""
+
+    def __post_init__(self, advice: str) -> None:
+        super().__init__(f"{self.problem}: {advice}" if advice else self.problem)
 
 
 class EncodeError(RedrbError, ValueError):
@@ -187,30 +177,24 @@ class StoreDenied(StoreError):
     """The server refused the password, the user or a command of this user."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StoreFull(StoreError):
     """The task's limit or the server's memory is reached; the group was not stored.
 
     Attributes:
         task: Name of the task; "" where the server has no memory for something else.
-        namespace: Its namespace.
         stored: Number of groups of the put that were stored before.
         reason: "limit", "max_bytes", "rate", "most_parts" for too many groups of which parts are
             missing, or "memory" for the server's memory limit.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        task: str = "",
-        namespace: str = "",
-        stored: int = 0,
-        reason: str = "limit",
-    ) -> None:
-        self.task = task
-        self.namespace = namespace
-        self.stored = stored
-        self.reason = reason
+    message: InitVar[str] = field(kw_only=False)
+    task: str = ""
+    namespace: str = ""
+    stored: int = 0
+    reason: str = "limit"
+
+    def __post_init__(self, message: str) -> None:
         super().__init__(message)
 
 
@@ -277,15 +261,13 @@ class TaskInUse(RedrbError):
     """A task was not deleted, because consumers or producers use it."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BatchTimeout(RedrbError, TimeoutError):
     """No full batch came in time; nothing was taken.
 
     Attributes:
-        task: Name of the task.
-        namespace: Its namespace.
         wanted: Size of the batch, in groups.
         available: Groups that waited at the last check.
-        waited_s: Seconds waited.
         blocked: Producers that wait for room at the last check.
         expired: Groups that became too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last check.
@@ -306,40 +288,28 @@ class BatchTimeout(RedrbError, TimeoutError):
             similar name first, as far as a bounded search has found them.
     """
 
-    def __init__(
-        self,
-        *,
-        task: str,
-        namespace: str,
-        wanted: int,
-        available: int,
-        waited_s: float,
-        blocked: int = 0,
-        expired: int = 0,
-        others: int = 0,
-        unfinished: bool = False,
-        missing_ranks: tuple[int, ...] = (),
-        fates: abc.Mapping[str, int] | None = None,
-        similar: tuple[str, ...] = (),
-        missing_partitions: tuple[int, ...] = (),
-    ) -> None:
-        self.task = task
-        self.namespace = namespace
-        self.wanted = wanted
-        self.available = available
-        self.waited_s = waited_s
-        self.blocked = blocked
-        self.expired = expired
-        self.others = others
-        self.unfinished = unfinished
-        self.missing_ranks = missing_ranks
-        self.fates = dict(fates or {})
-        self.similar = similar
-        self.missing_partitions = missing_partitions
-        more = f" {others} more wait with another status or do not match." if others else ""
+    task: str
+    namespace: str
+    wanted: int
+    available: int
+    waited_s: float
+    blocked: int = 0
+    expired: int = 0
+    others: int = 0
+    unfinished: bool = False
+    missing_ranks: tuple[int, ...] = ()
+    fates: abc.Mapping[str, int] = field(default_factory=dict)
+    similar: tuple[str, ...] = ()
+    missing_partitions: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        more = (
+            f" {self.others} more wait with another status or do not match." if self.others else ""
+        )
         super().__init__(
-            f"task {task!r} of namespace {namespace!r}: {available} of {wanted} groups were "
-            f"waiting after {waited_s:.1f} s. None was taken.{self._counted()} "
+            f"task {self.task!r} of namespace {self.namespace!r}: {self.available} of "
+            f"{self.wanted} groups were waiting after {self.waited_s:.1f} s. None was "
+            f"taken.{self._counted()} "
             f"{self._advice()}{more}"
         )
 
@@ -421,13 +391,12 @@ class BatchTimeout(RedrbError, TimeoutError):
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AdmissionTimeout(RedrbError, TimeoutError):
     """No right to begin so many groups came in time; none was given.
 
     Attributes:
-        task: Name of the task.
         wanted: Rights that were asked for, at least.
-        waited_s: Seconds waited.
         held: Rights that makers hold.
         stored: Groups that wait or are leased.
         trained: Groups trained beyond those that count for the current weight version.
@@ -439,35 +408,22 @@ class AdmissionTimeout(RedrbError, TimeoutError):
         oldest_maker: The maker that holds it; "" if none does.
     """
 
-    def __init__(
-        self,
-        *,
-        task: str,
-        wanted: int,
-        waited_s: float,
-        held: int = 0,
-        stored: int = 0,
-        trained: int = 0,
-        most: int = 0,
-        version: int | None = None,
-        waiting: int = 0,
-        oldest_s: float = 0.0,
-        oldest_maker: str = "",
-    ) -> None:
-        self.task = task
-        self.wanted = wanted
-        self.waited_s = waited_s
-        self.held = held
-        self.stored = stored
-        self.trained = trained
-        self.most = most
-        self.version = version
-        self.waiting = waiting
-        self.oldest_s = oldest_s
-        self.oldest_maker = oldest_maker
+    task: str
+    wanted: int
+    waited_s: float
+    held: int = 0
+    stored: int = 0
+    trained: int = 0
+    most: int = 0
+    version: int | None = None
+    waiting: int = 0
+    oldest_s: float = 0.0
+    oldest_maker: str = ""
+
+    def __post_init__(self) -> None:
         super().__init__(
-            f"task {task!r}: no right to begin {wanted} groups after {waited_s:.1f} s. "
-            f"{self._cause()}"
+            f"task {self.task!r}: no right to begin {self.wanted} groups after "
+            f"{self.waited_s:.1f} s. {self._cause()}"
         )
 
     def _cause(self) -> str:
@@ -495,9 +451,7 @@ class RankLost(RedrbError):
     Start the lost ranks again, and take this step on all ranks.
 
     Attributes:
-        task: Name of the task.
         step: The step, the same on all ranks.
-        ranks: The lost ranks.
     """
 
     def __init__(self, *, task: str, step: int, ranks: tuple[int, ...]) -> None:
@@ -520,9 +474,7 @@ class LeaseLost(RedrbError):
     they have ended in that way.
 
     Attributes:
-        task: Name of the task.
         ids: Ids of the lost groups; groups that this lease had ended before are not among them.
-        why: Why, and what to do.
     """
 
     def __init__(self, *, task: str, ids: tuple[int, ...], why: str) -> None:
@@ -575,10 +527,8 @@ class WeightTimeout(WeightError, TimeoutError):
     """No newer version was published in time.
 
     Attributes:
-        name: Name of the weights.
         newer_than: The wait was for a version newer than this.
         newest: The newest published version, None if there is none.
-        waited_s: Seconds waited.
     """
 
     def __init__(self, *, name: str, newer_than: int, newest: int | None, waited_s: float) -> None:

@@ -73,6 +73,16 @@ def _slot_range(key: str, count: int) -> int:
     return slot * count // REDIS_CLUSTER_HASH_SLOTS
 
 
+class _Key:
+    """A key that has the prefix of its owner, and the name of the attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: TaskKeys | WeightKeys, owner: type) -> str:
+        return f"{keys.prefix}{self._name}"
+
+
 @dataclass(frozen=True, slots=True)
 class TaskKeys:
     """Keys of one task.
@@ -119,55 +129,37 @@ class TaskKeys:
         """Pattern of the prefixes of all further partitions of the task, as in rules of an ACL."""
         return f"{self.prefix.removesuffix('}:')}:partition:[0-9]*.[0-9]*}}:"
 
-    @property
-    def stream(self) -> str:
-        """The groups themselves."""
-        return f"{self.prefix}stream"
+    stream = _Key()
+    """The groups themselves."""
 
-    @property
-    def task(self) -> str:
-        """Settings and counters."""
-        return f"{self.prefix}task"
+    task = _Key()
+    """Settings and counters."""
 
-    @property
-    def puts(self) -> str:
-        """Counters of all puts, and the last operation of each producer."""
-        return f"{self.prefix}puts"
+    puts = _Key()
+    """Counters of all puts, and the last operation of each producer."""
 
-    @property
-    def dead(self) -> str:
-        """The dead-letter stream."""
-        return f"{self.prefix}dead"
+    dead = _Key()
+    """The dead-letter stream."""
 
-    @property
-    def groups(self) -> str:
-        """The names of the consumer groups."""
-        return f"{self.prefix}groups"
+    groups = _Key()
+    """The names of the consumer groups."""
 
     @property
     def contents(self) -> tuple[str, ...]:
         """Keys of which a task that was used has one at least, besides its settings."""
         return (self.stream, f"{self.prefix}facts", self.groups, self.dead)
 
-    @property
-    def part_blobs(self) -> str:
-        """The encoded parts of groups that are not complete."""
-        return f"{self.prefix}part_blobs"
+    part_blobs = _Key()
+    """The encoded parts of groups that are not complete."""
 
-    @property
-    def changes(self) -> str:
-        """The newest changes of settings, newest first."""
-        return f"{self.prefix}changes"
+    changes = _Key()
+    """The newest changes of settings, newest first."""
 
-    @property
-    def refreshed(self) -> str:
-        """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
-        return f"{self.prefix}refreshed"
+    refreshed = _Key()
+    """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
 
-    @property
-    def none(self) -> str:
-        """A key that never exists."""
-        return f"{self.prefix}none"
+    none = _Key()
+    """A key that never exists."""
 
     def consumers(self, group: str) -> str:
         """Sorted set: the deadlines of the heartbeats of a consumer group's consumers."""
@@ -199,30 +191,20 @@ class WeightKeys:
         """Return the pattern of the keys `versions` of the weights `name` in all namespaces."""
         return f"redrb:{{*:weights:{check_name('weights', name)}}}:versions"
 
-    @property
-    def versions(self) -> str:
-        """Stream of committed versions, whose ids are `<version>-0`."""
-        return f"{self.prefix}versions"
+    versions = _Key()
+    """Stream of committed versions, whose ids are `<version>-0`."""
 
-    @property
-    def manifests(self) -> str:
-        """Hash of the manifests of all versions."""
-        return f"{self.prefix}manifests"
+    manifests = _Key()
+    """Hash of the manifests of all versions."""
 
-    @property
-    def attempts(self) -> str:
-        """Hash of the attempts whose keys are permanent, and that are not committed yet."""
-        return f"{self.prefix}attempts"
+    attempts = _Key()
+    """Hash of the attempts whose keys are permanent, and that are not committed yet."""
 
-    @property
-    def trash(self) -> str:
-        """Set of ranges of keys that are to be deleted."""
-        return f"{self.prefix}trash"
+    trash = _Key()
+    """Set of ranges of keys that are to be deleted."""
 
-    @property
-    def followers(self) -> str:
-        """Set of the streams of tasks that follow the newest version."""
-        return f"{self.prefix}followers"
+    followers = _Key()
+    """Set of the streams of tasks that follow the newest version."""
 
     def chunk(self, token: int, index: int, spread: int = 0) -> str:
         """One chunk of a state, as the attempt with `token` wrote it.

@@ -137,11 +137,6 @@ class Settings(RangeChecks):
 def check_range(name: str, item: Field[Any], value: Any) -> None:
     """Check a value against the range of its option.
 
-    Args:
-        name: How the option is called in the message.
-        item: The field that `option` returned.
-        value: A value of the field's type.
-
     Raises:
         ConfigError: The value is out of range.
     """
@@ -200,11 +195,7 @@ def _add(parser: Flags, item: Field[Any], kind: Any) -> None:
 def add_flag(parser: Flags, item: Field[Any], kind: type, *, default: Any) -> None:
     """Add the flag of one field.
 
-    Args:
-        parser: A parser, or a group of its arguments.
-        item: The field.
-        kind: Its type: bool, int, float or str.
-        default: The parsed value where the flag is not given; a text is parsed like a flag's value.
+    `default` is the parsed value where the flag is not given; a text is parsed like a flag's value.
     """
     # a flag alone means yes
     forms: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}

@@ -49,7 +49,10 @@ def unpack(
     counter = _Counter(containers) if large or may_hold_more(data, levels) else None
     try:
         if large:
-            _check_lengths(data)
+            # claimed lengths beyond the data are refused before lists of these are allocated
+            unpacker = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
+            unpacker.feed(data)
+            unpacker.skip()
         found = msgpack.unpackb(
             data,
             raw=False,
@@ -131,10 +134,3 @@ def _check_nesting(value: Any, levels: int) -> None:
         ]
     if level:
         raise ValueError(f"lists and maps are nested more than {levels} levels deep")
-
-
-def _check_lengths(data: bytes | memoryview) -> None:
-    """Refuse claimed lengths beyond the data, before lists of these lengths are allocated."""
-    unpacker = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
-    unpacker.feed(data)
-    unpacker.skip()

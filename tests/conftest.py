@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import redrb
-from redrb.connection import Client, fake
+from redrb.connection import Client, deadline, fake
 from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
-from redrb.stream import waiting
 from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
@@ -38,33 +37,39 @@ Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run each test on as many servers as its subject needs; on the others it is a slow test.
 
-    Contract tests send the same requests to fakeredis and to a real server, and each of the two
-    usual servers runs about half of them. Those that are marked `every_server` ask how a server
-    behaves, and run on both. Tests of whole processes, of clusters, and those that are marked
-    `long` take seconds, and run on the last server only. Servers that REDRB_TEST_SERVERS names run
-    all contract tests.
+    A contract test runs on fakeredis or on one of the two usual servers, each on about a third of
+    them, as the same requests are sent to all. Those that are marked `every_server` ask how a
+    server behaves, and run on all three. Tests of whole processes, of clusters, and those that are
+    marked `long` take seconds, and run on the last server only. Servers that REDRB_TEST_SERVERS
+    names run all contract tests.
     """
-    names = {item.nodeid for item in items}
-    first, *others = REAL
-    usual = [name for name in REAL if name not in named_programs()]
-    for item in items:
-        folder, file = item.path.parent.name, item.path.name
-        long = item.get_closest_marker("long") is not None
-        if long or folder in ("integration", "faults") or "cluster" in file:
-            skipped = ["fake", first] if long else [first]
-            instead = others
+    usual = ["fake", *(name for name in REAL if name not in named_programs())]
+    backends: dict[str, list[str]] = {}
+    split = [(item, *_split(item, usual)) for item in items]
+    for _, test, own in split:
+        backends.setdefault(test, []).extend(own)
+    for item, test, own in split:
+        folder, found = item.path.parent.name, backends[test] or [""]
+        if item.get_closest_marker("long"):
+            wanted = found[-1:]
+        elif folder in ("integration", "faults") or "cluster" in item.path.name:
+            wanted = ["fake", found[-1]]
         elif folder == "contract" and item.get_closest_marker("every_server") is None:
-            whichever = item.nodeid
-            for name in usual:
-                whichever = whichever.replace(name, "")
-            instead = [usual[crc32(whichever.encode()) % len(usual)]]
-            skipped = [name for name in usual if name not in instead]
+            wanted = [found[crc32(test.encode()) % len(found)]]
         else:
             continue
-        for one in skipped:
-            elsewhere = (item.nodeid.replace(one, other) in names for other in instead)
-            if one in item.nodeid and any(elsewhere):
-                item.add_marker("slow")
+        if set(own) - set(wanted):
+            item.add_marker("slow")
+
+
+def _split(item: pytest.Item, usual: list[str]) -> tuple[str, list[str]]:
+    """Return the name of a test without its usual servers, and these."""
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    own = [each for each in given if isinstance(each, str) and each in usual]
+    test, _, parameters = item.nodeid.partition("[")
+    for name in own:
+        parameters = parameters.replace(name, "", 1)
+    return f"{test}[{parameters}", own
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +137,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         PAGES.update(small)
         load.cache_clear()
         # a call that need not wait may take this long for its pages, which are many more now
-        monkeypatch.setattr(waiting, "PAGES_S", 10.0)
+        monkeypatch.setattr(deadline, "PAGES_S", 10.0)
 
     yield make
     PAGES.update(before)
@@ -146,7 +151,7 @@ LOOK_AGAIN_S = 15.0
 @pytest.fixture
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
-    monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (LOOK_AGAIN_S,))
+    monkeypatch.setattr(deadline, "SLICE_S", LOOK_AGAIN_S)
     for module in (taker, room, ranks):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 

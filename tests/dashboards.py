@@ -29,7 +29,6 @@ class Dashboard:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(self.process.communicate(timeout=10)[1])

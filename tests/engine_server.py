@@ -106,7 +106,7 @@ class EngineServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        port = site._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._ready.set()
 
@@ -117,7 +117,7 @@ class EngineServer:
         ended = threading.Event()
 
         def end() -> None:
-            for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
+            for connection in list(self._runner.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
             self._loop.call_soon(ended.set)  # after the sockets are closed

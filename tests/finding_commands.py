@@ -7,7 +7,7 @@ from typing import Any
 
 from redrb.cli import _parser
 from redrb.recipe.command_line import general_parser
-from redrb.state.finding import Finding
+from redrb.state.model import Finding
 from redrb.workers import stage
 
 OF_SYSTEM = {"cat", "echo", "kill", "pip", "ps", "timedatectl"}

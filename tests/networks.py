@@ -56,6 +56,34 @@ class SampleCritic(PlainCritic):
         return (values * attention_mask).sum(1) / attention_mask.sum(1)
 
 
+class TokenNetwork(nn.Module):
+    """Numbers `[B, S, outputs]` for each token, from the token alone."""
+
+    def __init__(self, outputs: int, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, WIDTH)
+        self.read = nn.Linear(WIDTH, outputs)
+
+    def forward(self, sequences: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.read(self.embed(sequences)) * attention_mask[..., None]
+
+
+class LoraLinear(nn.Linear):
+    """A layer of which only A and B are trained, as ColossalAI's."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        self.r, self.lora_alpha, self.lora_dropout = 2, 4.0, 0.0
+        self.lora_A = nn.Parameter(torch.randn(2, inputs))
+        self.lora_B = nn.Parameter(torch.randn(outputs, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = (x @ self.lora_A.T @ self.lora_B.T) * (self.lora_alpha / self.r)
+        return super().forward(x) + added
+
+
 class Answering(nn.Module):
     """Returns the same output for every input."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import torch
+from torch import nn
 
 from redrb.connection import Client
+from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.wire.layout import ITEM_BYTES
 
 CHUNK_BYTES = "redrb.weights.publishing.publisher.CHUNK_BYTES"
@@ -112,3 +114,18 @@ def check_nothing_left(client: Client, namespace: str) -> None:
     assert sorted(keys - wanted - {"versions"}) == []
     assert sorted(wanted - keys) == []
     assert {client.execute("TTL", prefix(namespace) + key) for key in keys} <= {-1}
+
+
+class Lora(nn.Module):
+    """A linear layer with LoRA, as ColossalAI's."""
+
+    def __init__(self, linear, r=2, alpha=8.0):
+        super().__init__()
+        self.weight = linear.weight
+        self.lora_A = nn.Parameter(torch.randn(r, linear.in_features))
+        self.lora_B = nn.Parameter(torch.randn(linear.out_features, r))
+        self.r, self.lora_alpha, self.lora_dropout = r, alpha, nn.Dropout(0.0)
+        self.fan_in_fan_out = self.merged = False
+
+    def merged_weight(self):
+        return merged(self.weight, self.lora_A, self.lora_B, LoraConfig(self.r, self.lora_alpha))

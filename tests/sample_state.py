@@ -18,7 +18,7 @@ from redrb.state.model import (
     WeightsState,
     WorkerState,
 )
-from redrb.state.view import View
+from redrb.state.observer import View
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 
 
@@ -66,7 +66,7 @@ def sample_state(now: float = 1_795_000_000.0) -> State:
 def view_of(state: State | None, **others: object) -> View:
     """Return a view of a state."""
     findings = findings_of(state) if state else ()
-    return replace(View(state, 1, 0.4, "", findings), **others)  # type: ignore[arg-type]
+    return replace(View(state, 1, 0.4, "", findings), **others)
 
 
 def history_of(state: State, looks: int = 30) -> History:
@@ -177,5 +177,5 @@ def _maker(name: str, version: int, rate: float, **others: object) -> WorkerStat
         rights=10,
         groups_per_s=rate,
         samples_per_s=rate * 8,
-        **known,  # type: ignore[arg-type]
+        **known,
     )

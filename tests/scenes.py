@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,14 @@ def commands_run(client: Client) -> int:
     statistics = client.execute("INFO", "commandstats").decode()
     lines = [line for line in statistics.splitlines() if line.startswith("cmdstat_")]
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for an effect of another thread, connection or process."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def pass_epochs(stream: ExperienceStream, count: int) -> None:

@@ -110,7 +110,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     def environment(self) -> dict[str, str] | None:
@@ -152,7 +151,6 @@ class Server:
 
     def kill(self) -> None:
         """End the server with SIGKILL."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 

@@ -15,8 +15,6 @@ def healthy() -> State:
     """The task of the sample state with all of its troubles removed."""
     state = sample_state()
     task = state.task("math")
-    assert task is not None
-    assert task.main is not None
     stats = task.main.stats
     ledger = replace(stats.ledger, dead=0, acked=stats.ledger.acked + 2)
     assert stats.admission is not None
@@ -40,21 +38,18 @@ def with_task(**changes: Any) -> State:
 def with_stats(state: State | None = None, **changes: Any) -> State:
     state = state or healthy()
     task = state.tasks[0]
-    assert task.main is not None
     group = replace(task.main, stats=replace(task.main.stats, **changes))
     return replace(state, tasks=(replace(task, groups=(group,)),))
 
 
 def with_ledger(**changes: Any) -> State:
     state = healthy()
-    assert state.tasks[0].main is not None
     return with_stats(state, ledger=replace(state.tasks[0].main.stats.ledger, **changes))
 
 
 def with_waiting(histogram: Histogram, **task: Any) -> State:
     state = with_task(**task)
     main = state.tasks[0].main
-    assert main is not None
     group = replace(main, staleness=replace(main.staleness, waiting=histogram))
     return replace(state, tasks=(replace(state.tasks[0], groups=(group,)),))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
+
+from redrb.forks import in_child
 
 R = TypeVar("R")
 
@@ -22,15 +23,13 @@ class _LoopThread:
     """One event loop and its thread, until the process ends."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="redrb-event-loop", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        if self.pid == os.getpid():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(_JOIN_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         # of the whole thread: a block in one coroutine would also begin and end in the others
@@ -44,6 +43,17 @@ _lock = threading.Lock()
 _thread: _LoopThread | None = None
 
 
+def _forget() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _lock, _thread
+    if _thread is not None:
+        atexit.unregister(_thread.end)
+    _lock, _thread = threading.Lock(), None
+
+
+in_child(_forget)
+
+
 def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """Run a coroutine in the background loop, which all callers of a process share.
 
@@ -52,7 +62,7 @@ def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """
     global _thread
     with _lock:
-        if _thread is None or _thread.pid != os.getpid():
+        if _thread is None:
             _thread = _LoopThread()
             atexit.register(_thread.end)
         return asyncio.run_coroutine_threadsafe(coroutine, _thread.loop)

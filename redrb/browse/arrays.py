@@ -14,26 +14,23 @@ from redrb.codec.schema import Field
 
 Array = NDArray[Any]
 
-_KINDS: Final = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-"""Dtypes that numpy lacks."""
-
 
 def read_array(group: Group, column: int, row: int, field: Field, shape: tuple[int, ...]) -> Array:
     """Return a tensor of a checked group; floats that numpy lacks become float32."""
     stored = np.empty(math.prod(shape), field.dtype.storage)
     group.read(column, row, stored.ctypes.data, stored.nbytes)
-    return _as_numbers(stored, field.dtype.name).reshape(shape)
-
-
-def _as_numbers(stored: Array, name: str) -> Array:
-    if name not in _KINDS:
-        return stored.view(np.dtype(name))
-    if name == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    if name == "float8_e5m2":
-        with np.errstate(invalid="ignore"):
-            return (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-    return _E4M3FN[stored]
+    numbers: Array
+    match field.dtype.name:
+        case "bfloat16":
+            numbers = (stored.astype(np.uint32) << 16).view(np.float32)
+        case "float8_e5m2":
+            with np.errstate(invalid="ignore"):
+                numbers = (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+        case "float8_e4m3fn":
+            numbers = _E4M3FN[stored]
+        case name:
+            numbers = stored.view(np.dtype(name))
+    return numbers.reshape(shape)
 
 
 def _e4m3fn() -> Array:

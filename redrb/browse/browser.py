@@ -8,17 +8,16 @@ from itertools import islice
 from typing import Final
 
 from redrb.browse.arrays import mean_of
-from redrb.browse.choice import MOST_LOOKED, Choice
+from redrb.browse.choice import LIMITS, MOST_LOOKED, Choice, Limits
 from redrb.browse.entries import Entry
 from redrb.browse.letters import read_letters, view_of_letter
-from redrb.browse.limits import LIMITS, Limits
 from redrb.browse.payloads import payloads_of
 from redrb.browse.records import GroupView, Page
 from redrb.browse.samples import Samples
 from redrb.browse.tokenizer import Tokenizer
 from redrb.browse.walk import Walk
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.damage import Reading
 from redrb.errors import DecodeError
 from redrb.experience.status import Status
@@ -93,7 +92,7 @@ class Browser:
             StoreUnavailable: Redis did not answer in time.
         """
         choice.check()
-        with within(self._timeout_s):
+        with Deadline(at_most=self._timeout_s):
             stores = existing_task(self._client, self.task, namespace=self._namespace)
             if choice.status == "dead":
                 looked = _Counter(choice.most_looked)
@@ -115,7 +114,12 @@ class Browser:
         return None if view.state == "gone" else view
 
     def _look(self, stores: list[TaskStore], choice: Choice, *, full: bool) -> Page:
-        where = "" if choice.where is None else parse_where(choice.where, _tags_of(stores[0]))
+        where = ""
+        if choice.where is not None:
+            stored = stores[0].client.execute("HGET", stores[0].keys.task, "tags")
+            with Reading(f"the tags of task {self.task!r}"):
+                declared = declared_tags({"tags": (stored or b"").decode()})
+            where = parse_where(choice.where, declared)
         page = choice.most_ranked if choice.rank else choice.count
         walk = self._walk(stores, page=page, looks=choice.most_looked, where=where)
         notes: list[str] = []
@@ -346,10 +350,3 @@ def _rewards(blob: bytes | None) -> tuple[float | None, ...]:
         return () if blob is None else Samples(blob, LIMITS).rewards()
     except DecodeError:
         return ()
-
-
-def _tags_of(store: TaskStore) -> tuple[str, ...]:
-    """Return the names of the declared tags of a task."""
-    stored = store.client.execute("HGET", store.keys.task, "tags")
-    with Reading(f"the tags of task {store.task!r}"):
-        return declared_tags({"tags": (stored or b"").decode()})

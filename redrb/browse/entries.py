@@ -26,13 +26,7 @@ class Entry:
     Attributes:
         place: Number of its partition.
         seq: Its number there.
-        facts: Its facts; None if it is gone, or they are damaged.
-        damaged: Why its facts cannot be read.
-        reads: Acknowledged deliveries.
-        failed: Failed deliveries.
-        state: Where it stands.
         status: Status in which it waits; "" if it does not wait.
-        lease: Its lease, if it is leased.
         ended: When it became history, in UTC; None if it has not.
     """
 
@@ -59,12 +53,7 @@ class Entry:
         return _whole(self.facts.get("version")) if self.facts else None
 
     def view(self, group: int, *, newest: int | None) -> GroupView:
-        """Return what is known of the group without its payload.
-
-        Args:
-            group: Its id in the whole task.
-            newest: Newest weight version that the task knows.
-        """
+        """Return what is known of the group without its payload."""
         facts: dict[str, Any] = dict(self.facts or {})
         version, token = self.version, facts.get("newest")
         return GroupView(
@@ -115,9 +104,7 @@ class EntryPage(msgspec.Struct, frozen=True):
     Attributes:
         indexed: False: the task does not sort groups by version.
         place: Where the next page begins; "" at the end.
-        looked: Groups that were looked at.
         total: Groups of the source.
-        incarnation: Incarnation of the task.
         version: Newest weight version that the task knows.
         groups: The groups that match.
         facts: Their facts, packed; b"" where there are none.

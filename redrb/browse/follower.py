@@ -9,7 +9,7 @@ from redrb.browse.browser import Browser
 from redrb.browse.entries import Entry
 from redrb.browse.records import Page
 from redrb.browse.walk import Walk
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import Deadline
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.inspection import existing_task
 
@@ -28,16 +28,12 @@ class Follower(Browser):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Begin to follow: groups that are put from now on.
 
-        Args:
-            *args: As a `Browser` takes them.
-            **options: The same.
-
         Raises:
             UnknownTask: There is no such task.
             StoreUnavailable: Redis did not answer in time.
         """
         super().__init__(*args, **options)
-        with within(self._timeout_s):
+        with Deadline(at_most=self._timeout_s):
             self._stores = existing_task(self._client, self.task, namespace=self._namespace)
             self._seen = [0] * len(self._stores)
             self._passed = [0] * len(self._stores)  # entries of failed puts are not seen as groups
@@ -54,9 +50,9 @@ class Follower(Browser):
         Raises:
             StoreUnavailable: Redis did not answer in time; the next call goes on.
         """
-        with within(timeout_s + GRACE_S):
+        with Deadline(timeout_s):
             self._block(timeout_s)
-        with within(self._timeout_s):
+        with Deadline(at_most=self._timeout_s):
             walk = self._walk(self._stores, page=NEWEST)
             entries, passed, notes = self._arrived(walk)
             views = self._views(self._stores, walk, entries, len(entries), full=full)

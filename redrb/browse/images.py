@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from redrb.browse.limits import Limits
+from redrb.browse.choice import Limits
 from redrb.browse.records import ImageView
 
 _COLOURS: Final = {1: 0, 3: 2, 4: 6}

@@ -25,10 +25,7 @@ def read_letters(
 ) -> Iterator[Letter]:
     """Yield the dead letters of a consumer group, and groups in parts, the newest first.
 
-    Args:
-        stores: All partitions.
-        group: Consumer group.
-        counted: Is called for each letter that is looked at; says whether to go on.
+    `counted` is called for each letter that is looked at, and says whether to go on.
     """
     parts = [_each(store, number, group, counted) for number, store in enumerate(stores)]
     return iter(heapq.merge(*parts, key=lambda found: found[1].time, reverse=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from redrb.browse.choice import Limits
 from redrb.browse.entries import Entry
-from redrb.browse.limits import Limits
 from redrb.connection.transport import Pipeline
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.store import TaskStore
@@ -24,11 +24,7 @@ def payloads_of(
 ) -> Iterator[tuple[Entry, bytes | None, str]]:
     """Yield groups with their bytes, or None and why they were not read, "" if they are gone.
 
-    Args:
-        stores: All partitions.
-        entries: The groups.
-        incarnations: Incarnation of each partition in which the groups have their ids.
-        limits: A larger group is not read.
+    `incarnations` are those of the partitions in which the groups have their ids.
     """
     batch: list[Entry] = []
     nbytes = 0

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import Any, Final
 
-from redrb.browse.limits import Limits
+from redrb.browse.choice import Limits
 
 _KEY: Final = 256
 """Characters of a key."""

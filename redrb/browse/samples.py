@@ -7,22 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from redrb.browse.arrays import Array, described, read_array
+from redrb.browse.choice import Limits
 from redrb.browse.images import images_of
-from redrb.browse.limits import Limits
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import FieldView, SampleView
 from redrb.browse.tokenizer import Tokenizer
 from redrb.browse.tokens import text_notes, tokens_of
 from redrb.codec.layout import GroupLayout, parse_group
-from redrb.experience.status import group_status
 
 
 class Samples:
     """The samples of one group, whose bytes were checked in full.
 
     Attributes:
-        count: Samples in the group.
-        group_id: Name of its prompt.
         notes: What was cut in the samples that were read.
     """
 
@@ -38,17 +35,6 @@ class Samples:
         self.count = self._layout.samples
         self.group_id = self._layout.group_id
         self.notes: list[str] = []
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest policy version of the samples."""
-        known = [each for each in self._layout.policy_versions if each is not None]
-        return min(known, default=None)
-
-    @property
-    def status(self) -> str:
-        """The status of the group."""
-        return group_status(self._layout.statuses).value
 
     def common_tags(self) -> dict[str, Any]:
         """Return the tags that are the same in all samples."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redrb.browse.arrays import numbers_of
-from redrb.browse.limits import Limits
+from redrb.browse.choice import Limits
 from redrb.browse.records import TokensView
 from redrb.browse.tokenizer import Tokenizer
 

@@ -15,25 +15,14 @@ class Walk:
     """One way through the groups of a task.
 
     Attributes:
-        looked: Groups that were looked at.
         total: Groups of the source, in the pages that were read.
         cut: Whether the bound ended it before all groups were looked at.
-        version: Newest weight version that the task knows.
-        incarnations: Incarnation of each partition.
     """
 
     def __init__(
         self, stores: Sequence[TaskStore], group: str, *, where: str, looks: int, page: int
     ) -> None:
-        """Prepare to go.
-
-        Args:
-            stores: All partitions.
-            group: Consumer group.
-            where: The query, as `parse_where` returned it.
-            looks: Groups to look at, at most.
-            page: Groups to read at a time.
-        """
+        """Prepare to go."""
         self.looked = 0
         self.total = 0
         self.cut = False

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from redrb import environment
-from redrb.commands.arguments import ROLES, STATUS, Commands, add_json
+from redrb.commands.arguments import ROLES, STATUS, Commands, add_flag, add_json
 from redrb.commands.output import show
 from redrb.options import UrlFlag, variable_of
 
@@ -57,10 +57,10 @@ def add_to(commands: Commands) -> None:
         "--to", metavar="TASK", help="task that a stage forwards groups to, as its maker"
     )
     parser.add_argument("--user", help="name of the user in Redis (default: ROLE)")
-    parser.add_argument(
+    add_flag(
+        parser,
         "--apply",
-        action="store_true",
-        help="make the user on all primaries, and save it where a server has an aclfile",
+        "make the user on all primaries, and save it where a server has an aclfile",
     )
     parser.add_argument(
         "--url",

@@ -1,12 +1,14 @@
-"""Arguments that commands share."""
+"""Arguments that commands share, and the question before something is deleted."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
-from redrb.options import UrlFlag, variable_of
+from redrb.errors import ConfigError
+from redrb.options import Flags, UrlFlag, variable_of
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
@@ -43,13 +45,8 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a command that looks at Redis, with the arguments that all of these have.
 
-    Args:
-        commands: Where to add it.
-        name: Its name.
-        text: What it does; its first sentence stands in the list of commands.
-        run: Runs it; returns the exit status.
-        subject: Name and help of the first argument, such as `TASK`; None: there is none.
-        json_text: Help of `--json`.
+    `text` says what it does: its first sentence stands in the list of commands. `run` returns the
+    exit status; `subject` is name and help of the first argument, such as `TASK`.
     """
     parser = commands.add_parser(
         name,
@@ -72,9 +69,33 @@ def add_command(
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print one line of JSON") -> None:
     """Add the option that prints the result as JSON."""
-    parser.add_argument("--json", action="store_true", help=text)
+    add_flag(parser, "--json", text)
+
+
+def add_flag(parser: Flags, name: str, text: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a consumer group."""
     parser.add_argument("--group", default="default", help="consumer group (default: default)")
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that answers the question beforehand."""
+    add_flag(parser, "--yes", "delete without asking")
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Return whether to go on.
+
+    Raises:
+        ConfigError: There is no terminal to ask at, and `yes` is not given.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing is deleted: give --yes, or answer at a terminal.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

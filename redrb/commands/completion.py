@@ -87,20 +87,18 @@ _redrb_names() {
 def names(kind: str, words: Sequence[str] = ()) -> Iterator[str]:
     """Yield the names of "tasks" or "weights" of a namespace; none if Redis is away.
 
-    Args:
-        kind: "tasks" or "weights".
-        words: The line that is completed, from the program on; it may name the namespace.
+    `words` are the line that is completed, from the program on; it may name the namespace.
 
     A shell splits and expands them, so others than usual names are left out.
     """
     from redrb.connection import connect
-    from redrb.connection.deadline import within
+    from redrb.connection.deadline import Deadline
     from redrb.errors import RedrbError
     from redrb.keys import is_name
     from redrb.registry import Registry
 
     try:
-        with within(_ANSWER_S), connect(retry_s=0, connect_timeout=_ANSWER_S) as client:
+        with Deadline(at_most=_ANSWER_S), connect(retry_s=0, connect_timeout=_ANSWER_S) as client:
             registry = Registry(client, _namespace(words))
             found = islice(registry.names("task" if kind == "tasks" else "weights"), MOST_NAMES)
             yield from [name for name in found if is_name(name)]

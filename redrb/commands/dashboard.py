@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import secrets
 import sys
 
 from redrb.checks import install_command
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.errors import ConfigError
 from redrb.options import variable_of
 
@@ -32,10 +33,10 @@ def add_to(commands: Commands) -> None:
         help="address that it is served at (default: 127.0.0.1, for this machine only)",
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"port; 0: any (default: {PORT})")
-    parser.add_argument(
+    add_flag(
+        parser,
         "--expose",
-        action="store_true",
-        help="allow a --host that other machines reach: whoever reaches it sees prompts, responses "
+        "allow a --host that other machines reach: whoever reaches it sees prompts, responses "
         "and rewards, unencrypted and without a password",
     )
     parser.add_argument(
@@ -88,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
             lines = (f"{url} shows namespace {options.namespace!r} until Ctrl-C", f"token: {token}")
             show({"url": url, "token": token}, lines, as_json=options.json)
 
-        serve(app, feed, listening, ready)
+        asyncio.run(serve(app, feed, listening, ready))
     return 0
 
 

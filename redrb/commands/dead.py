@@ -1,17 +1,26 @@
-"""`redrb dead`: lists and shows dead letters, requeues them, and deletes them."""
+"""`redrb dead`: lists dead letters, requeues them, and deletes them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import STATUS, TASK, Commands, add_command, add_group
-from redrb.commands.confirming import add_yes, confirmed
+from redrb.commands.arguments import (
+    STATUS,
+    TASK,
+    Commands,
+    add_command,
+    add_flag,
+    add_group,
+    add_yes,
+    confirmed,
+)
 from redrb.commands.output import counted, figures, show, table
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 def add_to(commands: Commands) -> None:
     """Add the command `dead` and its commands."""
     parser = commands.add_parser(
-        "dead", help="list, show, requeue and delete the dead letters of a task", epilog=STATUS
+        "dead", help="list, requeue and delete the dead letters of a task", epilog=STATUS
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = add_command(parts, "ls", "list the newest dead letters", _ls, subject=TASK)
@@ -32,9 +41,6 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("--group", help="consumer group that gave them up (default: any)")
     listing.add_argument("--reason", default="", metavar="TEXT", help="text in why it is dead")
     add_watch(listing)
-    showing = add_command(parts, "show", "show a dead letter", _show, subject=TASK)
-    showing.add_argument("id", type=int, metavar="ID", help="id of its group")
-    showing.add_argument("--group", help="consumer group that gave it up (default: any)")
     _add_change(parts, "requeue", "let dead letters wait again, in their old places", "requeued")
     add_yes(_add_change(parts, "drop", "delete dead letters for good", "dropped"))
 
@@ -42,7 +48,7 @@ def add_to(commands: Commands) -> None:
 def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.ArgumentParser:
     parser = add_command(parts, name, text, partial(_change, verb=verb), subject=TASK)
     parser.add_argument("ids", type=int, nargs="*", metavar="ID", help="ids of their groups")
-    parser.add_argument("--all", action="store_true", help="all of the consumer group")
+    add_flag(parser, "--all", "all of the consumer group")
     parser.add_argument(
         "--reason", metavar="TEXT", help="all of the consumer group with this text in why"
     )
@@ -52,55 +58,31 @@ def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.Ar
 
 def _ls(options: argparse.Namespace) -> int:
     """Print the newest dead letters."""
+    from redrb.stream.task.dead_letters import find_letters
 
-    def run(stores: list[TaskStore]) -> None:
-        from redrb.stream.task.dead_letters import find_letters
-
+    with _stores(options) as stores:
         letters = find_letters(stores, group=options.group, text=options.reason)
         found = list(islice(letters, max(options.count, 0)))
-        if not found and not options.json:
-            print(f"redrb: {_none(options)}", file=sys.stderr)
-        head = ("id", "group", "time", "failed", "consumer", "why")
-        rows = [
-            (
-                str(letter.id),
-                letter.group,
-                f"{letter.time:%Y-%m-%d %H:%M:%S}",
-                str(letter.failed_deliveries),
-                letter.consumer,
-                _why(letter),
-            )
-            for letter in found
-        ]
-        lines = table(head, rows, left=("group", "time", "consumer", "why")) if rows else ()
-        show([_record(letter) for letter in found], lines, as_json=options.json)
-
-    return _with_stores(options, run)
-
-
-def _show(options: argparse.Namespace) -> int:
-    """Print one dead letter, with the versions and rewards of its samples."""
-
-    def run(stores: list[TaskStore]) -> None:
-        from redrb.stream.task.dead_letters import find_letters
-
-        found = find_letters(stores, group=options.group, ids=[options.id], decode=True)
-        letter = next(found, None)
-        if letter is None:
-            raise ConfigError(
-                f"task {options.task!r} has no dead letter {options.id}: `{_listing(options)}` "
-                "lists them."
-            )
-        record = _record(letter)
-        if letter.items is not None:
-            record["policy_versions"] = [item.policy_version for item in letter.items]
-            record["rewards"] = [
-                None if item.reward is None else float(item.reward) for item in letter.items
-            ]
-        texts = {name: str(value) for name, value in record.items() if value not in (None, "")}
-        show(record, figures(texts), as_json=options.json)
-
-    return _with_stores(options, run)
+    if not found and not options.json:
+        print(f"redrb: {_none(options)}", file=sys.stderr)
+    head = ("id", "group", "time", "failed", "consumer", "why")
+    rows = [
+        (
+            str(letter.id),
+            letter.group,
+            f"{letter.time:%Y-%m-%d %H:%M:%S}",
+            str(letter.failed_deliveries),
+            letter.consumer,
+            _why(letter),
+        )
+        for letter in found
+    ]
+    lines = table(head, rows, left=("group", "time", "consumer", "why")) if rows else ()
+    records = [asdict(letter) | {"time": letter.time.isoformat()} for letter in found]
+    for record in records:
+        del record["items"]  # they were not read
+    show(records, lines, as_json=options.json)
+    return 0
 
 
 def _change(options: argparse.Namespace, verb: str) -> int:
@@ -108,11 +90,14 @@ def _change(options: argparse.Namespace, verb: str) -> int:
     if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
-    def run(stores: list[TaskStore]) -> int:
-        from redrb.stream.arguments import checked_letters
-        from redrb.stream.task.letter_changes import change_letters, drop, requeue
+    from redrb.stream.arguments import checked_letters
+    from redrb.stream.task.dead_letters import find_letters
+    from redrb.stream.task.letter_changes import change_letters, drop, requeue
 
-        known = _matching(stores, options)
+    with _stores(options) as stores:
+        text = options.reason or ""
+        matching = find_letters(stores, group=options.group, text=text, ids=options.ids)
+        known = [letter.id for letter in matching]
         ids = list(dict.fromkeys(checked_letters(options.ids))) or known
         if not ids:
             print(f"redrb: {_none(options)}", file=sys.stderr)
@@ -123,22 +108,11 @@ def _change(options: argparse.Namespace, verb: str) -> int:
                 return 1
         change = requeue if verb == "requeued" else drop
         changed = change_letters(change, stores, options.group, ids)
-        show({verb: changed}, figures({verb: changed}), as_json=options.json)
-        if options.ids and changed < len(ids):
-            print(f"redrb: {_missing(options, known)}", file=sys.stderr)
-            return 1
-        return 0
-
-    return _with_stores(options, run)
-
-
-def _matching(stores: list[TaskStore], options: argparse.Namespace) -> list[int]:
-    """Return the ids of the letters that `--all` or `--reason` names."""
-    from redrb.stream.task.dead_letters import find_letters
-
-    text = options.reason or ""
-    found = find_letters(stores, group=options.group, text=text, ids=options.ids)
-    return [letter.id for letter in found]
+    show({verb: changed}, figures({verb: changed}), as_json=options.json)
+    if options.ids and changed < len(ids):
+        print(f"redrb: {_missing(options, known)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _none(options: argparse.Namespace) -> str:
@@ -150,35 +124,27 @@ def _none(options: argparse.Namespace) -> str:
 
 def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
     """Return which ids have no letter."""
+    from redrb.state.findings.wording import command_line
+
     missing = ", ".join(str(each) for each in sorted({*options.ids}.difference(known)))
+    words = ("redrb", "dead", "ls", options.task)
+    listing = command_line(words, namespace=options.namespace, url=options.url or "")
     return (
         f"consumer group {options.group!r} of task {options.task!r} has no dead letter "
-        f"{missing or 'for some of the ids any more'}: `{_listing(options)}` lists them."
+        f"{missing or 'for some of the ids any more'}: `{listing}` lists them."
     )
 
 
-def _with_stores(options: argparse.Namespace, run: Callable[[list[TaskStore]], int | None]) -> int:
-    """Call a function with the stores of all partitions of the task; return its exit status."""
+@contextmanager
+def _stores(options: argparse.Namespace) -> Iterator[list[TaskStore]]:
+    """Connect while the block runs; yield the stores of all partitions of the task."""
     from redrb.connection import connect
     from redrb.stream.task.inspection import existing_task
 
     with connect(options.url) as client:
-        return run(existing_task(client, options.task, namespace=options.namespace)) or 0
+        yield existing_task(client, options.task, namespace=options.namespace)
 
 
 def _why(letter: DeadLetter) -> str:
     exception = ": ".join(filter(None, (letter.exception, letter.message)))
     return f"{letter.reason} ({exception})" if exception else letter.reason
-
-
-def _record(letter: DeadLetter) -> dict[str, Any]:
-    named = {name: value for name, value in asdict(letter).items() if name != "items"}
-    return {**named, "time": letter.time.isoformat()}
-
-
-def _listing(options: argparse.Namespace) -> str:
-    """Return the command that lists the dead letters of the task."""
-    from redrb.state.findings.wording import command_line
-
-    words = ("redrb", "dead", "ls", options.task)
-    return command_line(words, namespace=options.namespace, url=options.url or "")

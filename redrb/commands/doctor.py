@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from redrb.doctor.report import Report
-    from redrb.state.finding import Finding, Severity
+    from redrb.state.model import Finding, Severity
 
 _TEXT = (
     "check servers, tasks and weights, and say what helps. It looks at the connection, the "
@@ -28,7 +28,6 @@ _STATUS = (
     "Exit status: 0 when nothing was found at or above --fail-on; 1 when something was, such as a "
     "Redis that does not answer; 2 when an argument is wrong, or the user may not look."
 )
-_NAMED = 5
 _WATCH_S = 10.0
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
@@ -40,10 +39,10 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "task", metavar="TASK", nargs="?", default="", help="check this task and the servers only"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--repair",
-        action="store_true",
-        help="mend what is safe to mend, and say what was done; experience is never deleted",
+        "mend what is safe to mend, and say what was done; experience is never deleted",
     )
     parser.add_argument(
         "--fail-on",
@@ -106,16 +105,17 @@ def _record(report: Report) -> dict[str, object]:
 
 
 def _lines(report: Report) -> Iterator[str]:
+    from redrb.state.findings.wording import listed
+
     for ping in report.pings:
         yield (
             f"server {ping.server}: median reply {ping.median_s * 1e3:.1f} ms, slowest "
             f"{ping.worst_s * 1e3:.1f} ms, clock {ping.skew_s:+.2f} s"
         )
     if report.state is not None:
-        names = [task.name for task in report.state.tasks]
-        weights = [one.name for one in report.state.weights]
-        held = f"{_named('tasks', names)}; {_named('weights', weights)}"
-        yield f"namespace {report.state.namespace}: {held}"
+        tasks = listed([task.name for task in report.state.tasks]) or "none"
+        weights = listed([one.name for one in report.state.weights]) or "none"
+        yield f"namespace {report.state.namespace}: tasks {tasks}; weights {weights}"
     for repair in report.repairs:
         outcome = "REPAIRED" if repair.done else "NOT REPAIRED"
         yield ""
@@ -126,11 +126,6 @@ def _lines(report: Report) -> Iterator[str]:
     found = ", ".join(f"{numbers[name]:,} {name}" for name in _SEVERITIES if numbers[name])
     yield ""
     yield f"found: {found or 'no trouble'}"
-
-
-def _named(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{what} {', '.join(names[:_NAMED]) or 'none'}{more}"
 
 
 def _wrapped(text: str) -> list[str]:

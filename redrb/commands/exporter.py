@@ -8,8 +8,9 @@ import sys
 from contextlib import suppress
 from importlib.resources import files
 
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.commands.output import show
+from redrb.errors import ConfigError
 
 PORT = 9464
 FIRST_LOOK_S = 5.0
@@ -19,8 +20,8 @@ FIRST_LOOK_S = 5.0
 def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
-        "serve the metrics of a namespace to Prometheus. It serves /metrics and /healthz until "
-        "Ctrl-C. While Redis does not answer, redrb_up is 0 and old figures are left out. "
+        "serve the metrics of a namespace to Prometheus. It serves them until Ctrl-C. "
+        "While Redis does not answer, redrb_up is 0 and old figures are left out. "
         "docs/metrics.md lists all metrics. Needs prometheus-client (redrb's extra metrics)."
     )
     json_text = "print the address, or the metrics of --once, as one line of JSON"
@@ -33,13 +34,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--task", help="only this task, for a user without rights to the registry")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--once", action="store_true", help="print the metrics once, and end")
-    only.add_argument(
-        "--print-alerts", action="store_true", help="print alert rules for Prometheus, and end"
-    )
-    only.add_argument(
-        "--print-dashboard", action="store_true", help="print a Grafana dashboard, and end"
-    )
+    add_flag(only, "--once", "print the metrics once, and end")
+    add_flag(only, "--print-alerts", "print alert rules for Prometheus, and end")
+    add_flag(only, "--print-dashboard", "print a Grafana dashboard, and end")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -50,11 +47,10 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.checks import require_package
 
     require_package("prometheus_client", extra="metrics")
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
     from redrb.connection import connect
     from redrb.metrics.collector import StateCollector
-    from redrb.metrics.serving import MetricsServer
     from redrb.state.observer import Observer
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -74,10 +70,18 @@ def _run(options: argparse.Namespace) -> int:
             text = generate_latest(registry).decode().splitlines()
             show({"metrics": result}, text, as_json=options.json)
             return 0 if found else 1
-        with MetricsServer(registry, host=options.host, port=options.port) as server:
+        try:
+            server, _ = start_http_server(options.port, options.host, registry)
+        except OSError as error:
+            raise ConfigError(
+                f"no metrics can be served at {options.host} port {options.port}: "
+                f"{error.strerror}. Give another port or host."
+            ) from error
+        with suppress(KeyboardInterrupt):
             observer.wait(0, FIRST_LOOK_S)
-            line = f"The metrics of namespace {options.namespace} are at {server.url} until Ctrl-C."
-            show({"url": server.url}, [line], as_json=options.json)
-            with suppress(KeyboardInterrupt):
-                signal.pause()
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            url = f"http://{host}:{server.server_port}/metrics"
+            line = f"The metrics of namespace {options.namespace} are at {url} until Ctrl-C."
+            show({"url": url}, [line], as_json=options.json)
+            signal.pause()
     return 0

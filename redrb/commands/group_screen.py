@@ -21,9 +21,12 @@ LEFT: Final = ("state", "range", "more")
 
 def row(view: GroupView) -> list[Text]:
     """Return the cells of a group, in the order of `COLUMNS`."""
+    style = {"leased": "yellow", "waiting": "green"}.get(view.state, "")
+    if view.damaged or view.state in ("dead", "parts", "damaged"):
+        style = "red"
     return [
         Text(str(view.id)),
-        Text(printable(_standing(view)), style=_style(view)),
+        Text(printable(_standing(view)), style=style),
         Text(str(view.samples_total or "-")),
         Text(size(view.size) if view.size else "-"),
         Text(_versions(view)),
@@ -36,7 +39,12 @@ def row(view: GroupView) -> list[Text]:
 
 def everything(view: GroupView) -> Iterator[Text]:
     """Yield the lines of a group with its samples."""
-    parts = (_state(view), counted(view.samples_total, "sample"), size(view.size))
+    holder = f" by {_holder(view.lease)}" if view.lease is not None else ""
+    parts = (
+        printable(_standing(view) + holder),
+        counted(view.samples_total, "sample"),
+        size(view.size),
+    )
     yield Text(f"group {view.id} · {' · '.join(parts)}", style="bold")
     for name, value in _facts(view):
         yield Text.assemble((f"  {name:12} ", "dim"), _cut(printable(value)))
@@ -147,15 +155,12 @@ def _response(tokens: TokensView) -> Text:
         if len(shown) > _MOST_TEXT:
             return shown.append(f"… ({len(pieces) - number:,} more tokens)")
         text = printable_lines(piece.expandtabs(4)).replace("\n", "\n" + " " * 13)
-        shown.append(text, style=_probability_style(log_prob))
+        style = "reverse red"
+        if log_prob is not None:
+            styles = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "magenta"))
+            style = next((each for least, each in styles if log_prob >= least), "red")
+        shown.append(text, style=style)
     return shown
-
-
-def _probability_style(log_prob: float | None) -> str:
-    if log_prob is None:
-        return "reverse red"
-    styles = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "magenta"))
-    return next((style for least, style in styles if log_prob >= least), "red")
 
 
 def _cut(text: str) -> str:
@@ -171,12 +176,6 @@ def _numbers(values: Sequence[float | None]) -> str:
     return " ".join(shown) + (f" … {rest:,} more" if rest else "")
 
 
-def _state(view: GroupView) -> str:
-    """Return where a group stands, and the consumer that leases it."""
-    holder = f" by {_holder(view.lease)}" if view.lease is not None else ""
-    return printable(_standing(view) + holder)
-
-
 def _standing(view: GroupView) -> str:
     other = view.status not in ("", "completed") and view.state == "waiting"
     return f"{view.state} {view.status}" if other else view.state
@@ -184,12 +183,6 @@ def _standing(view: GroupView) -> str:
 
 def _holder(lease: LeaseView) -> str:
     return f"{lease.host}-{lease.pid}" if lease.pid else lease.consumer
-
-
-def _style(view: GroupView) -> str:
-    if view.damaged or view.state in ("dead", "parts", "damaged"):
-        return "red"
-    return {"leased": "yellow", "waiting": "green"}.get(view.state, "")
 
 
 def _versions(view: GroupView) -> str:

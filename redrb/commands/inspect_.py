@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from redrb.commands.arguments import TASK, Commands, add_command, add_group
+from redrb.commands.arguments import TASK, Commands, add_command, add_flag, add_group
 from redrb.commands.output import check_reader, print_lines, print_table, printable_lines
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError, StoreUnavailable
@@ -69,16 +69,16 @@ def add_to(commands: Commands) -> None:
         help="groups to look at to find those that match (default: 10,000) or rank by reward "
         "(default: 200, most: 1,000)",
     )
-    parser.add_argument("--full", action="store_true", help="show everything of each group")
+    add_flag(parser, "--full", "show everything of each group")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
         help="a Hugging Face folder or a tokenizer.json, to show text; its code is not run",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--follow",
-        action="store_true",
-        help="show groups as they arrive, until Ctrl-C or after --count; on a terminal at most "
+        "show groups as they arrive, until Ctrl-C or after --count; on a terminal at most "
         f"{_PER_S} a second. It goes on when Redis was away",
     )
     add_group(parser)

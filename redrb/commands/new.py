@@ -30,7 +30,14 @@ def _run(options: argparse.Namespace) -> int:
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
     starter = (files("redrb.recipe.starters") / f"{options.kind}.py").read_text(encoding="utf-8")
-    text = starter.replace("class MyRecipe(", f"class {_class_name(file.stem, starter)}(")
+    # runs of recipes with the same name share a folder, so the class is named after the file
+    words = re.split(r"[^0-9A-Za-z]+", file.stem)
+    name = "".join(word[:1].upper() + word[1:] for word in words)
+    if not name or name[0].isdigit():
+        name = "MyRecipe"
+    elif re.search(rf"\b{name}\b", starter):
+        name = f"{name}Job"
+    text = starter.replace("class MyRecipe(", f"class {name}(")
     try:
         with file.open("x", encoding="utf-8") as written:
             written.write(text)
@@ -44,11 +51,3 @@ def _run(options: argparse.Namespace) -> int:
         lines.append(f"It needs transformers first: {install_command('recipes')}")
     show(result, lines, as_json=options.json)
     return 0
-
-
-def _class_name(stem: str, starter: str) -> str:
-    """Return the class's name for a file: runs of recipes with the same name share a folder."""
-    name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", stem))
-    if not name or name[0].isdigit():
-        return "MyRecipe"
-    return f"{name}Job" if re.search(rf"\b{name}\b", starter) else name

@@ -55,10 +55,7 @@ def table(
 ) -> list[str]:
     """Return the lines of a table: as wide as the terminal, or complete where there is none.
 
-    Args:
-        head: Names of the columns.
-        rows: Their cells.
-        left: Columns whose cells begin at the left; others end at the right.
+    Cells of the columns in `left` begin at the left; others end at the right.
     """
     from rich.text import Text
 
@@ -79,12 +76,8 @@ def print_table(
 ) -> None:
     """Print a table whose cells have styles, one line a row: a terminal cuts the last column.
 
-    Args:
-        head: Names of the columns.
-        rows: Their cells.
-        left: Columns whose cells begin at the left; others end at the right.
-        widths: Least width of each column, for a table that is printed part by part.
-        headed: Whether to print the names.
+    Columns in `left` begin at the left; `widths` are least widths, for a table that is printed part
+    by part; `headed` says whether to print the names.
     """
     cells = [[*row] for row in rows]
     console = _console(colours=_is_terminal())

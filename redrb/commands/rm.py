@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import TASK, Commands, add_command
-from redrb.commands.confirming import add_yes, confirmed
+from redrb.commands.arguments import TASK, Commands, add_command, add_flag, add_yes, confirmed
 from redrb.commands.output import counted, figures, show
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def add_to(commands: Commands) -> None:
     )
     parser = add_command(commands, "rm", text, _run, subject=TASK)
     add_yes(parser)
-    parser.add_argument("--force", action="store_true", help="delete it although it is in use")
+    add_flag(parser, "--force", "delete it although it is in use")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -94,7 +94,6 @@ class Rules:
 
     Attributes:
         keys: Patterns of keys, as ACL rules: "~pattern", or "%R~pattern" for reading only.
-        commands: Names of commands.
         writes: Whether commands that write stay allowed.
     """
 

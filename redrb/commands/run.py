@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_flag
 from redrb.errors import ConfigError
+from redrb.options import Settings, add_options, option, settings_from
 
 if TYPE_CHECKING:
     from redrb.launch.job import Job
-    from redrb.launch.settings import LaunchSettings
     from redrb.recipe.command_line import Parsed
 
 HELP = "run the whole job of a recipe on this machine: server, makers and trainer"
@@ -30,6 +30,24 @@ _OF_THE_RUN = ("worker", "metrics")
 """Settings that a run gives to each of its workers."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings(Settings):
+    """The options of `redrb run` beside the settings of its recipe."""
+
+    makers: int = option(2, "maker processes", least=1)
+    out: str = option(
+        "",
+        "folder for metrics, logs, checkpoints, and the data of a Redis that is started "
+        "here; default: runs/ and the recipe's name",
+    )
+    restarts: int = option(
+        4,
+        "restarts of a process, one after another, that ends within a minute each time; then it is "
+        "given up",
+        least=0,
+    )
+
+
 def add_to(commands: Commands) -> None:
     """Add the command's line of help; `main` reads its arguments."""
     commands.add_parser("run", help=HELP, add_help=False)
@@ -37,8 +55,6 @@ def add_to(commands: Commands) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; its flags are its own and those of the recipe."""
-    from redrb.launch.settings import LaunchSettings
-    from redrb.options import settings_from
     from redrb.recipe.command_line import parse
 
     parsed = parse("redrb run", DESCRIPTION, words, extend=_extend)
@@ -64,10 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
     """Return the job of a command line.
 
-    Args:
-        parsed: The recipe and its settings.
-        settings: Options of the run.
-        checkpoints: Folder for checkpoints, unless the recipe or another source names one.
+    `checkpoints` is the folder for them, unless the recipe or another source names one.
 
     Raises:
         ConfigError: A setting is given that the run gives to its workers.
@@ -107,14 +120,11 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    from redrb.launch.settings import LaunchSettings
-    from redrb.options import add_options
-
     group = parser.add_argument_group("the run")
     add_options(group, LaunchSettings)
-    group.add_argument(
+    add_flag(
+        group,
         "--fresh",
-        action="store_true",
-        help="begin anew: delete the task, the weights, and what earlier runs made in the folder",
+        "begin anew: delete the task, the weights, and what earlier runs made in the folder",
     )
-    group.add_argument("--json", action="store_true", help="end with one line of JSON")
+    add_flag(group, "--json", "end with one line of JSON")

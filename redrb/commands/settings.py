@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_flag
 from redrb.commands.output import show, table
 from redrb.options import has_password, shown
 
@@ -66,4 +66,4 @@ def without_password(url: str) -> str:
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flag(parser, "--json", "print JSON")

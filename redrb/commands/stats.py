@@ -13,7 +13,6 @@ from redrb.commands.output import show, size
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
-    from redrb.connection import Client
     from redrb.state.model import TaskState
     from redrb.state.rates import RateWindow
 
@@ -42,35 +41,29 @@ class _Stats:
     def run(self, options: argparse.Namespace) -> int:
         """Look at the tasks, and print them."""
         from redrb.connection import connect
-
-        with connect(options.url) as client:
-            found = self._looked(client, options)
-        for number, task in enumerate(found):
-            _print(task, options, first=not number)
-        return 0
-
-    def _looked(self, client: Client, options: argparse.Namespace) -> list[TaskState]:
-        """Return the states of the tasks."""
         from redrb.errors import StoreDenied, StoreError
         from redrb.state.rates import RateWindow
         from redrb.state.reader import StateReader
 
         found = []
-        for name in dict.fromkeys(options.task):
-            window = self._windows.setdefault(name, RateWindow())
-            reader = StateReader(
-                client, options.namespace, task=name, group=options.group, window=window
-            )
-            (task,) = reader.look().tasks
-            if task.damage:
-                raise StoreError(task.damage)
-            if not task.readable:
-                raise StoreDenied(
-                    f"the user of Redis at {client.where} may not read task {name!r}: "
-                    "`redrb acl --role observer` prints the rights that it needs."
+        with connect(options.url) as client:
+            for name in dict.fromkeys(options.task):
+                window = self._windows.setdefault(name, RateWindow())
+                reader = StateReader(
+                    client, options.namespace, task=name, group=options.group, window=window
                 )
-            found.append(task)
-        return found
+                (task,) = reader.look().tasks
+                if task.damage:
+                    raise StoreError(task.damage)
+                if not task.readable:
+                    raise StoreDenied(
+                        f"the user of Redis at {client.where} may not read task {name!r}: "
+                        "`redrb acl --role observer` prints the rights that it needs."
+                    )
+                found.append(task)
+        for number, task in enumerate(found):
+            _print(task, options, first=not number)
+        return 0
 
 
 def _print(task: TaskState, options: argparse.Namespace, *, first: bool) -> None:
@@ -97,7 +90,7 @@ def _lines(task: TaskState) -> Iterator[str]:
         tables.insert(0, staleness_table(task.name, task.main.staleness, None))
     for table in tables:
         yield ""
-        for line in (table.head, *table.rows):
+        for line in table:
             yield line.plain.strip()
 
 
@@ -105,8 +98,16 @@ def _figures(task: TaskState) -> dict[str, object]:
     """Return the figures of a task by name."""
     if task.main is None:
         return {"task": task.name}
+    from redrb.commands.top.text import rate
+
     stats = task.main.stats
     counters = asdict(stats)
+    rates: dict[str, object] = {}
+    if task.rates is not None:
+        named = asdict(task.rates)
+        del named["over_s"]
+        rates = {f"{name}/s": rate(value) for name, value in named.items()}
+        rates["bytes_put/s"] = size(round(task.rates.bytes_put))
     pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
     rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
@@ -121,7 +122,7 @@ def _figures(task: TaskState) -> dict[str, object]:
         {"task": task.name, "order": task.order, "partitions": task.partitions}
         | stats.ledger.as_dict()
         | pools
-        | _rates(task)
+        | rates
         | others
         | checks
         | {"size": size(task.stored_bytes)}
@@ -130,15 +131,3 @@ def _figures(task: TaskState) -> dict[str, object]:
         | makers
         | {f"in parts: {name}": value for name, value in parts.items()}
     )
-
-
-def _rates(task: TaskState) -> dict[str, object]:
-    """Return the rates, if there was a look before."""
-    from redrb.commands.top.text import rate
-
-    if task.rates is None:
-        return {}
-    rates = asdict(task.rates)
-    del rates["over_s"]
-    shown: dict[str, object] = {f"{name}/s": rate(value) for name, value in rates.items()}
-    return shown | {"bytes_put/s": size(round(task.rates.bytes_put))}

@@ -35,11 +35,8 @@ def add_watch(
 ) -> None:
     """Add the option to a command.
 
-    Args:
-        parser: The command's parser, with its `run`.
-        default_s: Seconds between two looks where the option has no value.
-        look_s: Seconds that one look may take; None: the command sees to it.
-        repeats: Whether `run` is called for each look; if not, it reads `options.watch` itself.
+    `look_s` is for how long one look may take; None: the command sees to it. Without `repeats` the
+    command reads `options.watch` itself, else its `run` is called for each look.
     """
     parser.add_argument(
         "--watch",
@@ -78,10 +75,10 @@ def _repeated(run: Run, look_s: float) -> Run:
 
 def _print(run: Run, options: argparse.Namespace, look_s: float) -> None:
     """Look once; that Redis is away is said, and the next look tries again."""
-    from redrb.connection.deadline import within
+    from redrb.connection.deadline import Deadline
 
     try:
-        with within(look_s):
+        with Deadline(at_most=look_s):
             run(options)
     except StoreError as error:
         print(f"redrb: {printable_lines(str(error))}", file=sys.stderr, flush=True)

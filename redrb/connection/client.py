@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
 from redis.exceptions import RedisError
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    wait_random_exponential,
-)
 
-from redrb.connection import deadline, stopping
-from redrb.connection.deadline import GRACE_S
+from redrb.connection.deadline import EXIT_S, GRACE_S, Deadline, here
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
@@ -29,6 +21,11 @@ from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import ConfigError, StoreUnavailable
 
 T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.02
+"""Longest pause before the first repetition of a request; each later one is twice as long."""
+
+_LONGEST_PAUSE_S = 1.0
 
 
 class Client:
@@ -46,6 +43,7 @@ class Client:
         min_replicas: Replicas that must confirm a put before it returns.
     """
 
+    retry_s = 60.0
     min_replicas = 0
 
     def __init__(
@@ -55,7 +53,6 @@ class Client:
         where: str,
         url: str,
         server_version: tuple[int, ...],
-        retry_s: float,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._lender = lender
@@ -63,7 +60,6 @@ class Client:
         self.where = where
         self.url = url
         self.server_version = server_version
-        self.retry_s = retry_s
         self._outage: Outage | None = None
         self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
 
@@ -90,7 +86,7 @@ class Client:
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        with deadline.within(deadline.EXIT_S):
+        with Deadline(at_most=EXIT_S):
             for end in list(self.before_close.values()):
                 end(failed)
         self._lender.close()
@@ -109,42 +105,37 @@ class Client:
             StoreUnavailable: Redis stayed away.
             StoreError: Redis answered with an error.
         """
-        seconds = self.retry_s if retry_s is None else min(retry_s, self.retry_s)
-        with deadline.within(seconds + GRACE_S):
-            return self._retrying(attempt, seconds)
-
-    def _retrying(self, attempt: Callable[[], T], seconds: float) -> T:
-        until = time.monotonic() + seconds
-        try:
-            result = attempt()  # the code below costs more than a small request
-            if self._outage is not None:
-                self._back()
-            return result
-        except RedisError as error:
-            if not is_transient(error):
-                raise translate(error, self.where) from error
-            if self._lender.closed:
-                refuse_closed()
-            again = _FailedOnce(error, attempt)
-        retries = Retrying(
-            retry=retry_if_exception(is_transient),
-            stop=lambda _: stopping.asked() or deadline.over() or time.monotonic() >= until,
-            wait=wait_random_exponential(multiplier=0.02, max=1.0),
-            sleep=lambda pause_s: stopping.pause(deadline.most_s(pause_s)),
-            before_sleep=partial(self._prepare_again, seconds),
-            reraise=True,
+        seconds = min(
+            self.retry_s if retry_s is None else min(retry_s, self.retry_s), here().repeats_s
         )
-        try:
-            result = retries(again)
+        uncertain, longest_s = False, _FIRST_PAUSE_S
+        with Deadline(at_most=seconds + GRACE_S) as deadline:
+            while True:
+                try:
+                    result = attempt()
+                    break
+                except RedisError as error:
+                    if not is_transient(error):
+                        raise translate(error, self.where) from error
+                    if self._lender.closed:
+                        refuse_closed()
+                    uncertain |= may_have_landed(error)
+                    left_s = min(deadline.left_s, seconds - deadline.waited_s)
+                    if left_s <= 0 or deadline.stop:
+                        failure = translate(error, self.where)
+                        if isinstance(failure, StoreUnavailable):
+                            failure.uncertain = uncertain
+                        try:
+                            raise failure from error.with_traceback(None)
+                        finally:
+                            del failure  # it holds this frame
+                    self._note_outage(error, left_s)
+                # at random, so that clients that lost the server together do not come back together
+                deadline.pause(random.uniform(0.0, longest_s))  # noqa: S311
+                longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
+        if self._outage is not None:
             self._back()
-            return result
-        except RedisError as error:
-            failure = translate(error, self.where)
-            if isinstance(failure, StoreUnavailable):
-                failure.uncertain = again.may_have_landed
-            raise failure from error.with_traceback(None)  # tenacity's frames are of no use
-        finally:
-            del retries  # it holds the exception, and so the frames of all callers
+        return result
 
     @property
     def node(self) -> str:
@@ -209,23 +200,20 @@ class Client:
             raise reply
         return reply
 
-    def _prepare_again(self, retry_s: float, state: RetryCallState) -> None:
+    def _note_outage(self, error: RedisError, left_s: float) -> None:
         """Let the next attempt open a connection, and log that the server is away.
 
         A server that answers that it cannot write now may have become a replica, and its address
         that of another server.
         """
         self._lender.renew()
-        outcome = state.outcome
-        cause: Any = outcome.exception() if outcome is not None else None
-        what = "moves keys" if cause is not None and is_moving(cause) else "is away"
-        left_s = max(0.0, retry_s - (state.seconds_since_start or 0.0))
+        what = "moves keys" if is_moving(error) else "is away"
         outage = shared_outage(f"Redis at {self.where} {what}", "")
         if outage is not self._outage:
             self._back()
             self._outage = outage
         outage.failed(
-            f"{type(cause).__name__}; a request is repeated for {left_s:.0f} s more", who=self
+            f"{type(error).__name__}; a request is repeated for {left_s:.0f} s more", who=self
         )
 
     def _back(self) -> None:
@@ -233,6 +221,14 @@ class Client:
         outage, self._outage = self._outage, None
         if outage is not None:
             outage.over(who=self)
+
+
+def scan(client: Client, pattern: str) -> Iterator[bytes]:
+    """Yield the keys of one server that match a pattern; a key may come twice."""
+    cursor = b""
+    while cursor != b"0":
+        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
+        yield from found
 
 
 def check_client(client: object) -> None:
@@ -281,29 +277,3 @@ class Sent:
 
 class _Dropped(Exception):
     """Raised so that the connection, whose replies were not read, is closed."""
-
-
-class _FailedOnce(Generic[T]):
-    """An attempt whose first call raises an error that has happened already.
-
-    Attributes:
-        may_have_landed: Whether the server may have done the request in any of the attempts.
-    """
-
-    def __init__(self, first: RedisError, attempt: Callable[[], T]) -> None:
-        self._first: RedisError | None = first.with_traceback(None)
-        self._attempt = attempt
-        self.may_have_landed = may_have_landed(first)
-
-    def __call__(self) -> T:
-        if self._first is not None:
-            first, self._first = self._first, None
-            try:
-                raise first
-            finally:
-                del first  # it holds this frame
-        try:
-            return self._attempt()
-        except RedisError as error:
-            self.may_have_landed |= may_have_landed(error)
-            raise

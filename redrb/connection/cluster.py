@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError, MovedError, RedisError
 from redis.exceptions import ConnectionError as Broken
 
 from redrb.connection.client import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.lending import Connections, refuse_closed
 from redrb.connection.transport import Pipeline, Reply
@@ -149,7 +149,7 @@ class Topology:
     def _ask(self, endpoint: Endpoint) -> Reply:
         connection: Any = self._dial(endpoint).make_connection()
         try:
-            with within(self._timeout):
+            with Deadline(at_most=self._timeout):
                 connection.connect()
                 connection.send_command("CLUSTER", "SLOTS")
                 return connection.read_response()
@@ -186,12 +186,9 @@ class Cluster(Client):
         where: str,
         url: str,
         server_version: tuple[int, ...],
-        retry_s: float,
     ) -> None:
-        lender = _NoLender(topology)
-        super().__init__(
-            lender, where=where, url=url, server_version=server_version, retry_s=retry_s
-        )
+        lender = _ClusterLender(topology, None)
+        super().__init__(lender, where=where, url=url, server_version=server_version)
         self.topology = topology
         self._bound: dict[int, Client] = {}
 
@@ -207,16 +204,18 @@ class Cluster(Client):
         Raises:
             StoreUnavailable: No node could be reached.
         """
-        return [
+        clients = [
             Client(
                 node.connections,
                 where="{}:{}".format(*node.endpoint),
                 url=self.url,
                 server_version=self.server_version,
-                retry_s=self.retry_s,
             )
             for node in self.retrying(self.topology.primaries)
         ]
+        for client in clients:
+            client.retry_s = self.retry_s
+        return clients
 
 
 class _SlotClient(Client):
@@ -224,13 +223,12 @@ class _SlotClient(Client):
 
     def __init__(self, cluster: Cluster, slot: int) -> None:
         super().__init__(
-            _SlotLender(cluster.topology, slot),
+            _ClusterLender(cluster.topology, slot),
             where=cluster.where,
             url=cluster.url,
             server_version=cluster.server_version,
-            retry_s=cluster.retry_s,
         )
-        self.min_replicas = cluster.min_replicas
+        self.retry_s, self.min_replicas = cluster.retry_s, cluster.min_replicas
         self._cluster = cluster
         self._slot = slot
 
@@ -276,10 +274,10 @@ class _SlotClient(Client):
         return attempt()
 
 
-class _SlotLender:
-    """Lends connections of the node that serves a slot."""
+class _ClusterLender:
+    """Lends connections of the node that serves a slot; without a slot it refuses to."""
 
-    def __init__(self, topology: Topology, slot: int) -> None:
+    def __init__(self, topology: Topology, slot: int | None) -> None:
         self._topology = topology
         self._slot = slot
 
@@ -288,33 +286,15 @@ class _SlotLender:
         return self._topology.closed
 
     def lend(self) -> AbstractContextManager[redis.Connection]:
+        if self._slot is None:
+            raise ConfigError(
+                "on a cluster the node depends on the key: send requests through client.at(key), "
+                "or to each of client.primaries()."
+            )
         return self._topology.serving(self._slot).connections.lend()
 
     def renew(self) -> None:
         """Close nothing: `_SlotClient` asks for the node again after each failure."""
-
-    def close(self) -> None:
-        self._topology.close()
-
-
-class _NoLender:
-    """Refuses to lend: the node depends on the key."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-
-    @property
-    def closed(self) -> bool:
-        return self._topology.closed
-
-    def lend(self) -> AbstractContextManager[redis.Connection]:
-        raise ConfigError(
-            "on a cluster the node depends on the key: send requests through client.at(key), or to "
-            "each of client.primaries()."
-        )
-
-    def renew(self) -> None:
-        """Close nothing: it has no connections."""
 
     def close(self) -> None:
         self._topology.close()

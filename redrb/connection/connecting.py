@@ -17,7 +17,7 @@ from redrb import environment
 from redrb.checks import checked_int
 from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.failures import is_cut_off, is_transient, translate
 from redrb.connection.fake import fake_pool
@@ -93,18 +93,18 @@ def connect(
         address = parse_address(url)
         if min_replicas and address.scheme in ("fake", "embedded"):
             raise ConfigError(f"min_replicas={min_replicas}: {address.scheme}:// has no replicas.")
-        client = _connected(address, url, connect_timeout, retry_s, allow_eviction=allow_eviction)
+        client = _connected(address, url, connect_timeout, allow_eviction=allow_eviction)
     except RedrbError as error:
         if url == of_variable:  # also where a command has read the variable
             text = str(error)
             error.args = (f"{text}{'' if text.endswith('.') else '.'} {_OF_VARIABLE}",)
         raise
-    client.min_replicas = min_replicas
+    client.retry_s, client.min_replicas = retry_s, min_replicas
     return client
 
 
 def _connected(
-    address: Address, url: str, connect_timeout: float, retry_s: float, *, allow_eviction: bool
+    address: Address, url: str, connect_timeout: float, *, allow_eviction: bool
 ) -> Client:
     """Return the client for any kind of address."""
     if address.scheme == "fake":
@@ -113,19 +113,18 @@ def _connected(
             where=address.where,
             url=url,
             server_version=(7, 0, 0),
-            retry_s=retry_s,
         )
     if address.scheme == "embedded":
-        return _connect_embedded(address, connect_timeout, retry_s)
+        return _connect_embedded(address, connect_timeout)
     options = {
         "socket_connect_timeout": connect_timeout,
         "redis_connect_func": None if allow_eviction else log_in,
     }
     if address.nodes:
-        return _connect_cluster(address, url, options, retry_s)
+        return _connect_cluster(address, url, options)
     if address.sentinels:
-        return _connect_primary(address, url, options, retry_s)
-    return _connect_server(address, url, options, retry_s)
+        return _connect_primary(address, url, options)
+    return _connect_server(address, url, options)
 
 
 def _check_seconds(connect_timeout: object, retry_s: object) -> None:
@@ -140,20 +139,14 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _connect_server(
-    address: Address, url: str, options: Mapping[str, Any], retry_s: float
-) -> Client:
+def _connect_server(address: Address, url: str, options: Mapping[str, Any]) -> Client:
     """Connect to one server."""
     pool = _pool(address, options)
     version = _check_server(pool, address, options["socket_connect_timeout"])
-    return Client(
-        Connections(pool), where=address.where, url=url, server_version=version, retry_s=retry_s
-    )
+    return Client(Connections(pool), where=address.where, url=url, server_version=version)
 
 
-def _connect_cluster(
-    address: Address, url: str, options: Mapping[str, Any], retry_s: float
-) -> Client:
+def _connect_cluster(address: Address, url: str, options: Mapping[str, Any]) -> Client:
     """Connect to a cluster through the first node of the URL that answers."""
     timeout = options["socket_connect_timeout"]
     topology = Topology(
@@ -172,9 +165,7 @@ def _connect_cluster(
                 raise translate(error, address.where) from error
             failures.append(StoreUnavailable(str(error), where=node.where))
         else:
-            return Cluster(
-                topology, where=address.where, url=url, server_version=version, retry_s=retry_s
-            )
+            return Cluster(topology, where=address.where, url=url, server_version=version)
     last = failures[-1]
     if isinstance(last, UnsupportedServer):
         raise last
@@ -184,9 +175,7 @@ def _connect_cluster(
     ) from last
 
 
-def _connect_primary(
-    address: Address, url: str, options: Mapping[str, Any], retry_s: float
-) -> Client:
+def _connect_primary(address: Address, url: str, options: Mapping[str, Any]) -> Client:
     """Connect to the primary that Sentinels name."""
     timeout = options["socket_connect_timeout"]
     sentinels = Sentinels(
@@ -205,12 +194,11 @@ def _connect_primary(
         where=address.where,
         url=url,
         server_version=version,
-        retry_s=retry_s,
         on_close=sentinels.close,
     )
 
 
-def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) -> Client:
+def _connect_embedded(address: Address, connect_timeout: float) -> Client:
     if address.path and not address.path.startswith("/"):
         raise ConfigError(f"embedded://{address.path}: give an absolute path, embedded:///dir.")
     server = EmbeddedServer(address.path)
@@ -227,7 +215,6 @@ def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) 
         where=at_socket.where,
         url=url,
         server_version=version,
-        retry_s=retry_s,
         on_close=server.close,
     )
 
@@ -275,7 +262,7 @@ def _check_server(
     where = address.where
     connection: Any = pool.make_connection()
     try:
-        with within(timeout):
+        with Deadline(at_most=timeout):
             connection.connect()
             connection.send_command("HELLO", 2)
             answer = connection.read_response()

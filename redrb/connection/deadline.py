@@ -1,13 +1,17 @@
-"""The deadline of a call: its connection attempts, sends, receives and repetitions share it."""
+"""`Deadline`: how long a block of a thread waits and uses Redis; all calls in it keep to it."""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Self
 
-from redrb.connection.stop_time import StopTime
+from redrb.checks import checked_timeout
+from redrb.connection.stop import Stop
 
 GRACE_S = 2.0
 """Time that a server has to answer: it may pause, for a fork or a slow disk."""
@@ -15,97 +19,220 @@ GRACE_S = 2.0
 EXIT_S = 3.0
 """How long the end of the process, or of a client, waits for Redis until all streams are closed."""
 
+SLICE_S = 1.0
+"""Longest block before a waiter looks again, in case the process that should wake it has died."""
+
+SHORT_OUTAGE_S = 1.0
+"""Outage of Redis that every request survives, however short its timeout: time to reconnect."""
+
+PAGES_S = 0.5
+"""Time by which a call exceeds its timeout, at most, where scripts do work before it in pages."""
+
+LAST_REQUESTS_S = 0.2
+"""Time before the end of a block when waits in it end, for the requests with which a wait ends."""
+
+WARN_EVERY_S = 30.0
+"""Interval of repeated warnings."""
+
 _SHORTEST_S = 0.05
 """Timeout of a socket when the deadline has passed: enough for a server that answers at once."""
 
+_log = logging.getLogger("redrb")
+
+
+class Deadline:
+    """How long a block of this thread waits and uses Redis; calls below it look it up by `here`.
+
+    `with Deadline(timeout)` begins a public call. A block within another one ends no later than
+    that, and inherits its stop. Only silence is cut short: a long reply that keeps arriving is read
+    to its end.
+
+    Attributes:
+        wait_until: Time when waits end (monotonic); infinite: never.
+        repeat_until: Time after which no request is repeated.
+        end: Time when all work with Redis has ended.
+        budget: Its seconds on Redis bound the block; None: nothing does.
+        counts: Whether time in the block is time on Redis.
+        stop: Ends waits at once when it is asked; None: nothing does. A failed request is then not
+            repeated, and a wait is over at its next look, within a second.
+    """
+
+    __slots__ = (
+        "_began",
+        "_outer",
+        "_refusals",
+        "_warned",
+        "_watch",
+        "budget",
+        "counts",
+        "end",
+        "repeat_until",
+        "stop",
+        "wait_until",
+    )
+
+    def __init__(
+        self,
+        timeout: float | None = None,
+        *,
+        at_most: float | None = None,
+        repeat_s: float | None = None,
+        stop: Stop | None = None,
+        budget: Stop | None = None,
+    ) -> None:
+        """Count from now.
+
+        Args:
+            timeout: Seconds to wait for batches, room and the like, and to repeat requests while
+                Redis is away; None: no limit. A request has `SHORT_OUTAGE_S` at least, and the
+                last one may end `GRACE_S` later.
+            at_most: Seconds after which all work with Redis has ended.
+            repeat_s: Seconds after which no request of the block is repeated.
+            stop: Ends waits at once when it is asked; it takes the place of an outer one.
+            budget: Its seconds on Redis, once a signal has come, are those of the block. In the
+                main thread a request that is under way when they are over is interrupted.
+
+        Raises:
+            ConfigError: `timeout` is no number >= 0.
+        """
+        now = self._began = self._warned = time.monotonic()
+        self.wait_until = self.end = self.repeat_until = math.inf
+        if timeout is not None:
+            timeout = checked_timeout(timeout) or 0.0
+            self.wait_until = now + timeout
+            self.end = now + max(timeout, SHORT_OUTAGE_S) + GRACE_S
+        if at_most is not None:
+            self.end = min(self.end, now + at_most)
+            self.wait_until = min(self.wait_until, self.end - LAST_REQUESTS_S)
+        if repeat_s is not None:
+            self.repeat_until = now + repeat_s
+        self.stop = stop
+        self.budget = budget
+        self.counts = budget is None
+        self._outer: Deadline | None = None
+        self._watch: AbstractContextManager[None] | None = None
+        self._refusals: Counter[tuple[object, ...]] | None = None
+
+    def __enter__(self) -> Self:
+        outer = self._outer = _here.deadline
+        self.wait_until = min(self.wait_until, outer.wait_until)
+        self.repeat_until = min(self.repeat_until, outer.repeat_until)
+        self.end = min(self.end, outer.end)
+        if self.stop is None:
+            self.stop = outer.stop
+        if self.budget is None or self.budget is outer.budget:
+            self.budget = outer.budget
+            self.counts = self.counts or outer.counts
+            if self.budget is not None and self.counts and not outer.counts:
+                self.budget.enter()
+        elif threading.current_thread() is threading.main_thread():
+            self._watch = self.budget.watched()
+            self._watch.__enter__()
+        _here.deadline = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        outer = _here.deadline = self._outer or _UNLIMITED
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+        elif self.budget is not None and self.counts and not outer.counts:
+            self.budget.leave()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the block began."""
+        return time.monotonic() - self._began
+
+    @property
+    def over(self) -> bool:
+        """Whether the time to wait is up, or the thread was asked to stop."""
+        return bool(self.stop) or self._wait_s(0.0) <= 0
+
+    @property
+    def pages_over(self) -> bool:
+        """Whether the call must end although a script has more to do before it."""
+        return bool(self.stop) or self._wait_s(PAGES_S) <= 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the block should have ended."""
+        return self.left_s == 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until all work with Redis must have ended, at least 0; perhaps infinite."""
+        left = math.inf if self.budget is None else self.budget.left_s
+        return left if self.end == math.inf else min(left, max(0.0, self.end - time.monotonic()))
+
+    @property
+    def repeats_s(self) -> float:
+        """Seconds for which a request of now is repeated while Redis is away; perhaps infinite."""
+        now = time.monotonic()
+        return max(0.0, min(self.repeat_until - now, max(SHORT_OUTAGE_S, self.wait_until - now)))
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds that are left of all timeouts; perhaps infinite."""
+        return max(0.0, self.wait_until - time.monotonic())
+
+    def slice_s(self, longest_s: float | None = None) -> float:
+        """Return the seconds to block before looking again, at least 0."""
+        longest_s = SLICE_S if longest_s is None else longest_s
+        return max(0.0, min(longest_s, self._wait_s(0.0)))
+
+    def shortened(self, timeout: float | None) -> float | None:
+        """Return a socket's timeout, cut to what is left.
+
+        Where much is left a third of it is used, so that a connection that is frozen costs one
+        attempt and not the whole call.
+        """
+        left = self.left_s
+        if left == math.inf or timeout is None:
+            return timeout
+        return min(timeout, max(left, _SHORTEST_S), max(left / 3, GRACE_S))
+
+    def pause(self, seconds: float) -> None:
+        """Wait between two attempts of a request, or until the thread is asked to stop."""
+        seconds = min(seconds, self.left_s)
+        if self.stop is None:
+            time.sleep(seconds)  # noqa: TID251 (the pause of a retry, whose length is the point)
+        else:
+            self.stop.wait(seconds)
+
+    @property
+    def refusals(self) -> Counter[tuple[object, ...]]:
+        """How often scripts have refused a request of this block, by reason."""
+        if self._refusals is None:
+            self._refusals = Counter()
+        return self._refusals
+
+    def log(self, missing: str) -> None:
+        """Log the missing thing, once every `WARN_EVERY_S` seconds."""
+        now = time.monotonic()
+        if now - self._warned >= WARN_EVERY_S:
+            self._warned = now
+            _log.warning("%s, for %.0f s now", missing, self.waited_s)
+
+    def _wait_s(self, grace_s: float) -> float:
+        """Return the seconds to wait, and `grace_s` more, until the last requests must be sent."""
+        now = time.monotonic()
+        left = min(self.wait_until + grace_s - now, self.end - LAST_REQUESTS_S - now)
+        return left if self.budget is None else min(left, self.budget.left_s - LAST_REQUESTS_S)
+
+
+_UNLIMITED = Deadline()
+_UNLIMITED.counts = False
+
 
 class _Here(threading.local):
-    """The deadlines of a thread; None: it has none."""
+    """The innermost deadline of a thread."""
 
-    at: float | None = None
-    stop: StopTime | None = None
+    deadline = _UNLIMITED
 
 
 _here = _Here()
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Let this block of this thread end its work with Redis within `seconds`.
-
-    A block within another one has the earlier of both deadlines. Only silence is cut short: a long
-    reply that keeps arriving is read to its end.
-    """
-    before, stop = _here.at, _here.stop
-    at = time.monotonic() + seconds
-    _here.at = at if before is None else min(before, at)
-    if before is None and stop is not None:
-        stop.enter()
-    try:
-        yield
-    finally:
-        _here.at = before
-        if before is None and stop is not None:
-            stop.leave()
-
-
-@contextmanager
-def ending_within(stop: StopTime) -> Iterator[None]:
-    """Let this block of this thread spend no more than `stop` on Redis, once `stop` has begun.
-
-    In the main thread a request that is under way when the time is up is interrupted.
-    """
-    if _here.stop is stop:
-        yield
-        return
-    with ExitStack() as scope:
-        if threading.current_thread() is threading.main_thread():
-            scope.enter_context(stop.watched())
-        before, _here.stop = _here.stop, stop
-        try:
-            yield
-        finally:
-            _here.stop = before
-
-
-def interrupts() -> set[Callable[[], None]] | None:
-    """Return the functions that interrupt this thread when its time to end is up; None: no time."""
-    return None if _here.stop is None else _here.stop.interrupts
-
-
-def left_s() -> float | None:
-    """Return the seconds until the deadline, at least 0; None if there is none."""
-    at, stop = _here.at, _here.stop
-    left = None if at is None else max(0.0, at - time.monotonic())
-    to_end = None if stop is None else stop.left_s
-    if left is None or to_end is None:
-        return to_end if left is None else left
-    return min(left, to_end)
-
-
-def most_s(seconds: float) -> float:
-    """Return `seconds`, or the time until the deadline if that is less."""
-    left = left_s()
-    return seconds if left is None else min(seconds, left)
-
-
-def over() -> bool:
-    """Return whether the deadline has passed."""
-    return left_s() == 0.0
-
-
-def ended() -> bool:
-    """Return whether the time of a process that was asked to end is up."""
-    return _here.stop is not None and _here.stop.over
-
-
-def shortened(timeout: float | None) -> float | None:
-    """Return a socket's timeout, cut to what is left until the deadline.
-
-    Where much is left a third of it is used, so that a connection that is frozen costs one attempt
-    and not the whole call.
-    """
-    left = left_s()
-    if left is None or timeout is None:
-        return timeout
-    return min(timeout, max(left, _SHORTEST_S), max(left / 3, GRACE_S))
+def here() -> Deadline:
+    """Return the innermost deadline of this thread; one without limits where no call began."""
+    return _here.deadline

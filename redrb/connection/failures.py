@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import redis.exceptions as upstream
 
-from redrb.connection.deadline import ended
+from redrb.connection.deadline import here
 from redrb.errors import (
     RedrbError,
     StoreDenied,
@@ -205,7 +205,8 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             where=where,
         )
     if is_transient(error):
-        if ended():
+        budget = here().budget
+        if budget is not None and not budget.left_s:
             text = f"had not answered when the time to end (stop_timeout) was up: {reply}."
         else:
             text = f"is not reachable: {reply}. {_check_of(where)}"

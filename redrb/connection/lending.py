@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ import redis
 
 from redrb.connection.sockets import limited
 from redrb.errors import StoreClosed
+from redrb.forks import in_child
 
 
 class Lender(Protocol):
@@ -43,9 +43,12 @@ class Connections:
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
-        self._pid = os.getpid()
-        self._idle: deque[redis.Connection] = deque()
         self._closed = False
+        self._begin()
+        in_child(self._begin)
+
+    def _begin(self) -> None:
+        self._idle: deque[redis.Connection] = deque()
 
     @property
     def closed(self) -> bool:
@@ -65,7 +68,7 @@ class Connections:
         """
         if self._closed:
             refuse_closed()
-        idle = self._idle_here()
+        idle = self._idle
         connection = self._idle_connection() or self._pool.get_connection()
         try:
             with limited(connection):
@@ -81,7 +84,6 @@ class Connections:
 
     def renew(self) -> None:
         """Close the idle connections of this process."""
-        self._idle_here()
         while connection := self._idle_connection():
             self._drop(connection)
 
@@ -89,12 +91,6 @@ class Connections:
         """Close every connection, lent ones too, and lend none from now on."""
         self._closed = True
         self._pool.disconnect()
-
-    def _idle_here(self) -> deque[redis.Connection]:
-        """Return the idle connections of this process; a fork starts with none."""
-        if self._pid != os.getpid():
-            self._pid, self._idle = os.getpid(), deque()
-        return self._idle
 
     def _idle_connection(self) -> redis.Connection | None:
         try:

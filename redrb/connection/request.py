@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -12,6 +11,7 @@ from redrb.connection.client import Client, Sent
 from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Pipeline, Reply
 from redrb.damage import Reading
+from redrb.forks import mark
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Request(Generic[T]):
         self._read = read
         self._sent: Sent | None = None
         self._broke: RedisError | None = None
-        self._pid = 0
+        self._sender: object = None
         self.attempts = 0
 
     @property
@@ -50,29 +50,26 @@ class Request(Generic[T]):
     def begin(self) -> None:
         """Send it now, once; if the connection breaks, `result` sends it again."""
         self.attempts += 1
-        self._pid = os.getpid()
+        self._sender = mark()
         self.pipeline.freeze()
         try:
             self._sent = self._client.begin(self.pipeline)
         except RedisError as error:
             self._broke = error
 
-    def result(self, *, retry_s: float | None = None) -> T:
+    def result(self) -> T:
         """Return its result; sends it if it was not sent yet, or if the connection broke.
-
-        Args:
-            retry_s: Seconds after which no further attempt starts; default: the client's.
 
         Raises:
             StoreUnavailable: Redis stayed away.
             StoreError: Redis answered with an error.
         """
-        return self._client.retrying(self._attempt, retry_s=retry_s)
+        return self._client.retrying(self._attempt)
 
     def drop(self) -> None:
         """Give up the reply: the server may have done the request or not."""
         sent, self._sent = self._sent, None
-        if sent is not None and self._pid == os.getpid():
+        if sent is not None and self._sender is mark():
             sent.drop()
 
     def _attempt(self) -> T:
@@ -81,7 +78,7 @@ class Request(Generic[T]):
         if broke is not None:
             raise broke
         try:
-            if sent is not None and self._pid == os.getpid():
+            if sent is not None and self._sender is mark():
                 replies = self.pipeline.named(sent.replies())
             else:
                 self.attempts += 1

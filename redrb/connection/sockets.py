@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ import redis
 from redis import exceptions as upstream
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 
-from redrb.connection.deadline import interrupts, shortened
+from redrb.connection.deadline import here
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
 
 _log = logging.getLogger("redrb")
@@ -27,12 +28,12 @@ def limited(connection: redis.Connection) -> Iterator[None]:
     When the time of a process that was asked to end is up, they are interrupted.
     """
     usual = getattr(connection, "usual_timeout", None)
-    limit = shortened(usual)
-    known = interrupts()
-    if limit == usual and known is None:
+    deadline = here()
+    limit = deadline.shortened(usual)
+    if limit == usual and deadline.budget is None:
         yield
         return
-    with _interruptible(connection, known):
+    with _interruptible(connection, deadline.budget):
         if limit != usual:
             try:
                 connection.update_current_socket_timeout(limit)
@@ -47,17 +48,17 @@ def limited(connection: redis.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(connection: Any, known: set[Callable[[], None]] | None) -> Iterator[None]:
-    """Let the functions in `known` break a connection while it is in use."""
-    if known is None:
+def _interruptible(connection: Any, budget: Stop | None) -> Iterator[None]:
+    """Break a connection that is in use when the time on Redis is up."""
+    if budget is None:
         yield
         return
     interrupt = partial(_break, connection)
-    known.add(interrupt)
+    budget.interrupts.add(interrupt)
     try:
         yield
     finally:
-        known.discard(interrupt)
+        budget.interrupts.discard(interrupt)
 
 
 def _break(connection: Any) -> None:
@@ -97,13 +98,13 @@ class Punctual:
 
     def connect(self) -> None:
         """Open the connection, unless it is open."""
-        with _interruptible(self, interrupts()):
+        with _interruptible(self, here().budget):
             super().connect()  # type: ignore[misc]
 
     @property
     def socket_timeout(self) -> float | None:
         """The timeout that a socket gets when it is opened."""
-        return shortened(self.usual_timeout)
+        return here().shortened(self.usual_timeout)
 
     @socket_timeout.setter
     def socket_timeout(self, seconds: float | None) -> None:
@@ -112,7 +113,7 @@ class Punctual:
     @property
     def socket_connect_timeout(self) -> float | None:
         """The timeout of opening a socket."""
-        return shortened(self.usual_connect_timeout)
+        return here().shortened(self.usual_connect_timeout)
 
     @socket_connect_timeout.setter
     def socket_connect_timeout(self, seconds: float | None) -> None:

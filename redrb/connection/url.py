@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from redis.connection import parse_url
 
-from redrb.connection.url_options import check_options
 from redrb.errors import ConfigError
 
 SCHEMES = (
@@ -29,6 +30,34 @@ _OF_SENTINELS = "sentinel_"
 SENTINEL_PORT = 26379
 
 _FORMS = {"cluster": "host[:port],...", "sentinel": "host[:port],.../service[/database]"}
+
+COMMON: Final = (
+    "db",
+    "username",
+    "password",
+    "client_name",
+    "socket_timeout",
+    "socket_connect_timeout",
+    "max_connections",
+)
+TCP: Final = ("socket_keepalive",)
+TLS: Final = (
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_ca_data",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_password",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+    "ssl_min_version",
+    "ssl_ciphers",
+)
+"""Options of redis-py's connections, which documents them."""
+
+_TLS_PREFIX = "ssl_"
+_LEAST_RATIO = 0.4
+"""Similarity below which an option is not taken for a misspelled one."""
 
 Endpoint: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -179,7 +208,7 @@ def _options(
     try:
         parts = urlsplit(url)
         names = parse_qs(parts.query, keep_blank_values=True)
-        check_options(scheme, names, tls=parts.scheme == "rediss", prefix=prefix)
+        _check_options(scheme, names, tls=parts.scheme == "rediss", prefix=prefix)
         options = dict(parse_url(url))  # type: ignore[no-untyped-call]
         port = parts.port
     except ConfigError:
@@ -201,3 +230,50 @@ def _options(
     options.setdefault("host", "localhost")
     options["port"] = port if port is not None else default_port
     return options
+
+
+def _check_options(scheme: str, names: Iterable[str], *, tls: bool, prefix: str = "") -> None:
+    """Check the names of options.
+
+    Args:
+        scheme: Scheme of the URL.
+        names: The names that it has.
+        tls: Whether the connection uses TLS.
+        prefix: The beginning of the names as the user wrote them; left out in `names`.
+
+    Raises:
+        ConfigError: Redis has no such option, or not with this scheme. The message has no values:
+            one of them may be a password.
+    """
+    known = COMMON if scheme == "unix" else COMMON + TCP
+    for name in names:
+        if name in known or (tls and name in TLS):
+            continue
+        secure = f"{prefix}tls=true" if prefix else scheme.replace("redis", "rediss", 1) + "://"
+        if name in TLS and scheme != "unix":
+            raise ConfigError(
+                f"the option {prefix}{name} is one of TLS: write {secure} in the URL."
+            )
+        nearest = _nearest(name, known if scheme == "unix" else known + TLS)
+        hint = f" Is it {prefix}{nearest}?" if nearest else ""
+        if nearest in TLS and not tls:
+            hint += f" This one needs TLS: {secure}."
+        valid = [prefix + each for each in (known + TLS if tls else known)]
+        raise ConfigError(
+            f"the {scheme}:// URL has no option {prefix + name!r:.80}.{hint} Its options are "
+            f"{', '.join(valid)}."
+        )
+
+
+def _nearest(name: str, options: Iterable[str]) -> str:
+    """Return the most similar option; "" if none is similar."""
+
+    def similarity(option: str) -> float:
+        short = option.removeprefix(_TLS_PREFIX)
+        if name.lower() in short.split("_"):
+            return 1.0
+        pairs = (difflib.SequenceMatcher(None, name.lower(), each) for each in (option, short))
+        return max(pair.ratio() for pair in pairs)
+
+    best = max(options, key=similarity)
+    return best if similarity(best) >= _LEAST_RATIO else ""

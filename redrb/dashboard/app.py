@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -17,9 +16,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from redrb.dashboard.feed import MOST_PAGES, Feed
+from redrb.dashboard.groups import TaskGroups
 from redrb.dashboard.guard import Guard, has_token
 from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import Groups, bad_requests, body_of, group_choice, letter_choice
+from redrb.dashboard.requests import body_of, group_choice, letter_choice
+from redrb.errors import ConfigError, RedrbError, UnknownTask
 
 MOST_CALLS = 8
 """Most calls that wait for Redis at the same time; further requests wait for a place."""
@@ -28,15 +29,12 @@ _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg"
 
 
 def make_app(
-    feed: Feed, groups: Groups, *, token: str, hosts: frozenset[str] = frozenset()
+    feed: Feed, groups: TaskGroups, *, token: str, hosts: frozenset[str] = frozenset()
 ) -> Starlette:
     """Return the application.
 
-    Args:
-        feed: Events of the page.
-        groups: Reads groups, and requeues dead letters; its methods may block.
-        token: Secret that requests which change something must carry.
-        hosts: Values of the header Host that are served; empty: any.
+    Requests that change something must carry `token`; `hosts` are values of the header Host that
+    are served, empty: any.
     """
     places = CapacityLimiter(MOST_CALLS)
 
@@ -52,33 +50,45 @@ def make_app(
             return JSONResponse({"error": f"{MOST_PAGES} pages are open: close some."}, 503)
         return _Events(feed)
 
-    @bad_requests
     async def read_groups(request: Request) -> Response:
-        choice = group_choice(request.query_params)
-        return await in_thread(partial(groups.read, choice))
+        task, choice = group_choice(request.query_params)
+        return await in_thread(partial(groups.read, task, choice))
 
-    @bad_requests
     async def read_letters(request: Request) -> Response:
         task = request.query_params.get("task", "")
         return await in_thread(partial(groups.letters, task))
 
-    @bad_requests
     async def requeue(request: Request) -> Response:
         if not has_token(request, token):
             return JSONResponse({"error": "the token is missing or wrong."}, 403)
         wanted = letter_choice(await body_of(request))
-        return await in_thread(lambda: {"requeued": groups.requeue(wanted)})
+        return await in_thread(lambda: {"requeued": groups.requeue(*wanted)})
 
+    files_of_page = [  # no path of a request ever names a file
+        Route(
+            "/" if file.name == "index.html" else f"/{file.name}",
+            Response(file.read_bytes(), media_type=_TYPES[file.name.rpartition(".")[2]]),
+            methods=["GET"],
+        )
+        for file in files("redrb.dashboard").joinpath("static").iterdir()
+    ]
     return Starlette(
         routes=[
             Route("/events", events),
             Route("/api/groups", read_groups),
             Route("/api/letters", read_letters),
             Route("/api/requeue", requeue, methods=["POST"]),
-            *_files(),
+            *files_of_page,
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={RedrbError: _refused},
     )
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    """Answer an error of redrb with a status and its message."""
+    wrong = 404 if isinstance(error, UnknownTask) else 400
+    return JSONResponse({"error": str(error)}, wrong if isinstance(error, ConfigError) else 503)
 
 
 class _Events(StreamingResponse):
@@ -94,22 +104,3 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._feed.pages -= 1
-
-
-def _files() -> list[Route]:
-    """Return a route for each file of the page: no path of a request ever names a file."""
-    routes = []
-    for file in files("redrb.dashboard").joinpath("static").iterdir():
-        kind = _TYPES.get(file.name.rpartition(".")[2])
-        if kind is None:
-            continue
-        path = "/" if file.name == "index.html" else f"/{file.name}"
-        routes.append(Route(path, _serving(file.read_bytes(), kind)))
-    return routes
-
-
-def _serving(content: bytes, kind: str) -> Any:
-    async def serve(_: Request) -> Response:
-        return Response(content, media_type=kind)
-
-    return serve

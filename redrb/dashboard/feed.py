@@ -8,8 +8,8 @@ from functools import partial
 
 import anyio.to_thread
 
-from redrb.dashboard.payload import Observing, encoded, history_data, view_data
-from redrb.state.view import View
+from redrb.dashboard.payload import encoded, history_data, view_data
+from redrb.state.observer import Observer, View
 
 EVERY_S = 1.0
 """Seconds after which a view is sent again, so that a page knows how old its figures are."""
@@ -28,9 +28,9 @@ class Feed:
         pages: Number of pages that follow now, as the application counts them.
     """
 
-    def __init__(self, observing: Observing) -> None:
+    def __init__(self, observer: Observer) -> None:
         self.pages = 0
-        self._observing = observing
+        self._observer = observer
         self._changed = asyncio.Condition()
         self._newest = ""
         self._sent = 0
@@ -61,7 +61,7 @@ class Feed:
         """Yield the history, then each new view, until the feed is closed."""
         sent = self._sent
         yield await anyio.to_thread.run_sync(self._history, abandon_on_cancel=True)
-        yield _event("view", encoded(view_data(self._observing.newest())))
+        yield _event("view", encoded(view_data(self._observer.newest())))
         while not self._closed:
             async with self._changed:
                 while not self._closed and self._sent == sent:
@@ -72,11 +72,11 @@ class Feed:
 
     def _next(self, number: int, error: str) -> tuple[View, str]:
         """Wait for a view; returns it, and its event."""
-        view = self._observing.wait(number, EVERY_S, error=error)
+        view = self._observer.wait(number, EVERY_S, error=error)
         return view, _event("view", encoded(view_data(view)))
 
     def _history(self) -> str:
-        return _event("history", encoded(history_data(self._observing)))
+        return _event("history", encoded(history_data(self._observer)))
 
 
 def _event(name: str, data: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from redrb.browse.choice import Choice, Limits
 from redrb.connection import Client
-from redrb.connection.deadline import within
-from redrb.dashboard.requests import GroupRequest, LetterRequest
+from redrb.connection.deadline import Deadline
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import change_letters, requeue
@@ -26,16 +27,16 @@ MOST_BYTES = 16 << 20
 ANSWER_S = 5.0
 """Seconds after which a request of the page fails."""
 
-_SHOWN = {
-    "group_bytes": 16 << 20,
-    "tensor_bytes": 4 << 20,
-    "samples": 16,
-    "tokens": 4_096,
-    "text": 16_384,
-    "entries": 500,
-    "images": 4,
-    "pixels": 1 << 18,
-}
+_SHOWN = Limits(
+    group_bytes=16 << 20,
+    tensor_bytes=4 << 20,
+    samples=16,
+    tokens=4_096,
+    text=16_384,
+    entries=500,
+    images=4,
+    pixels=1 << 18,
+)
 """Bounds of a group, so that a browser can show the answer."""
 
 
@@ -45,41 +46,27 @@ class TaskGroups:
     def __init__(
         self, client: Client, namespace: str, *, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Read tasks of a namespace.
-
-        Args:
-            client: A client.
-            namespace: The namespace.
-            tokenizer: Decodes token ids; None: the page shows their numbers.
-        """
+        """Read tasks of a namespace; without a tokenizer the page shows ids of tokens."""
         self._client = client
         self._namespace = namespace
         self._tokenizer = tokenizer
 
-    def read(self, request: GroupRequest) -> Any:
+    def read(self, task: str, choice: Choice) -> Any:
         """Return groups with their samples, as a `Page` in JSON.
 
         Raises:
             ConfigError: The choice is not possible.
             UnknownTask: There is no such task.
         """
-        from redrb.browse import Browser, Choice, as_json
-        from redrb.browse.choice import RANKS
-        from redrb.browse.limits import Limits
+        from redrb.browse import Browser, as_json
 
         browser = Browser(
             self._client,
-            request.task,
+            task,
             namespace=self._namespace,
             tokenizer=self._tokenizer,
-            limits=Limits(**_SHOWN),
+            limits=_SHOWN,
             timeout_s=ANSWER_S,
-        )
-        choice = Choice(
-            ids=request.ids,
-            status=request.status or None,
-            rank=next((rank for rank in RANKS if rank == request.order), None),
-            count=request.count,
         )
         return fitting(as_json(browser.look(choice, full=True)))
 
@@ -89,7 +76,7 @@ class TaskGroups:
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
+        with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             found = list(islice(find_letters(stores), MOST_LETTERS))
         shown = ("id", "group", "reason", "exception", "message", "failed_deliveries", "consumer")
@@ -98,15 +85,15 @@ class TaskGroups:
             for letter, data in zip(found, map(asdict, found), strict=True)
         ]
 
-    def requeue(self, request: LetterRequest) -> int:
-        """Let dead letters wait again; returns how many.
+    def requeue(self, task: str, group: str, ids: Sequence[int]) -> int:
+        """Let dead letters of a consumer group wait again; returns how many.
 
         Raises:
             UnknownTask: There is no such task.
         """
-        with within(ANSWER_S):
-            stores = existing_task(self._client, request.task, namespace=self._namespace)
-            return change_letters(requeue, stores, request.group, request.ids)
+        with Deadline(at_most=ANSWER_S):
+            stores = existing_task(self._client, task, namespace=self._namespace)
+            return change_letters(requeue, stores, group, ids)
 
 
 def fitting(page: Any) -> Any:

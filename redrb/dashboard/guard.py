@@ -31,12 +31,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        """Guard an application.
-
-        Args:
-            app: The application.
-            hosts: Values of the header Host that are served; empty: any.
-        """
+        """Guard an application."""
         self._app = app
         self._hosts = hosts
 

@@ -6,35 +6,13 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any, Protocol
+from typing import Any
 
 from redrb.state.histogram import bucket_names
 from redrb.state.history import Point, point_of
-from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import Observer, View
 
 _COLUMNS = [field.name for field in fields(Point)]
-
-
-class Kept(Protocol):
-    """The figures of the last minutes: `redrb.state.history.History`."""
-
-    def of(self, task: str) -> list[Point]:
-        """Return the points of a task, the newest last."""
-
-
-class Observing(Protocol):
-    """Knows the newest state: `redrb.state.observer.Observer`."""
-
-    @property
-    def history(self) -> Kept:
-        """Figures of each task over the last minutes."""
-
-    def newest(self) -> View:
-        """Return the newest view; never blocks."""
-
-    def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
-        """Return a view with another number or another error, or after a time the same again."""
 
 
 def encoded(data: object) -> str:
@@ -45,34 +23,30 @@ def encoded(data: object) -> str:
 def view_data(view: View) -> dict[str, Any]:
     """Return a view, with its age and a point of each task for the curves."""
     state = view.state
+    data = None if state is None else asdict(state)
+    for task, shown in zip(state.tasks, data["tasks"], strict=True) if state and data else ():
+        for group, sent in zip(task.groups, shown["groups"], strict=True):
+            sent["stats"]["ledger_balanced"] = group.stats.ledger.balanced
     return {
         "number": view.number,
         "age_s": view.age_s,
         "error": view.error,
         "findings": [asdict(finding) for finding in view.findings],
-        "state": None if state is None else _state_data(state),
+        "state": data,
         "points": _columns({task.name: [point_of(task, state.time)] for task in state.tasks})
         if state is not None
         else {},
     }
 
 
-def history_data(observing: Observing) -> dict[str, Any]:
+def history_data(observer: Observer) -> dict[str, Any]:
     """Return the points that are kept, and the names of the buckets of all histograms."""
-    state = observing.newest().state
+    state = observer.newest().state
     names = [task.name for task in state.tasks] if state is not None else []
     return {
         "buckets": bucket_names(),
-        "points": _columns({name: observing.history.of(name) for name in names}),
+        "points": _columns({name: observer.history.of(name) for name in names}),
     }
-
-
-def _state_data(state: State) -> dict[str, Any]:
-    data = asdict(state)
-    for task, shown in zip(state.tasks, data["tasks"], strict=True):
-        for group, sent in zip(task.groups, shown["groups"], strict=True):
-            sent["stats"]["ledger_balanced"] = group.stats.ledger.balanced
-    return data
 
 
 def _columns(points: dict[str, list[Point]]) -> dict[str, dict[str, list[float | None]]]:

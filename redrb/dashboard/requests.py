@@ -1,17 +1,16 @@
-"""What pages ask for: checked, with limits; a wrong request gets status 400 and a sentence."""
+"""Requests of pages: checked, with limits; a wrong one raises ConfigError."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
-from redrb.errors import ConfigError, RedrbError, UnknownTask
+from redrb.browse.choice import RANKS, Choice
+from redrb.checks import check_choice
+from redrb.errors import ConfigError
 from redrb.keys import check_name
 
 MOST_GROUPS = 20
@@ -23,73 +22,26 @@ MOST_IDS = 1000
 MOST_BODY = 100_000
 """Most bytes of the body of a request."""
 
-ORDERS = ("newest", "stalest", "best", "worst")
+ORDERS = ("newest", *RANKS, "ids")
 """Ways to choose groups."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """The groups that a page wants.
-
-    Attributes:
-        task: Name of the task.
-        order: One of `ORDERS`, or "ids".
-        status: Status of the groups; "": completed.
-        ids: Their ids, for "ids".
-        count: Most groups.
-    """
-
-    task: str
-    order: str = "newest"
-    status: str = ""
-    ids: tuple[int, ...] = ()
-    count: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class LetterRequest:
-    """Dead letters to requeue.
-
-    Attributes:
-        task: Name of the task.
-        group: Consumer group that gave them up.
-        ids: Their ids.
-    """
-
-    task: str
-    group: str
-    ids: tuple[int, ...]
-
-
-class Groups(Protocol):
-    """Reads groups and dead letters of tasks, and requeues letters; its methods block."""
-
-    def read(self, request: GroupRequest) -> Any:
-        """Return groups as data that JSON can hold."""
-
-    def letters(self, task: str) -> Any:
-        """Return the newest dead letters as data that JSON can hold."""
-
-    def requeue(self, request: LetterRequest) -> int:
-        """Let dead letters wait again; returns how many."""
-
-
-def group_choice(given: Mapping[str, str]) -> GroupRequest:
-    """Return the request in the query of a URL.
+def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
+    """Return the task and the groups that the query of a URL names.
 
     Raises:
         ConfigError: It cannot be used.
     """
     order = given.get("order", "newest")
-    if order not in (*ORDERS, "ids"):
-        raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}, ids.")
+    check_choice("order", order, ORDERS)
     ids = _numbers(given.get("ids", "").split(",") if given.get("ids") else [], MOST_GROUPS)
     if order == "ids" and not ids:
         raise ConfigError("ids are missing: write their numbers with commas between.")
     (count,) = _numbers([given.get("count", "5")], 1)
     if not 1 <= count <= MOST_GROUPS:
         raise ConfigError(f"count must be between 1 and {MOST_GROUPS}.")
-    return GroupRequest(given.get("task", ""), order, given.get("status", ""), ids, count)
+    rank = next((rank for rank in RANKS if rank == order), None)
+    return given.get("task", ""), Choice(ids, given.get("status") or None, rank=rank, count=count)
 
 
 async def body_of(request: Request) -> bytes:
@@ -106,8 +58,8 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
-def letter_choice(body: bytes) -> LetterRequest:
-    """Return the request in a body of JSON.
+def letter_choice(body: bytes) -> tuple[str, str, tuple[int, ...]]:
+    """Return task, consumer group and ids of the dead letters that a body of JSON names.
 
     Raises:
         ConfigError: It cannot be used.
@@ -121,26 +73,7 @@ def letter_choice(body: bytes) -> LetterRequest:
         raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.')
     check_name("task", task)
     check_name("consumer group", group)
-    return LetterRequest(task, group, _numbers(ids, MOST_IDS))
-
-
-def bad_requests(
-    endpoint: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """Answer errors of redrb with a status and their message."""
-
-    @functools.wraps(endpoint)
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except UnknownTask as error:
-            return JSONResponse({"error": str(error)}, 404)
-        except ConfigError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        except RedrbError as error:
-            return JSONResponse({"error": str(error)}, 503)
-
-    return answer
+    return task, group, _numbers(ids, MOST_IDS)
 
 
 def _numbers(texts: list[Any], most: int) -> tuple[int, ...]:

@@ -40,21 +40,13 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
-
-    Args:
-        app: The application.
-        feed: Its events.
-        listening: Socket of `bound_socket`.
-        ready: Called when the server takes requests.
-    """
-    asyncio.run(_serve(app, feed, listening, ready))
-
-
-async def _serve(
+async def serve(
     app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]
 ) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
+
+    `ready` is called when the server takes requests.
+    """
     server = _Server(
         uvicorn.Config(
             app,

@@ -18,23 +18,18 @@ from redrb.doctor import (
     server_fixes,
     server_settings,
     server_users,
-    staged_chunks,
     storage,
-    waiters,
 )
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import LeftName
-from redrb.doctor.wording import shown
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
-from redrb.state.finding import Finding, FindingKind, worst_first
-from redrb.state.findings import KINDS as STATE_KINDS
-from redrb.state.findings import findings_of
-from redrb.state.findings.damage import FAILED_CHECK
-from redrb.state.findings.wording import command_line, server_command
-from redrb.state.model import ServerState, State, TaskState
+from redrb.state.findings import findings_of, worst_first
+from redrb.state.findings.servers import FAILED_CHECK
+from redrb.state.findings.wording import command_line, server_command, shown
+from redrb.state.model import Finding, FindingKind, ServerState, State, TaskState
 from redrb.state.reader import MOST_NAMES, url_flag
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
@@ -47,21 +42,6 @@ UNCHECKED = FindingKind(
     "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
     "too: URL is the one of that user.",
 )
-KINDS: tuple[FindingKind, ...] = (
-    *STATE_KINDS,
-    UNCHECKED,
-    *latency.KINDS,
-    *server_facts.KINDS,
-    *server_fixes.KINDS,
-    *server_settings.KINDS,
-    *server_users.KINDS,
-    *storage.KINDS,
-    *leases.KINDS,
-    *waiters.KINDS,
-    *registry_names.KINDS,
-    *staged_chunks.KINDS,
-)
-"""All kinds of findings of `redrb doctor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +49,7 @@ class Checkup:
     """The result of all checks.
 
     Attributes:
-        state: The state of the namespace, or of the one task.
         findings: The troubles, the worst first.
-        pings: How fast each server answers.
-        examined: The tasks and partitions that were examined.
         left_names: Names in the registry that name nothing.
     """
 
@@ -85,12 +62,6 @@ class Checkup:
 
 def check_up(client: Client, namespace: str, look: Callable[[], State], task: str = "") -> Checkup:
     """Check a namespace, or one of its tasks, and its servers.
-
-    Args:
-        client: A client of the servers.
-        namespace: The namespace.
-        look: Reads the state of the namespace.
-        task: The task; "": all tasks and weights.
 
     Raises:
         UnknownTask: There is no such task.
@@ -108,11 +79,7 @@ def check_up(client: Client, namespace: str, look: Callable[[], State], task: st
 
 
 class _Checks:
-    """Runs checks one after the other; one that fails or is not allowed is a finding.
-
-    Attributes:
-        findings: The findings of the checks.
-    """
+    """Runs checks one after the other; one that fails or is not allowed is a finding."""
 
     def __init__(self, client: Client, server: ServerState, task: str) -> None:
         self._client = client
@@ -139,10 +106,15 @@ class _Checks:
 
     def check_servers(self, servers: Iterable[Client]) -> None:
         """Check each server, and the slots of a cluster."""
-        for server in servers:
-            self.findings += self._allowed("INFO", partial(_facts, server))
-            self.findings += self._allowed("settings (CONFIG GET)", partial(_settings, server))
-            self.findings += self._allowed("users (ACL USERS)", partial(server_users.find, server))
+        for client in servers:
+            info = dict(self._allowed("INFO", partial(_info, client)))
+            server = server_facts.server_of(client, info)
+            self.findings += [*server_facts.find(server, info), *server_fixes.find(server)]
+            for what, find in (
+                ("settings (CONFIG GET)", server_settings.find),
+                ("users (ACL USERS)", server_users.find),
+            ):
+                self.findings += self._allowed(what, partial(find, client, server))
         slots = partial(server_facts.find_in_cluster, self._client)
         self.findings += self._allowed("slots of the cluster", slots)
 
@@ -162,7 +134,7 @@ class _Checks:
             )
         )
         for each in examined:
-            for part in (storage, leases, waiters):
+            for part in (storage, leases):
                 self.findings += part.find(state, each)
         return examined
 
@@ -171,7 +143,6 @@ class _Checks:
         client = self._client
         names = self._allowed("registry", partial(registry_names.left_names, client, state))
         self.findings += registry_names.find(state, names)
-        self.findings += self._allowed("staged chunks", partial(staged_chunks.find, client, state))
         return names
 
     def all_findings(self, state: State) -> list[Finding]:
@@ -221,17 +192,8 @@ def _of_task(state: State, task: str) -> State:
     return replace(state, tasks=tasks, tasks_total=len(tasks), weights=())
 
 
-def _facts(client: Client) -> Iterator[Finding]:
-    info = server_facts.info_of(client)
-    server = server_facts.server_of(client, info)
-    yield from server_facts.find(server, info)
-    yield from server_fixes.find(server, info)
-
-
-def _settings(client: Client) -> Iterator[Finding]:
-    settings = server_settings.settings_of(client)
-    server = server_facts.server_of(client, server_facts.info_of(client))
-    yield from server_settings.find(server, settings)
+def _info(client: Client) -> Iterable[tuple[str, str]]:
+    return server_facts.info_of(client).items()
 
 
 def _examined(client: Client, namespace: str, task: TaskState) -> Iterator[Examination]:

@@ -36,7 +36,6 @@ class Examination(TaskFigures, frozen=True, kw_only=True):
     """A task, or one of its partitions.
 
     Attributes:
-        store: The store of the task or the partition.
         partition: Number of the partition; None for a task without partitions.
         lost_rights: Rights of dead makers, and rights that are held for too long.
         consumer_groups: Its consumer groups.
@@ -70,11 +69,14 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
         while page and page.groups:
             groups += (_group(store, each, task.now) for each in page.groups)
             page = store.call(Examine(page.groups[-1].name))
+        key, held = f"{store.keys.prefix}holders", 0
+        for maker in deadlines_over(store, "makers", task.now):
+            held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
         return Examination(
             **msgspec.structs.asdict(task),
             store=store,
             partition=partition,
-            lost_rights=task.late_rights + _rights_of_the_dead(store, task.now),
+            lost_rights=task.late_rights + held,
             consumer_groups=tuple(groups),
         )
 
@@ -82,21 +84,19 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
 def _group(store: TaskStore, figures: GroupFigures, now: int) -> ExaminedGroup:
     name = figures.name
     leased = _leased(store, name)
+    known = deadlines_of(store, f"consumers:{name}", list(leased))
     dead = map(_text, deadlines_over(store, f"consumers:{name}", now))
     return ExaminedGroup(
         **msgspec.structs.asdict(figures),
         dead={consumer: sum(leased[consumer].values()) for consumer in dead},
-        lost={consumer: leased[consumer] for consumer in _unknown(store, name, list(leased))},
+        lost={consumer: slots for consumer, slots in leased.items() if known[consumer] is None},
     )
 
 
 def deadlines_over(store: TaskStore, kind: str, now: int) -> Iterator[bytes]:
     """Yield the members of a task's sorted set of deadlines whose deadline is over.
 
-    Args:
-        store: The store of the task or partition.
-        kind: The sorted set, such as `makers`.
-        now: The task's clock, in milliseconds.
+    `kind` is the sorted set, such as `makers`, and `now` the task's clock, in milliseconds.
     """
     key = f"{store.keys.prefix}{kind}"
     for first in itertools.count(0, _PAGE):
@@ -104,14 +104,6 @@ def deadlines_over(store: TaskStore, kind: str, now: int) -> Iterator[bytes]:
         yield from page
         if len(page) < _PAGE:
             return
-
-
-def _rights_of_the_dead(store: TaskStore, now: int) -> int:
-    """Return how many rights to begin groups makers hold whose deadline is over."""
-    key, held = f"{store.keys.prefix}holders", 0
-    for maker in deadlines_over(store, "makers", now):
-        held += store.client.execute("ZLEXCOUNT", key, b"[" + maker + b"/", b"(" + maker + b"0")
-    return held
 
 
 def _leased(store: TaskStore, group: str) -> dict[str, dict[str, int]]:
@@ -126,15 +118,16 @@ def _leased(store: TaskStore, group: str) -> dict[str, dict[str, int]]:
     return leased
 
 
-def _unknown(store: TaskStore, group: str, consumers: Sequence[str]) -> list[str]:
-    """Return the consumers that the task does not know."""
-    unknown: list[str] = []
-    key = store.keys.consumers(group)
-    for first in range(0, len(consumers), _PAGE):
-        page = consumers[first : first + _PAGE]
-        deadlines = store.client.execute("ZMSCORE", key, *page)
-        unknown += (one for one, known in zip(page, deadlines, strict=True) if known is None)
-    return unknown
+def deadlines_of(
+    store: TaskStore, kind: str, names: Sequence[str | bytes]
+) -> dict[str | bytes, bytes | None]:
+    """Return the deadline of each name in a task's sorted set; None where it has none."""
+    key = f"{store.keys.prefix}{kind}"
+    known: dict[str | bytes, bytes | None] = {}
+    for first in range(0, len(names), _PAGE):
+        page = names[first : first + _PAGE]
+        known |= zip(page, store.client.execute("ZMSCORE", key, *page), strict=True)
+    return known
 
 
 def _text(name: bytes) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.connection.server_cli import cli_options
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import place_of, server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 PINGS = 5
 SLOW_S = 0.02
@@ -37,7 +36,6 @@ CLOCK_SKEW = FindingKind(
     "but ages, times of dead letters and logs do not agree, and a replica with another clock "
     "shifts deadlines when it takes over.",
 )
-KINDS = (SLOW_LINK, LATENCY_SPIKES, CLOCK_SKEW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,7 @@ class Ping:
     """The replies of a server to a few small requests.
 
     Attributes:
-        server: Address of the server.
         median_s: Median of the seconds until a reply.
-        worst_s: The longest.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
         cli: Options with which redis-cli reaches the server.
     """

@@ -1,16 +1,12 @@
-"""Leases and rights that nobody ends: of dead consumers, of unknown ones, of dead makers."""
+"""Leases, rights and places in queues that nobody ends: of dead and of unknown processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from redrb.doctor.examination import Examination, ExaminedGroup
-from redrb.doctor.wording import shown
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted, redrb_command
-from redrb.state.model import State
-
-_NAMED = 3
+from redrb.state.findings.wording import counted, listed, redrb_command, shown
+from redrb.state.model import Finding, FindingKind, State
 
 DEAD_CONSUMER = FindingKind(
     "dead-consumer",
@@ -40,17 +36,39 @@ LOST_RIGHTS = FindingKind(
     "next heartbeat of a maker or a consumer.",
     repairs=True,
 )
-KINDS = (LEASE_WITHOUT_CONSUMER, DEAD_CONSUMER, LOST_RIGHTS, STALE_CONSUMER)
+
+
+STUCK_WAITERS = FindingKind(
+    "stuck-waiters",
+    "info",
+    "Processes died, or were stopped, while they waited. The next process that passes the queue "
+    "removes them; until then the figures of waiting puts and takes are too large.",
+)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
-    """Yield the findings about leases and rights."""
+    """Yield the findings about leases, rights and queues."""
     command = redrb_command(state, "doctor", examined.store.task, "--repair")
     for group in examined.consumer_groups:
         yield from _of_group(examined.subject, group, command)
     if examined.lost_rights:
         text = f"{counted(examined.lost_rights, 'right')} to begin groups of makers that died."
         yield LOST_RIGHTS.found(examined.subject, text, command)
+    takes = sum(group.stuck_takes for group in examined.consumer_groups)
+    numbers = (
+        (examined.stuck_puts, "put"),
+        (takes, "take"),
+        (examined.stuck_admissions, "request for rights"),
+    )
+    texts = [counted(number, noun) for number, noun in numbers[:2] if number]
+    if examined.stuck_admissions:
+        texts.append(f"{examined.stuck_admissions:,} for rights")
+    if texts:
+        yield STUCK_WAITERS.found(
+            examined.subject,
+            f"In the queues, of processes that do not look any more: {', '.join(texts)}.",
+            redrb_command(state, "stats", examined.store.task),
+        )
 
 
 def _of_group(subject: str, group: ExaminedGroup, command: str) -> Iterator[Finding]:
@@ -72,6 +90,4 @@ def _leases(leased: Mapping[str, int]) -> str:
 
 
 def _names(consumers: Mapping[str, int]) -> str:
-    names = sorted(map(shown, consumers))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return listed(sorted(map(shown, consumers)), most=3)

@@ -10,9 +10,8 @@ from redrb.connection import Client
 from redrb.errors import StoreDenied
 from redrb.keys import TaskKeys, WeightKeys, is_name
 from redrb.registry import Kind, Registry
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import redrb_command
-from redrb.state.model import State
+from redrb.state.model import Finding, FindingKind, State
 
 MOST_NAMES = 200
 """Names of each kind that one run of doctor reports, at most, of those that name nothing."""
@@ -23,17 +22,11 @@ NAME_WITHOUT_TASK = FindingKind(
     "The task or the weights were deleted, or lost, by a process that did not remove the name.",
     repairs=True,
 )
-KINDS = (NAME_WITHOUT_TASK,)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftName:
-    """A name in the registry that names nothing.
-
-    Attributes:
-        kind: "task" or "weights".
-        name: The name.
-    """
+    """A name in the registry that names nothing."""
 
     kind: Kind
     name: str
@@ -87,21 +80,22 @@ def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
         yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
 
 
-def remove_name(client: Client, namespace: str, left: LeftName) -> bool | None:
+def remove_name(client: Client, namespace: str, left: LeftName) -> tuple[str, bool]:
     """Remove a name, unless another process has created what it names meanwhile.
 
     Returns:
-        Whether the name is gone, as the user may have no right to remove it; None: there is a task
-        or there are weights of this name.
+        What was done, and whether nothing is left to do: the user may have no right to remove it.
     """
-    registry = Registry(client, namespace)
+    registry, what = Registry(client, namespace), f"the name of {left.kind} {left.name}"
+    kept = f"kept {what} in the registry: it exists now", True
     if _exists(client, namespace, left.kind, left.name):
-        return None
+        return kept
     registry.remove(left.kind, left.name)
     if _exists(client, namespace, left.kind, left.name):  # created between the two requests
         registry.add(left.kind, left.name)
-        return None
-    return not registry.has(left.kind, left.name)
+        return kept
+    removed = not registry.has(left.kind, left.name)
+    return f"{'removed' if removed else 'could not remove'} {what} from the registry", removed
 
 
 def _exists(client: Client, namespace: str, kind: Kind, name: str) -> bool:

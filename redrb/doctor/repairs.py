@@ -21,13 +21,11 @@ from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGH
 from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
 from redrb.doctor.storage import LOST_PUTS, LOST_SETTINGS, ORPHANED_ENTRIES
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
-from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.lua.calls import Call, Found
-from redrb.state.finding import FindingKind
 from redrb.state.findings.weights import EXPIRED_PINS
-from redrb.state.findings.wording import counted
-from redrb.state.model import State
+from redrb.state.findings.wording import counted, shown
+from redrb.state.model import FindingKind, State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
@@ -63,10 +61,7 @@ class Repair:
     """Something that was mended, or could not be.
 
     Attributes:
-        code: Code of the finding.
-        subject: What it is about.
         summary: What was done, or why it failed.
-        done: Whether it was done.
     """
 
     code: str
@@ -91,7 +86,7 @@ def repair(
             mend = partial(_remove_pins, client, state.namespace, weights.name)
             yield _attempted(EXPIRED_PINS, f"weights {weights.name}", mend)
     for left in names:
-        mend = partial(_remove_name, client, state.namespace, left)
+        mend = partial(remove_name, client, state.namespace, left)
         yield _attempted(NAME_WITHOUT_TASK, f"{left.kind} {left.name}", mend)
 
 
@@ -107,11 +102,11 @@ def _of_task(task: Examination) -> Iterator[tuple[FindingKind, Callable[[], Outc
         if group.lost:
             yield LEASE_WITHOUT_CONSUMER, partial(_return_lost, task, group)
     if task.lost_rights:
-        yield LOST_RIGHTS, partial(_take_rights, task)
+        yield LOST_RIGHTS, partial(take_rights_back, task)
     for group in task.consumer_groups:
         if group.dead:
             kind = DEAD_CONSUMER if any(group.dead.values()) else STALE_CONSUMER
-            yield kind, partial(_take_over, task, group)
+            yield kind, partial(take_over_consumers, task, group)
 
 
 def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> Repair:
@@ -164,17 +159,6 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
     return f"let {', '.join(texts)} wait again", done
 
 
-def _take_rights(task: Examination) -> Outcome:
-    rights, done = take_rights_back(task)
-    return f"took {counted(rights, 'right')} back", done
-
-
-def _take_over(task: Examination, group: ExaminedGroup) -> Outcome:
-    groups, done = take_over_consumers(task, group)
-    text = f"let {counted(groups, 'group')} of dead consumers of {shown(group.name)} wait again"
-    return text, done
-
-
 def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
     """Remove expired pins as a reader does, some at a time: by a pin, which ends at once."""
     catalogue = catalogue_of(client, name, namespace)
@@ -192,11 +176,3 @@ def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
             pin.route(have=0)
             left = expired()
     return f"removed {counted(before - left, 'expired pin')}", not left
-
-
-def _remove_name(client: Client, namespace: str, left: LeftName) -> Outcome:
-    what = f"the name of {left.kind} {left.name}"
-    removed = remove_name(client, namespace, left)
-    if removed is None:
-        return f"kept {what} in the registry: it exists now", True
-    return f"{'removed' if removed else 'could not remove'} {what} from the registry", removed

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from redrb import environment
 from redrb.connection import Client, connect
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.doctor.checkup import Checkup, check_up
 from redrb.doctor.latency import Ping
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.server_facts import find_in_cluster
-from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable, UnsupportedServer
-from redrb.state.finding import Finding
 from redrb.state.findings import connection_finding
 from redrb.state.findings.servers import OLD_SERVER
-from redrb.state.findings.wording import url_command
-from redrb.state.model import State
+from redrb.state.findings.wording import shown, url_command
+from redrb.state.model import Finding, State
 from redrb.state.reader import StateReader
 
 _CONNECT_S = 5.0
@@ -33,7 +30,6 @@ class Report:
     Attributes:
         findings: The troubles, the worst first; after repairs, those that remain.
         repairs: What was mended, or could not be.
-        pings: How fast each server answers.
         state: The state of the namespace, or of the one task; None if Redis is away.
     """
 
@@ -68,7 +64,7 @@ def report_on(
     """
     url = url or environment.variable(environment.URL)
     try:
-        with within(timeout_s):
+        with Deadline(at_most=timeout_s):
             client = connect(
                 url, connect_timeout=min(timeout_s, _CONNECT_S), retry_s=0, allow_eviction=True
             )
@@ -103,24 +99,19 @@ def _too_old(error: UnsupportedServer, url: str | None) -> Finding:
 def _slots(client: Client) -> tuple[Finding, ...]:
     """Return findings about a cluster that answers, and serves nobody as slots are missing."""
     try:
-        with within(_CONNECT_S):
+        with Deadline(at_most=_CONNECT_S):
             return tuple(find_in_cluster(client))
     except StoreError:
         return ()
 
 
 def _checked(client: Client, namespace: str, task: str, over_s: float, timeout_s: float) -> Checkup:
-    with within(timeout_s + over_s):
-        return check_up(client, namespace, _two_looks(client, namespace, task, over_s), task)
-
-
-def _two_looks(client: Client, namespace: str, task: str, over_s: float) -> Callable[[], State]:
-    """Return what looks twice: the second state has rates."""
     reader = StateReader(client, namespace, task=task or None)
 
-    def look() -> State:
+    def look() -> State:  # the second state has rates
         reader.look()
         threading.Event().wait(over_s)
         return reader.look()
 
-    return look
+    with Deadline(at_most=timeout_s + over_s):
+        return check_up(client, namespace, look, task)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import place_of, server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
+from redrb.state.reader import figure_of, info_fields, server_state
 
 LONG_FORK_US = 500_000
 FRAGMENTED = 1.8
@@ -46,45 +46,40 @@ LIBC_ALLOCATOR = FindingKind(
     "This server was built without jemalloc: groups of different sizes fragment its memory, and it "
     "cannot defragment while it runs.",
 )
-KINDS = (MISSING_SLOTS, MANY_CLIENTS, LONG_FORK, FRAGMENTED_MEMORY, LIBC_ALLOCATOR)
 
 
 def info_of(client: Client) -> dict[str, str]:
     """Return the fields of INFO of one server."""
-    text = client.execute("INFO").decode("utf-8", "backslashreplace")
-    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
-    return {name: value for name, _, value in pairs}
+    return info_fields(client.execute("INFO"))
 
 
 def server_of(client: Client, info: Mapping[str, str]) -> ServerState:
-    """Return which server it is, as commands for it need."""
-    valkey = info.get("server_name") == "valkey" or "valkey_version" in info
-    kind = "valkey" if valkey else "redis"
-    return ServerState(place_of(client.where), kind, cli=cli_options(client))
+    """Return the state of a server, as commands for it need."""
+    return server_state(info, address=place_of(client.where), cli=cli_options(client))
 
 
 def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings of one server's INFO."""
     subject = f"server {server.address}"
-    fork_us = _number(info, "latest_fork_usec")
+    fork_us = figure_of(info, "latest_fork_usec")
     if fork_us >= LONG_FORK_US:
         command = "cat /sys/kernel/mm/transparent_hugepage/enabled"
         yield LONG_FORK.found(subject, f"The last fork took {fork_us / 1e6:.2f} s.", command)
-    used, resident = _number(info, "used_memory"), _number(info, "used_memory_rss")
+    used, resident = server.used_memory, figure_of(info, "used_memory_rss")
     if used >= LEAST_BYTES and resident >= FRAGMENTED * used:
         yield FRAGMENTED_MEMORY.found(
             subject,
             f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data.",
             server_command(server, "MEMORY", "PURGE"),
         )
-    if info.get("mem_allocator", "").startswith("libc"):
+    if server.allocator.startswith("libc"):
         command = server_command(server, "INFO", "memory")
         yield LIBC_ALLOCATOR.found(subject, "Its allocator is libc's.", command)
-    clients, most = _number(info, "connected_clients"), _number(info, "maxclients")
-    if most and clients >= NEAR_MOST_CLIENTS * most:
+    most = figure_of(info, "maxclients")
+    if most and server.clients >= NEAR_MOST_CLIENTS * most:
         yield MANY_CLIENTS.found(
             subject,
-            f"{clients:,.0f} of at most {most:,.0f} connections are open.",
+            f"{server.clients:,} of at most {most:,.0f} connections are open.",
             server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}"),
         )
 
@@ -104,8 +99,3 @@ def find_in_cluster(client: Client) -> Iterator[Finding]:
             f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
             server_command(server_of(nodes[0], {}), "CLUSTER", "NODES"),
         )
-
-
-def _number(info: Mapping[str, str], name: str) -> float:
-    text = info.get(name, "")
-    return float(text) if text.isascii() and text.isdigit() else 0.0

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 BELOW_FIXES = FindingKind(
     "below-security-fixes",
@@ -23,7 +22,6 @@ UNKNOWN_FIXES = FindingKind(
     "cannot see whether the fixes are in. Check that your distribution's update is in; a server "
     "that does not come from a distribution needs a newer version.",
 )
-KINDS = (BELOW_FIXES, UNKNOWN_FIXES)
 
 Line = tuple[int, int]
 
@@ -36,7 +34,6 @@ class Fault:
     """A security fault of servers.
 
     Attributes:
-        number: Its number.
         fixed: First patch with the fix, by line of versions: {(8, 2): 6} is 8.2.6. Lines between
             these have no release with the fix, and later ones have it from their first release.
         since: First line with the fault.
@@ -79,10 +76,9 @@ FAULTS: Mapping[str, tuple[Fault, ...]] = {
 """The faults of each kind of server, from its release notes."""
 
 
-def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
+def find(server: ServerState) -> Iterator[Finding]:
     """Yield the findings about one server's version."""
-    version = info.get("valkey_version") or info.get("redis_version", "")
-    numbers = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", version, re.ASCII)
+    numbers = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", server.version, re.ASCII)
     if not numbers:
         return
     major, minor, patch = map(int, numbers.groups())
@@ -90,18 +86,13 @@ def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
     faults = [fault for fault in FAULTS[server.kind] if fault.is_in(line, patch)]
     if not faults:
         return
-    name = f"{server.kind.capitalize()} {version}"
+    name = f"{server.kind.capitalize()} {server.version}"
     listed = ", ".join(fault.number for fault in faults)
     advice = _advice(line, faults)
     kind, text = BELOW_FIXES, f"It is {name}, without the fixes of {listed}: {advice}."
     if line < FIRST_WITHOUT_DISTRIBUTION:
-        kind, text = (
-            UNKNOWN_FIXES,
-            (
-                f"It is {name}: check that your distribution's update is in, which fixes {listed}; "
-                f"or {advice}."
-            ),
-        )
+        kind, text = UNKNOWN_FIXES, f"It is {name}: check that your distribution's update is in, "
+        text += f"which fixes {listed}; or {advice}."
     command = server_command(server, "INFO", "server")
     yield kind.found(f"server {server.address}", text, command)
 

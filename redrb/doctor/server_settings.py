@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 
 from redrb.connection import Client
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState
+from redrb.state.model import Finding, FindingKind, ServerState
 
 _NAMES = (
     *("appendonly", "appendfsync", "save", "maxmemory", "timeout"),
@@ -55,49 +55,36 @@ HUGE_PAGES = FindingKind(
     "The server may use transparent huge pages: after each fork for a snapshot or a rewrite, "
     "writes copy 2 MB pages, which costs memory and delays replies.",
 )
-KINDS = (
-    NO_PERSISTENCE,
-    SMALL_OUTPUT_BUFFER,
-    HUGE_PAGES,
-    SNAPSHOTS_ONLY,
-    FSYNC_ALWAYS,
-    NO_MEMORY_LIMIT,
-    IDLE_TIMEOUT,
-)
 
 
-def settings_of(client: Client) -> dict[str, str]:
-    """Return the settings of one server that matter, by name.
+def find(client: Client, server: ServerState) -> Iterator[Finding]:
+    """Yield the findings about one server's settings.
 
     Raises:
         StoreDenied: The user may not run CONFIG GET.
     """
     flat = client.execute("CONFIG", "GET", *_NAMES)
     words = [word.decode("utf-8", "backslashreplace") for word in flat]
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def find(server: ServerState, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings about one server's settings."""
+    settings = dict(zip(words[::2], words[1::2], strict=True))
     subject = f"server {server.address}"
 
     def change(name: str, value: str) -> str:
         return server_command(server, "CONFIG", "SET", name, value)
 
     if settings.get("appendonly") == "no":
-        if settings.get("save"):
-            text = f"save is {settings['save']!r}, and appendonly no."
-            yield SNAPSHOTS_ONLY.found(subject, text, change("appendonly", "yes"))
-        else:
-            text = "save is empty, and appendonly no."
-            yield NO_PERSISTENCE.found(subject, text, change("appendonly", "yes"))
+        saves = settings.get("save")
+        kind = SNAPSHOTS_ONLY if saves else NO_PERSISTENCE
+        text = f"save is {repr(saves) if saves else 'empty'}, and appendonly no."
+        yield kind.found(subject, text, change("appendonly", "yes"))
     elif settings.get("appendfsync") == "always":
         text = "appendfsync is always."
         yield FSYNC_ALWAYS.found(subject, text, change("appendfsync", "everysec"))
     if settings.get("maxmemory") == "0":
         command = change("maxmemory", "BYTES")
         yield NO_MEMORY_LIMIT.found(subject, "maxmemory is 0.", command)
-    hard = _normal_limit(settings.get("client-output-buffer-limit", ""))
+    limits = settings.get("client-output-buffer-limit", "")  # "normal 0 0 0 slave ..."
+    normal = re.search(r"\bnormal (\d+)", limits, re.ASCII)
+    hard = int(normal[1]) if normal else 0
     if 0 < hard < LEAST_OUTPUT_BYTES:
         text = f"The hard limit of client-output-buffer-limit normal is {hard:,} bytes."
         command = change("client-output-buffer-limit", "normal 0 0 0")
@@ -110,11 +97,3 @@ def find(server: ServerState, settings: Mapping[str, str]) -> Iterator[Finding]:
         yield HUGE_PAGES.found(
             subject, text, "echo never > /sys/kernel/mm/transparent_hugepage/enabled"
         )
-
-
-def _normal_limit(text: str) -> int:
-    """Return the hard limit of ordinary clients, in bytes: "normal 0 0 0 slave ..."."""
-    words = text.split()
-    place = words.index("normal") + 1 if "normal" in words else len(words)
-    hard = words[place] if place < len(words) else "0"
-    return int(hard) if hard.isascii() and hard.isdigit() else 0

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from redrb.connection import Client
-from redrb.doctor.server_facts import info_of, server_of
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted, server_command
+from redrb.doctor.server_facts import info_of
+from redrb.state.findings.wording import counted, listed, server_command
+from redrb.state.model import Finding, FindingKind, ServerState
 
 Kept: TypeAlias = Literal["aclfile", "config", "memory"]
 """Where a server keeps users: a file that ACL SAVE writes, its settings, or nowhere."""
-
-_NAMED = 5
 
 UNSAVED_USERS = FindingKind(
     "unsaved-users",
@@ -29,7 +27,6 @@ UNKNOWN_USERS = FindingKind(
     "The server has no aclfile. Its users outlive a restart only if CONFIG REWRITE was run after "
     "the last change of a user; the server does not say whether it was.",
 )
-KINDS = (UNSAVED_USERS, UNKNOWN_USERS)
 
 
 def kept_in(client: Client) -> Kept:
@@ -44,7 +41,7 @@ def kept_in(client: Client) -> Kept:
     return "config" if info_of(client).get("config_file") else "memory"
 
 
-def find(client: Client) -> Iterator[Finding]:
+def find(client: Client, server: ServerState) -> Iterator[Finding]:
     """Yield the finding about one server's users.
 
     Raises:
@@ -57,13 +54,8 @@ def find(client: Client) -> Iterator[Finding]:
     others = sorted(name for name in users if name != "default")
     if not others:
         return
-    server = server_of(client, info_of(client))
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    names = f"{', '.join(others[:_NAMED])}{more}"
-    text = f"{counted(len(others), 'user')} beside default: {names}."
+    text = f"{counted(len(others), 'user')} beside default: {listed(others)}."
+    kind, words = UNKNOWN_USERS, ("CONFIG", "REWRITE")
     if kept == "memory":
-        command = server_command(server, "ACL", "LIST")
-        yield UNSAVED_USERS.found(f"server {server.address}", text, command)
-    else:
-        command = server_command(server, "CONFIG", "REWRITE")
-        yield UNKNOWN_USERS.found(f"server {server.address}", text, command)
+        kind, words = UNSAVED_USERS, ("ACL", "LIST")
+    yield kind.found(f"server {server.address}", text, server_command(server, *words))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redrb.doctor.examination import Examination
-from redrb.doctor.wording import shown
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted, redrb_command
-from redrb.state.model import State
+from redrb.state.findings.wording import counted, redrb_command, shown
+from redrb.state.model import Finding, FindingKind, State
 
 ORPHANED_ENTRIES = FindingKind(
     "orphaned-entries",
@@ -42,7 +40,6 @@ LOST_PUTS = FindingKind(
     "lost may be stored twice, if its process is told to put again.",
     repairs=True,
 )
-KINDS = (LOST_SETTINGS, DIFFERENT_STORAGE, LOST_PUTS, ORPHANED_ENTRIES)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:

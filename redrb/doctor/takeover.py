@@ -9,9 +9,16 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from redrb.doctor.examination import Examination, ExaminedGroup, deadlines_over, examine
+from redrb.doctor.examination import (
+    Examination,
+    ExaminedGroup,
+    deadlines_of,
+    deadlines_over,
+    examine,
+)
+from redrb.state.findings.wording import counted, shown
 from redrb.stream.admission.calls import BeatMaker, GiveBack
 from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.store import TaskStore
@@ -19,11 +26,9 @@ from redrb.stream.task.store import TaskStore
 MOST_WAIT_S = 60.0
 """Longest time for which a repair waits for the deadlines of the dead."""
 
-_PAGE = 1000
 
-
-def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, bool]:
-    """Requeue what dead consumers lease; returns the number of groups, and whether these are all.
+def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, bool]:
+    """Requeue what dead consumers lease; returns what was done, and whether this is all.
 
     A consumer that has sent a heartbeat since it was found is not dead, and keeps its leases.
 
@@ -33,22 +38,27 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[int, b
     """
     store, consumer = task.store, _new_name()
     incarnation = _incarnation(store)
-    dead = _dead_now(store, group)
+    found = examine(store)  # before a heartbeat sets the task's clock
+    groups = found.consumer_groups if found else ()
+    now = {name for each in groups if each.name == group.name for name in each.dead}
+    text = "let {} of dead consumers of " + shown(group.name) + " wait again"
+    dead = sorted(now & group.dead.keys())
     if not dead:
-        return 0, True
+        return text.format(counted(0, "group")), True
     deadlines = _Deadlines(store, f"consumers:{group.name}", dead)
 
     def beat() -> int:
         return store.call(Beat(group.name, consumer, task.lease_ms, incarnation), b"").taken_over
 
     try:
-        return _beat_until(beat, deadlines.remain, task.lease_ms)
+        requeued, done = _beat_until(beat, deadlines.remain, task.lease_ms)
     finally:
         list(store.all_pages(Leave(group.name, consumer)))
+    return text.format(counted(requeued, "group")), done
 
 
-def take_rights_back(task: Examination) -> tuple[int, bool]:
-    """Take back the rights of dead makers; returns their number, and whether these are all.
+def take_rights_back(task: Examination) -> tuple[str, bool]:
+    """Take back the rights of dead makers; returns what was done, and whether this is all.
 
     Raises:
         StoreDenied, StoreUnavailable: As `take_over_consumers`.
@@ -57,7 +67,7 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
     incarnation = _incarnation(store)
     found = examine(store)
     if found is None or not found.lost_rights:
-        return 0, True
+        return "took 0 rights back", True
     makers, rights = (
         _Deadlines(store, kind, deadlines_over(store, kind, found.now))
         for kind in ("makers", "holds")
@@ -70,9 +80,10 @@ def take_rights_back(task: Examination) -> tuple[int, bool]:
         return makers.remain() or rights.remain()
 
     try:
-        return _beat_until(beat, remain, task.lease_ms)
+        taken, done = _beat_until(beat, remain, task.lease_ms)
     finally:
         list(store.all_pages(GiveBack(holder=maker)))
+    return f"took {counted(taken, 'right')} back", done
 
 
 def _beat_until(
@@ -93,14 +104,6 @@ def _beat_until(
         pause.wait(0.0 if found else lease_ms / 6000)
 
 
-def _dead_now(store: TaskStore, group: ExaminedGroup) -> list[str]:
-    """Return the consumers that are still dead, before a heartbeat sets the task's clock."""
-    found = examine(store)
-    groups = found.consumer_groups if found else ()
-    dead = {name for each in groups if each.name == group.name for name in each.dead}
-    return sorted(dead & group.dead.keys())
-
-
 class _Deadlines:
     """Deadlines that were over, until they are renewed or removed.
 
@@ -109,22 +112,15 @@ class _Deadlines:
     """
 
     def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
-        self._store, self._key = store, store.keys.prefix + kind
-        self._deadlines = self._read(list(names))
+        self._store, self._kind = store, kind
+        found = deadlines_of(store, kind, list(names))
+        self._deadlines = {name: one for name, one in found.items() if one is not None}
 
     def remain(self) -> bool:
         """Return whether any of the deadlines is as it was."""
-        now = self._read(list(self._deadlines))
-        self._deadlines = dict(now.items() & self._deadlines.items())
+        now = deadlines_of(self._store, self._kind, list(self._deadlines))
+        self._deadlines = {name: one for name, one in self._deadlines.items() if now[name] == one}
         return bool(self._deadlines)
-
-    def _read(self, names: Sequence[str | bytes]) -> dict[str | bytes, bytes]:
-        known: dict[str | bytes, bytes] = {}
-        for first in range(0, len(names), _PAGE):
-            page = names[first : first + _PAGE]
-            found = self._store.client.execute("ZMSCORE", self._key, *page)
-            known |= {name: one for name, one in zip(page, found, strict=True) if one is not None}
-        return known
 
 
 def _new_name() -> str:

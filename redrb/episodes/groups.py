@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrb.checks import checked_int
+from redrb.connection.stop import Stop
 from redrb.episodes.group import EpisodeRunner, Finish, Finished, can_go_on, is_aborted
 from redrb.episodes.sink import Sink
 from redrb.errors import (
@@ -25,7 +26,6 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem
 from redrb.experience.faults import log_filtered, raised
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, Lease
 
 _log = logging.getLogger("redrb")
@@ -69,7 +69,7 @@ class Groups:
     """The groups of an episode maker, each a coroutine that ends when the group is handed over."""
 
     def __init__(
-        self, runner: EpisodeRunner, sink: Sink, stop: StopRequest, options: GroupOptions
+        self, runner: EpisodeRunner, sink: Sink, stop: Stop, options: GroupOptions
     ) -> None:
         """Make it.
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.episodes.group import (
     Episode,
     EpisodeEngine,
@@ -24,7 +25,7 @@ from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
 from redrb.errors import RedrbError, SendFailed
 from redrb.runtime.job_end import JobEnd
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
@@ -132,7 +133,7 @@ class EpisodeMaker:
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
         self._drain_s = checked_number("drain_timeout", drain_timeout)
-        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         self._sink: Sink | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
@@ -176,7 +177,7 @@ class EpisodeMaker:
             Any error that `fail` was called with.
         """
         self._stream.worker.begins()
-        with self._stop.on_signals(), ending_within(self._stop.time):
+        with self._stop.on_signals(), Deadline(budget=self._stop):
             run_and_end(self._run(iter(prompts)), self._drain_s)
         if self._error is not None:
             raise self._error

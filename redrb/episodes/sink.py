@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionRefused,
     AdmissionTimeout,
@@ -19,7 +20,6 @@ from redrb.errors import (
     StoreUnavailable,
 )
 from redrb.experience import BufferItem
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream, Lease
 from redrb.stream.sending import ExperienceSender
 
@@ -41,7 +41,7 @@ class Sink:
         version: Weight version of the task when it gave the newest right; None before.
     """
 
-    def __init__(self, stream: ExperienceStream, stop: StopRequest, *, most_unsent: int) -> None:
+    def __init__(self, stream: ExperienceStream, stop: Stop, *, most_unsent: int) -> None:
         """Make it; `close` ends its threads.
 
         Args:
@@ -147,7 +147,7 @@ class Sink:
 
     async def _call(self, call: Callable[[], T]) -> T:
         def stopping() -> T:
-            with stoppable(self._given_up):
+            with Deadline(stop=self._given_up):
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, stopping)
@@ -155,7 +155,7 @@ class Sink:
     def _admit(self) -> Admission | None:
         while not self._stop:
             try:
-                with stoppable(self._stop.waits):
+                with Deadline(stop=self._stop):
                     right = self._stream.admit(1)
                 self._outage.over()
                 return right
@@ -165,12 +165,12 @@ class Sink:
                 if self._stop or not self._stream.bounded:
                     return None
                 self._outage.failed(error)
-                self._stop.waits.wait(_OUTAGE_PAUSE_S)
+                self._stop.wait(_OUTAGE_PAUSE_S)
         return None
 
     def _take_aborted(self) -> Lease | None:
         try:
-            with stoppable(self._stop.waits):
+            with Deadline(stop=self._stop):
                 return self._stream.take(1, status="aborted", timeout=0)
         except (BatchTimeout, StoreUnavailable):
             return None

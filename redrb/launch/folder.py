@@ -28,8 +28,6 @@ class Owner:
     """The job that a folder belongs to.
 
     Attributes:
-        recipe: Name of the recipe's class.
-        file: File that has it.
         demo: Whether it is the demo, of which a folder keeps only records.
     """
 
@@ -51,7 +49,6 @@ class RunFolder:
     """The folder of a run; the next run of the same job goes on in it.
 
     Attributes:
-        path: Where it is.
         workers_lock: In `used`, the descriptor of a locked file that the server and the workers
             inherit: the next run waits until all of them have ended. None before.
     """

@@ -4,12 +4,59 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
-from collections.abc import Mapping
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from redrb.launch.rate import Rate
+WINDOW: Final = 20
+"""Steps over which the rate is measured."""
+
+SHORTEST_QUIET_S: Final = 5.0
+"""Seconds without a step that are never too long."""
+
+QUIET_STEPS: Final = 3
+"""Mean times of a step that may pass without one."""
+
+
+class Rate:
+    """Measures the rate of the newest steps; not safe among threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without steps."""
+        self._clock = clock
+        self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._newest_at = 0.0
+
+    def add(self, seconds: float, samples: int) -> None:
+        """Add a step that has ended now."""
+        self._steps.append((seconds, samples))
+        self._newest_at = self._clock()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._steps.clear()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the newest step if they are more than steps take, else 0."""
+        if not self._steps:
+            return 0.0
+        since_s = self._clock() - self._newest_at
+        step_s = self._over_s / max(1, len(self._steps) - 1)
+        return since_s if since_s > max(SHORTEST_QUIET_S, QUIET_STEPS * step_s) else 0.0
+
+    @property
+    def per_s(self) -> float:
+        """Samples a second over the newest steps; 0 while no step comes."""
+        if self._over_s <= 0 or self.quiet_s:
+            return 0.0
+        return sum(samples for _, samples in list(self._steps)[1:]) / self._over_s
+
+    @property
+    def _over_s(self) -> float:
+        return self._steps[-1][0] - self._steps[0][0] if self._steps else 0.0
 
 
 class _Numbers:
@@ -41,8 +88,6 @@ class Fault:
     """Why groups are filtered.
 
     Attributes:
-        why: The newest text.
-        groups: Groups that it has cost.
         is_new: It has come up in this run, and `new_faults` has not returned it.
         said: `new_faults` has returned it.
     """
@@ -65,8 +110,6 @@ class History:
         staleness_newest: Mean and largest staleness of the newest step of this run, in versions;
             None: it had no step.
         staleness_max: Largest staleness of a sample trained, in versions.
-        samples: Samples trained, those of repeated steps included.
-        weight_version: Newest published version.
         versions_by_kind: Versions published: "full" and "delta".
         weights_bytes_full: Bytes of these versions if each were published in full.
         weights_bytes_sent: Bytes that were published.
@@ -77,7 +120,6 @@ class History:
         admission_s: The part of `maker_s` in which they waited for the right to begin groups.
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
-        runs_s: Seconds of earlier runs.
         ended: Why the newest trainer ended by itself; "": it has not.
         faults: Why groups were filtered, by kinds.
     """
@@ -116,7 +158,12 @@ class History:
         kind, number = event.get("event"), _Numbers(event)
         with self._lock:
             if kind == "evaluation":
-                self._add_evaluation(number)
+                self._seconds(number)
+                if "reward" in number:  # else all rewards of the evaluation have failed
+                    self.reward_last = number["reward"]
+                    if self.reward_first is None:
+                        self.reward_first = self.reward_last
+                self.weight_version = max(self.weight_version, int(number["weight_version"]))
             elif kind == "step":
                 self._add_step(number)
             elif kind == "publish":
@@ -130,7 +177,12 @@ class History:
                 self.send_s += number["send_s"]
                 self.backpressure_s += number["backpressure_s"]
             elif kind == "filtered":
-                self._add_fault(event, int(number["groups"]))
+                fault_kind, why = str(event.get("kind")), str(event.get("why"))
+                if fault_kind not in self.faults and len(self.faults) >= MOST_FAULTS:
+                    fault_kind, why = "others", "other reasons"
+                fault = self.faults.setdefault(fault_kind, Fault(why))
+                fault.why, fault.is_new = why, True
+                fault.groups += int(number["groups"])
             elif kind == "end":
                 self.ended = str(event.get("why") or "")
             elif kind == "finished":
@@ -159,13 +211,6 @@ class History:
         with self._lock:
             return sorted(self.faults.values(), key=lambda fault: -fault.groups)
 
-    def _add_fault(self, event: Mapping[str, Any], groups: int) -> None:
-        kind, why = str(event.get("kind")), str(event.get("why"))
-        if kind not in self.faults and len(self.faults) >= MOST_FAULTS:
-            kind, why = "others", "other reasons"
-        fault = self.faults.setdefault(kind, Fault(why))
-        fault.why, fault.groups, fault.is_new = why, fault.groups + groups, True
-
     @property
     def trained_s(self) -> float:
         """Seconds of training, of all trainers."""
@@ -179,15 +224,6 @@ class History:
             self._first_step = True
         self._newest_s = seconds
         return self._before_s + self._newest_s
-
-    def _add_evaluation(self, number: _Numbers) -> None:
-        """Add an evaluation; one whose rewards all failed has none."""
-        self._seconds(number)
-        if "reward" in number:
-            self.reward_last = number["reward"]
-            if self.reward_first is None:
-                self.reward_first = self.reward_last
-        self.weight_version = max(self.weight_version, int(number["weight_version"]))
 
     def _add_step(self, number: _Numbers) -> None:
         seconds = self._seconds(number)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from redrb.connection import Client
+from redrb.connection.client import scan
 from redrb.environment import PREFIX, child_environment
+from redrb.errors import ConfigError, UnknownTask
+from redrb.keys import registry_key
 from redrb.options import flag_of, shown, variable_of
 from redrb.recipe.recipe import Recipe
+from redrb.state.alive import task_use
+from redrb.stream.task.removal import remove_task
+from redrb.weights.inspection.removal import remove_weights
 
 TRAINER = "trainer"
 
@@ -20,11 +28,9 @@ class Job:
     Attributes:
         title: The command, for people, such as "redrb run sorting".
         name: The recipe, as workers are to load it.
-        recipe: The recipe with all settings.
         given: Settings that workers get as flags; they get the others from the sources that this
             process has: the recipe, a TOML file, variables.
         settings_file: TOML file that was named; "": none was.
-        makers: Number of makers.
         restarts: Restarts in a row of a process before it is given up.
         inherits: Whether workers get this process's variables `REDRB_*`.
         most_seconds: Seconds after which the run ends a trainer that has not ended; None: never.
@@ -53,9 +59,7 @@ class Job:
     def command(self, worker: str, *, trained_s: float = 0.0) -> list[str]:
         """Return the command of a worker, after `python -m`.
 
-        Args:
-            worker: Name of the worker.
-            trained_s: Seconds for which trainers of this run have trained, for its time limit.
+        `trained_s` are the seconds for which trainers of this run have trained, for its time limit.
         """
         recipe = self.recipe
         flags = dict(self.given)
@@ -74,3 +78,32 @@ class Job:
         """
         without = "" if self.inherits else PREFIX
         return child_environment(without=without, **{variable_of("url"): url})
+
+
+def delete_job(client: Client, recipe: Recipe) -> None:
+    """Delete the task and the weights of a job; other keys of its namespace stay.
+
+    Raises:
+        TaskInUse: Workers of the job still run.
+    """
+    namespace, trainer = recipe.namespace, recipe.weights_name
+    with suppress(UnknownTask):
+        task_use(client, recipe.task_name, namespace=namespace).check(namespace)
+        remove_task(client, recipe.task_name, namespace=namespace)
+    for name in (trainer, recipe.reference_name):
+        with suppress(ConfigError):  # nothing is published under this name
+            remove_weights(client, name, namespace=namespace)
+    _delete(client, f"redrb:{{{namespace}:trainer:{trainer}}}:*")
+
+
+def delete_namespace(client: Client, namespace: str) -> None:
+    """Delete all keys of a namespace that one run has made for itself."""
+    _delete(client, f"redrb:{{{namespace}:*")
+    registry = registry_key(namespace)
+    client.at(registry).execute("UNLINK", registry)
+
+
+def _delete(client: Client, pattern: str) -> None:
+    for server in client.primaries():
+        for key in scan(server, pattern):
+            client.at(key).execute("UNLINK", key)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from redrb.workers.record_file import RecordFile
 
@@ -37,7 +37,6 @@ class Death:
     Attributes:
         status: Its exit status; below 0 the signal that killed it. It is 0 also if SIGTERM was
             sent before the process could handle it.
-        ran_s: Seconds for which it ran.
         reason: The end of its error output.
         explains: Whether the last line of it says why it ended, as that of a trace does.
     """
@@ -104,14 +103,8 @@ class WorkerProcess:
     ) -> None:
         """Start the process.
 
-        Args:
-            command: Module and arguments, after `python -m`.
-            environment: All its environment variables.
-            metrics: File that its events are appended to; closed at the end.
-            log: File that its other output is appended to; closed at the end.
-            on_event: Called with each event, in a thread.
-            on_end: Called once it has ended, in a thread.
-            lock: Descriptor of a locked file, whose lock the process holds until it has ended.
+        The files are closed at its end. `on_event` and `on_end` are called in threads; the process
+        holds the lock of the descriptor `lock` until it has ended.
         """
         self._metrics, self._log = metrics, log
         self._log.write(f"--- {time.strftime('%F %T')} python -m {' '.join(command)}\n".encode())
@@ -168,9 +161,7 @@ class WorkerProcess:
         self.ended.set()
 
     def _read_events(self, on_event: OnEvent) -> None:
-        output: IO[bytes] | None = self._process.stdout
-        if output is None:
-            return
+        output: Any = self._process.stdout
         with output:
             for line in output:
                 event = _event(line)

@@ -19,13 +19,7 @@ _REMARKS = {
 
 
 def summary(seconds: float, history: History, stats: StreamStats | None) -> dict[str, Any]:
-    """Return the figures of a job, as `--json` prints them.
-
-    Args:
-        seconds: Seconds of all its runs.
-        history: Events of its workers.
-        stats: Counters of its task; None if they could not be read.
-    """
+    """Return the figures of a job, as `--json` prints them."""
     return {
         "reward_first": history.reward_first,
         "reward_last": history.reward_last,
@@ -52,6 +46,7 @@ def summary(seconds: float, history: History, stats: StreamStats | None) -> dict
 
 def table(figures: Mapping[str, Any], history: History, stats: StreamStats | None) -> Table:
     """Return the figures of a job as a table."""
+    kinds = history.versions_by_kind
     shown = Table(title="what happened", title_justify="left", show_header=False)
     shown.add_column(style="dim")
     shown.add_column(justify="right")
@@ -63,7 +58,7 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats | Non
         ("samples a second", f"{figures['samples_per_second']:,.0f}"),
         ("optimizer steps", f"{history.steps:,}"),
         ("weight versions published", f"{figures['weight_versions']:,}"),
-        ("of them in full / as deltas", _by_kind(history)),
+        ("of them in full / as deltas", f"{kinds['full']:,} / {kinds['delta']:,}"),
         ("bytes of weights in full / sent", _sent(history)),
         (
             "staleness, mean / max versions",
@@ -93,11 +88,25 @@ def _reward(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:.3f}"
 
 
-def _by_kind(history: History) -> str:
-    kinds = history.versions_by_kind
-    return f"{kinds['full']:,} / {kinds['delta']:,}"
-
-
 def _sent(history: History) -> str:
     full, sent = history.weights_bytes_full, history.weights_bytes_sent
     return f"{full / 1e6:,.1f} MB / {sent / 1e6:,.1f} MB"
+
+
+def progress_line(seconds: float, history: History, stats: StreamStats | None) -> str:
+    """Return the line."""
+    reward, newest, quiet_s = history.reward_last, history.staleness_newest, history.quiet_s
+    stale = f"{newest[0]:.1f} (max {newest[1]:.0f})" if newest else "..."
+    quiet = f", no step for {quiet_s:.0f} s" if quiet_s else ""
+    return (
+        f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
+        f"  {history.rate:6,.0f} samples/s{quiet}"
+        f"  staleness {stale}  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
+    ).rstrip()
+
+
+def _groups(stats: StreamStats) -> str:
+    """Return the groups that a user watches: many filtered ones mean that rewards are wrong."""
+    ledger = stats.ledger
+    filtered = f", {ledger.filtered:,} filtered" if ledger.filtered else ""
+    return f"{ledger.waiting:,} waiting, {ledger.leased:,} leased{filtered}"

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
 
 from redrb.connection import Client, connect
-from redrb.connection.deadline import ending_within
-from redrb.connection.stop_time import StopTime
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import StoreError, UnknownTask
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
-from redrb.launch.interrupts import Interrupt, interrupts
-from redrb.launch.job import TRAINER, Job
+from redrb.launch.job import TRAINER, Job, delete_job, delete_namespace
 from redrb.launch.process import OnEnd, WorkerProcess
-from redrb.launch.progress import progress_line
-from redrb.launch.removal import delete_job, delete_namespace
-from redrb.launch.report import summary, table
+from redrb.launch.report import progress_line, summary, table
 from redrb.launch.server import server_for, watch_advice
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.loading import file_of
@@ -65,12 +64,9 @@ class Run:
     """One run of a job.
 
     Attributes:
-        job: The job.
-        folder: Its folder.
         temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
             own server keeps no data, and records of earlier runs are deleted.
         fresh: Earlier runs of the job are deleted first.
-        as_json: The last line is JSON.
         show: Shows it on a terminal; None: a line is printed every few seconds.
     """
 
@@ -100,7 +96,7 @@ class Run:
             StoreError: Redis cannot be reached, or did not start.
         """
         recipe = self.job.recipe
-        to_end = StopTime(recipe.stop_timeout)
+        to_end = Stop(recipe.stop_timeout)
         supervisor = Supervisor(TRAINER, self._report)
 
         def wake() -> None:
@@ -115,7 +111,7 @@ class Run:
             if not self.fresh:
                 self.folder.check_owner(owner)
             interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
-            scope.enter_context(ending_within(to_end))
+            scope.enter_context(Deadline(budget=to_end))
             if self.fresh:
                 self.folder.clear_state()
             server.lock = self.folder.workers_lock
@@ -240,7 +236,8 @@ class Run:
                 self._complain("the trainer did not end in time")
                 return
             supervisor.step(LOOK_S)
-            self._complain_of_faults()
+            for fault in self._history.new_faults():
+                self._complain(f"groups are filtered: {fault}")
             if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
                 printed_s = seconds
                 self._print(Text(line()))
@@ -264,11 +261,6 @@ class Run:
         if not self._lost:
             self._lost = True
             self._complain(text)
-
-    def _complain_of_faults(self) -> None:
-        """Say each fault that filters groups when it comes up first in this run."""
-        for fault in self._history.new_faults():
-            self._complain(f"groups are filtered: {fault}")
 
     def _reason(self, supervisor: Supervisor, interrupt: Interrupt) -> str:
         """Return why the run has ended."""
@@ -313,3 +305,57 @@ class Run:
 
     def _print(self, message: Text) -> None:
         self._console.print(message, soft_wrap=True, highlight=False)
+
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """The signal that asked the run to end.
+
+    Attributes:
+        number: Its number; 0: none came.
+    """
+
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name, such as SIGINT."""
+        return signal.Signals(self.number).name
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that it ended, as shells count."""
+        return 128 + self.number
+
+
+@contextmanager
+def interrupts(wake: Callable[[], None], at_once: Callable[[], None]) -> Iterator[Interrupt]:
+    """In this block Ctrl-C, SIGTERM and SIGHUP are noted; main thread only.
+
+    The first signal calls `wake`, which must not block; a second one calls `at_once`, and raises
+    KeyboardInterrupt.
+    """
+    interrupt = Interrupt()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if interrupt.number:
+            restore()
+            at_once()
+            raise KeyboardInterrupt
+        interrupt.number = number
+        wake()
+
+    for number in _NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+            before[number] = signal.signal(number, handle)
+    try:
+        yield interrupt
+    finally:
+        restore()

@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
 
 from redrb.connection.embedded import SOCKET, EmbeddedServer, socket_in
-from redrb.errors import ConfigError, RedrbError
+from redrb.errors import ConfigError
 from redrb.launch.process import Death, OnEnd
 from redrb.options import has_password, variable_of
 from redrb.state.findings.wording import command_line
@@ -24,75 +23,42 @@ PROBE_S = 2.0
 """Seconds after which a socket that neither accepts nor refuses counts as used by a server."""
 
 
-class RunServer(Protocol):
-    """The Redis of a run.
+class RunServer:
+    """The Redis of a run: one that other people run, or an embedded one.
+
+    Without a directory an embedded server has no data to start it again with.
 
     Attributes:
-        url: Its URL for clients.
+        own: Whether the run starts and ends it.
         restarts: Whether it can be started again after it died.
         lock: Descriptor of a locked file, whose lock a server that is started holds until it has
             ended; None: it holds none.
     """
 
-    url: str
-    restarts: bool
-    lock: int | None
-
-    def start(self, on_end: OnEnd) -> None:
-        """Start it; `on_end` is called in a thread if it ends before `close`."""
-
-    def close(self) -> None:
-        """End it; its data is on disk then."""
-
-
-class ForeignServer:
-    """A server that other people run."""
-
-    restarts = False
-    lock: int | None = None
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, *, url: str = "", directory: str = "") -> None:
         self.url = url
-
-    def start(self, on_end: OnEnd) -> None:
-        """Do nothing: it runs."""
-
-    def close(self) -> None:
-        """Do nothing: it runs on."""
-
-
-class OwnServer:
-    """An embedded server, whose data is kept in a directory.
-
-    Without a directory there is no data to start it again with.
-    """
-
-    def __init__(self, directory: str) -> None:
-        """Prepare it; `start` starts it.
-
-        Args:
-            directory: For the data and the socket; "": a temporary one, which is deleted.
-        """
-        self._directory = directory
-        self._server: EmbeddedServer | None = None
-        self.url = ""
+        self.own = not url
         self.restarts = bool(directory)
         self.lock: int | None = None
+        self._directory = directory
+        self._server: EmbeddedServer | None = None
 
     def start(self, on_end: OnEnd) -> None:
-        """Start it, or start it again.
+        """Start it, or start it again; `on_end` is called in a thread if it ends before `close`.
 
         Raises:
             ConfigError: There is no server to start, or the directory cannot be used.
             StoreUnavailable: The server did not start.
         """
+        if not self.own:
+            return
         self.close()
         server = self._server = EmbeddedServer(self._directory, lock=self.lock)
         self.url = f"unix://{server.socket}"
         threading.Thread(target=self._wait, args=(server, on_end), daemon=True).start()
 
     def close(self) -> None:
-        """End it; its data is on disk then."""
+        """End it, unless it is other people's; its data is on disk then."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -104,9 +70,7 @@ class OwnServer:
             on_end(Death(status, time.monotonic() - started, log, explains=False))
 
 
-def server_for(
-    url: str, directory: Path | None, *, min_replicas: int = 0
-) -> OwnServer | ForeignServer:
+def server_for(url: str, directory: Path | None, *, min_replicas: int = 0) -> RunServer:
     """Return the server of a URL; "" is one of this run.
 
     Args:
@@ -133,10 +97,10 @@ def server_for(
     if not url or url == EMBEDDED:
         if directory:
             socket_in(directory, advice="give a shorter folder with --out")
-        return OwnServer(str(directory) if directory else "")
+        return RunServer(directory=str(directory) if directory else "")
     if url.startswith(EMBEDDED):
-        return OwnServer(url.removeprefix(EMBEDDED))
-    return ForeignServer(url)
+        return RunServer(directory=url.removeprefix(EMBEDDED))
+    return RunServer(url=url)
 
 
 def _listens(directory: Path) -> bool:
@@ -151,12 +115,7 @@ def _listens(directory: Path) -> bool:
 
 
 def watch_advice(url: str, namespace: str) -> str:
-    """Return a line with the command that watches a run; it never has a password.
-
-    Args:
-        url: URL of the run's server.
-        namespace: Namespace of the run.
-    """
+    """Return a line with the command that watches a run; it never has a password."""
     variable, command = variable_of("url"), command_line((_program(), "top"), namespace=namespace)
     if has_password(url):
         where = f", where {variable} must be set to the URL of this run"
@@ -170,8 +129,3 @@ def _program() -> str:
     if own.name != "redrb" or (found is not None and Path(found).resolve() == own.resolve()):
         return "redrb"
     return str(own.absolute())
-
-
-def failure(error: RedrbError) -> Death:
-    """Return the death of a server that could not be started."""
-    return Death(1, 0.0, str(error))

@@ -11,14 +11,46 @@ from typing import Any, Protocol
 
 from redrb.errors import RedrbError
 from redrb.launch.process import Death, OnEnd, WorkerProcess
-from redrb.launch.restarts import Restarts
-from redrb.launch.server import RunServer, failure
+from redrb.launch.server import RunServer
 from redrb.workers.ending import WRONG_CONFIGURATION
 
 SERVER = "the server"
 
 KILLED_S = 10.0
 """Longest wait for the end of a process that was killed."""
+
+FIRST_DELAY_S = 1.0
+"""Delay before the first restart; each further one is twice as long."""
+
+LONGEST_DELAY_S = 60.0
+"""Longest delay before a restart."""
+
+WELL_S = 60.0
+"""A process that ran for so long ran well: its earlier deaths are forgotten."""
+
+
+@dataclass
+class Restarts:
+    """Counts the deaths of one process that followed one another.
+
+    Attributes:
+        most: Restarts in a row; the next death is the last.
+        deaths: Deaths since the process last ran well.
+    """
+
+    most: int
+    deaths: int = 0
+    total: int = 0
+
+    def delay_s(self, ran_s: float) -> float | None:
+        """Count a death; return the delay before the restart, or None: the process is given up."""
+        if ran_s >= WELL_S:
+            self.deaths = 0
+        self.deaths += 1
+        if self.deaths > self.most:
+            return None
+        self.total += 1
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 10))
 
 
 class State(Enum):
@@ -67,7 +99,6 @@ class Supervisor:
     Attributes:
         trainer: Name of the worker whose end is the end of the run.
         happenings: Ends of processes; anything else that is put here only ends the wait of `step`.
-        report: Is told of deaths.
     """
 
     trainer: str
@@ -82,12 +113,8 @@ class Supervisor:
         Raises:
             ConfigError, StoreUnavailable: It did not start.
         """
-
-        def start(on_end: OnEnd) -> None:
-            server.start(on_end)
-
         part = self._parts[SERVER] = _Part(
-            SERVER, start, Restarts(restarts if server.restarts else 0)
+            SERVER, server.start, Restarts(restarts if server.restarts else 0)
         )
         self._start(part)
 
@@ -137,10 +164,6 @@ class Supervisor:
 
         The trainer comes first, so that it does not wait for makers that end. A server that has
         died is started at once, without its delay, because workers put and acknowledge at the end.
-
-        Args:
-            seconds: Longest wait for the trainer.
-            makers_s: Longest wait for the makers.
         """
         self._ending = True
         while not self.happenings.empty():
@@ -195,7 +218,7 @@ class Supervisor:
         try:
             self._start(part)
         except RedrbError as error:  # of the server
-            self._died(part, failure(error))
+            self._died(part, Death(1, 0.0, str(error)))
         else:
             if part.restarts.deaths:
                 self.report("restarted", worker=part.name)

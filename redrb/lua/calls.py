@@ -53,9 +53,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         found: R = _decoder(type(self)).decode(record)
         return found
 
-    def run(
-        self, client: Client, keys: list[Argument], *beside: bytes, retry_s: float | None = None
-    ) -> R:
+    def run(self, client: Client, keys: list[Argument], *beside: bytes) -> R:
         """Run the script, and repeat it while Redis is unreachable.
 
         Raises:
@@ -63,7 +61,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
             StoreError: The server or the script answered with an error.
         """
         script = scripts.load(self.script)
-        reply = scripts.run(client, script, keys, self._argv(beside), retry_s=retry_s)
+        reply = scripts.run(client, script, keys, self._argv(beside))
         with Reading(f"the reply of the script {self.script}"):
             return self.read(reply)
 

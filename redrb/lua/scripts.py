@@ -74,8 +74,6 @@ def run(
     script: Script,
     keys: Sequence[Argument],
     arguments: Sequence[Argument],
-    *,
-    retry_s: float | None = None,
 ) -> Reply:
     """Run a script, and repeat it while Redis is unreachable; send its text if Redis lacks it.
 
@@ -83,7 +81,7 @@ def run(
         StoreUnavailable: Redis stayed unreachable.
         StoreError: The server or the script answered with an error.
     """
-    return client.retrying(lambda: run_once(client, script, keys, arguments), retry_s=retry_s)
+    return client.retrying(lambda: run_once(client, script, keys, arguments))
 
 
 def run_once(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client.core import (
@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from redrb.metrics.metric import Metric
 from redrb.metrics.table import AGE, METRICS, UP
-from redrb.state.histogram import BOUNDS, Histogram
+from redrb.state.histogram import BOUNDS
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 
 FRESH_S: Final = 5.0
 """Oldest figures, in seconds, that are served; older ones would look like new ones."""
@@ -31,13 +31,7 @@ class StateCollector(Collector):
     def __init__(
         self, newest: Callable[[], View], namespace: str, *, fresh_s: float = FRESH_S
     ) -> None:
-        """Make a collector.
-
-        Args:
-            newest: Returns the newest view at once, such as `Observer.newest`.
-            namespace: Value of the label `namespace`.
-            fresh_s: Oldest figures, in seconds, that are served.
-        """
+        """Make a collector of views that `newest` returns at once, as `Observer.newest` does."""
         self._fresh_s = fresh_s
         self._newest = newest
         self._namespace = namespace
@@ -59,22 +53,18 @@ class StateCollector(Collector):
                 yield self._family(metric, view.state)
 
     def _family(self, metric: Metric, state: State) -> Family:
+        named = (metric.name, metric.help)
         labels = ["namespace", *metric.labels]
         if metric.kind == "histogram":
-            histograms = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+            histograms = HistogramMetricFamily(*named, labels=labels)
+            ends = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
             for values, found in metric.read(state):
-                if isinstance(found, Histogram):
-                    total = found.total * (found.mean or 0.0)
-                    histograms.add_metric([self._namespace, *values], _buckets(found.counts), total)
+                buckets = [(end, float(sum(found.counts[: at + 1]))) for at, end in enumerate(ends)]
+                total = found.total * (found.mean or 0.0)
+                histograms.add_metric([self._namespace, *values], buckets, total)
             return histograms
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family = kind(metric.name, metric.help, labels=labels)
+        family = kind(*named, labels=labels)
         for values, found in metric.read(state):
-            family.add_metric([self._namespace, *values], float(found))  # type: ignore[arg-type]
+            family.add_metric([self._namespace, *values], float(found))
         return family
-
-
-def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts by the upper end of each bucket."""
-    ends = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
-    return [(end, float(sum(counts[: at + 1]))) for at, end in enumerate(ends)]

@@ -1,97 +1,147 @@
-"""`Metric`: one metric of a namespace, and the way from a state to its samples."""
+"""`Metric`: one metric of a namespace, and the things of a state that have its samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from redrb.state.histogram import Histogram
-from redrb.state.model import ConsumerGroupState, ServerState, State, TaskState, WeightsState
+from redrb.state.findings import findings_of
+from redrb.state.model import State, TaskState, WorkerState
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-"""counter: only grows, until its task is created anew; gauge: may also fall."""
+Things: TypeAlias = Callable[[State], Iterable[tuple[tuple[str, ...], Any]]]
+"""Returns values of the labels after `namespace`, and a part of a state that has figures."""
 
-Value: TypeAlias = float | Histogram | None
-"""A histogram is the value of a metric of this kind; None: there is no sample."""
+Source: TypeAlias = str | Callable[[Any], float | None]
+"""Path of a figure in such a part, such as "stats.ledger.put", or its function; "": the part."""
 
-Sample: TypeAlias = tuple[tuple[str, ...], float | Histogram]
-"""Values of the metric's labels after `namespace`, and the sample's value."""
+MOST_WORKERS = 200
+"""Most workers with metrics of their own; `redrb_workers` counts all."""
 
-Read: TypeAlias = Callable[[State], Iterator[Sample]]
+DEAD_S = 600.0
+"""Seconds after its last announcement for which a dead worker is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """One metric; docs/metrics.md has the same table.
 
     Attributes:
         name: Its name with its unit, as Prometheus shows it.
-        kind: Its type.
-        help: What it counts or measures.
-        labels: Its labels after `namespace`, which every metric has.
-        read: Returns its samples in a state.
+        things: The parts of a state that have samples.
+        source: Where the value of a sample is; None there: there is no sample.
+        kind: Its type; a counter only grows, until its task is created anew.
     """
 
     name: str
-    kind: Kind
     help: str
     labels: tuple[str, ...]
-    read: Read
+    things: Things
+    source: Source
+    kind: Literal["counter", "gauge", "histogram"]
+
+    def read(self, state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield values of the labels, and the value: a number, or of a histogram a `Histogram`."""
+        for labels, thing in self.things(state):
+            value = _at(thing, self.source) if isinstance(self.source, str) else self.source(thing)
+            if value is not None:
+                yield labels, value
 
 
-def of_server(
-    name: str, kind: Kind, text: str, value: Callable[[ServerState], float | None]
-) -> Metric:
-    """Return a metric with a sample for each server."""
-
-    def read(state: State) -> Iterator[Sample]:
-        for server in state.servers:
-            yield from _sample((server.address,), value(server))
-
-    return Metric(name, kind, text, ("server",), read)
-
-
-def of_weights(
-    name: str, kind: Kind, text: str, value: Callable[[WeightsState], float | None]
-) -> Metric:
-    """Return a metric with a sample for each name of weights that can be read."""
-
-    def read(state: State) -> Iterator[Sample]:
-        for weights in state.weights:
-            if weights.readable:
-                yield from _sample((weights.name,), value(weights))
-
-    return Metric(name, kind, text, ("weights",), read)
+def metrics_of(
+    labels: tuple[str, ...], things: Things, rows: Mapping[str, tuple[Source, str]]
+) -> list[Metric]:
+    """Return a metric for each row: its name, the source of its value, and its help."""
+    return [
+        Metric(
+            name, text, labels, things, source, "counter" if name.endswith("_total") else "gauge"
+        )
+        for name, (source, text) in rows.items()
+    ]
 
 
-def of_task(name: str, kind: Kind, text: str, value: Callable[[TaskState], Value]) -> Metric:
-    """Return a metric with a sample for each task that can be read."""
-
-    def read(state: State) -> Iterator[Sample]:
-        for task in _readable(state):
-            yield from _sample((task.name,), value(task))
-
-    return Metric(name, kind, text, ("task",), read)
+def _at(thing: Any, path: str) -> Any:
+    for name in filter(None, path.split(".")):
+        thing = None if thing is None else getattr(thing, name)
+    return thing
 
 
-def of_group(
-    name: str, kind: Kind, text: str, value: Callable[[ConsumerGroupState], Value]
-) -> Metric:
-    """Return a metric with a sample for each consumer group of each task."""
-
-    def read(state: State) -> Iterator[Sample]:
-        for task in _readable(state):
-            for group in task.groups:
-                yield from _sample((task.name, group.name), value(group))
-
-    return Metric(name, kind, text, ("task", "group"), read)
+def findings(state: State) -> Iterable[tuple[tuple[str, ...], Any]]:
+    """Return numbers of findings, by severity and code."""
+    return Counter((each.severity, each.code) for each in findings_of(state)).items()
 
 
-def _readable(state: State) -> Iterator[TaskState]:
-    return (task for task in state.tasks if task.readable and task.groups)
+def tasks(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each task that can be read."""
+    for task in state.tasks:
+        if task.readable and task.groups:
+            yield (task.name,), task
 
 
-def _sample(labels: tuple[str, ...], value: Value) -> Iterator[Sample]:
-    if value is not None:
-        yield labels, value
+def groups(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each consumer group of each task."""
+    for (name,), task in tasks(state):
+        for group in task.groups:
+            yield (name, group.name), group
+
+
+def pools(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield how many groups wait, by status."""
+    for labels, group in groups(state):
+        found = {status.value: number for status, number in group.stats.waiting.items()}
+        for status, number in ({"completed": 0} | found).items():
+            yield (*labels, status), number
+
+
+def staleness(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the staleness of waiting and of leased groups."""
+    for labels, group in groups(state):
+        yield (*labels, "waiting"), group.staleness.waiting
+        yield (*labels, "leased"), group.staleness.leased
+
+
+def lives(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield how many workers a task has, by role and life."""
+    for task in state.tasks:
+        counted = Counter((worker.role, worker.life) for worker in task.workers)
+        for (role, life), number in counted.items():
+            yield (task.name, role, life), number
+
+
+def shown_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
+    """Yield the workers that have metrics of their own: those that announced themselves last.
+
+    Workers that have ended are left out, and dead ones ten minutes after their last announcement.
+    """
+    found: list[tuple[TaskState, WorkerState]] = [
+        (task, worker)
+        for task in state.tasks
+        for worker in task.workers
+        if worker.life != "ended" and (worker.life != "dead" or worker.seen_s < DEAD_S)
+    ]
+    found.sort(key=lambda each: each[1].seen_s)
+    for task, worker in found[:MOST_WORKERS]:
+        yield (task.name, worker.role, worker.name), worker
+
+
+def live_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
+    """Yield those of `shown_workers` that are not dead."""
+    return (each for each in shown_workers(state) if each[1].life != "dead")
+
+
+def waiting_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
+    """Yield those of `live_workers` that wait, with a label for what they wait for."""
+    for labels, worker in live_workers(state):
+        if worker.waits_for:
+            yield (*labels, worker.waits_for), worker
+
+
+def weights(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the weights that can be read."""
+    return (((each.name,), each) for each in state.weights if each.readable)
+
+
+def servers(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the servers; of a cluster all primaries."""
+    return (((server.address,), server) for server in state.servers)

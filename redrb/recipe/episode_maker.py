@@ -17,7 +17,8 @@ from torch import nn
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
 from redrb.experience import BufferItem
@@ -33,7 +34,6 @@ from redrb.runtime import Strategy
 from redrb.runtime.maker_settings import WeightSettings
 from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import place_models
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ModelWeights:
         client: Client,
         recipe: EpisodeRecipe,
         models: Mapping[str, nn.Module],
-        stop: StopRequest,
+        stop: Stop,
     ) -> None:
         self.client, self.namespace = client, recipe.namespace
         settings = WeightSettings(
@@ -209,7 +209,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ending_within(self._stop.time):
+        with Deadline(budget=self._stop):
             self._stream.close()
 
     @property

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.connection import Client
-from redrb.connection.stopping import stoppable
+from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
@@ -194,7 +194,7 @@ class RecipeMaker(ExperienceMakerHolder):
         if isinstance(self.experience_maker, RolloutGroups):
             failed = self.experience_maker.take_failed()
             try:
-                with stoppable(self._stop.waits):
+                with Deadline(stop=self._stop):
                     self._streams[0].discard_filtered(failed)
             except StoreError as error:
                 _log.warning("%d groups that are filtered may not be counted: %s", failed, error)

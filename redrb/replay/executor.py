@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, cast
 
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
+from redrb.forks import in_child
 
 T = TypeVar("T")
 
@@ -31,10 +32,10 @@ class ReplayExecutor:
         self.closed = self._ended = False
         self._stops: set[Stop] = set()
         self._make_pool()
+        in_child(self._make_pool)
 
     def _make_pool(self) -> None:
         """Make the threads; again in a forked process, which has none of its parent's threads."""
-        self._pid = os.getpid()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
@@ -54,7 +55,7 @@ class ReplayExecutor:
         stop = Stop()
 
         def run() -> T:
-            with stoppable(stop):
+            with Deadline(stop=stop):
                 return job()
 
         self._stops.add(stop)
@@ -100,7 +101,6 @@ class ReplayExecutor:
 
     async def drain(self) -> None:
         """Wait until all calls that have begun by now are finished; later ones may go on."""
-        self._follow_fork()
         with self._lock:
             running = [asyncio.wrap_future(future) for future in self._running]
         if running:
@@ -122,12 +122,7 @@ class ReplayExecutor:
         """Start the job of a new call."""
         if self.closed:
             raise ConfigError("the buffer is closed: make another one.")
-        self._follow_fork()
         return self._watch(self._pool.submit(job))
-
-    def _follow_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._make_pool()
 
     def _watch(self, future: Future[T]) -> Future[T]:
         """Let `drain` wait for a future."""

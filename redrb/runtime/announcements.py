@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,7 +57,7 @@ def announce(client: Client, keys: Sequence[str], announcement: Announcement) ->
     Raises:
         StoreUnavailable: Redis stayed away; some makers may have the announcement.
     """
-    post(client, keys, asdict(announcement), keep_newest=True)
+    post(client, keys, asdict(announcement))
 
 
 class AnnouncementReader:
@@ -77,7 +76,7 @@ class AnnouncementReader:
             DecodeError: The announcement is damaged; the next call skips it.
             StoreUnavailable: Redis stayed away.
         """
-        message = self._messages.newest(time.monotonic() + wait_s)
+        message = self._messages.newest(wait_s)
         return None if message is None else _checked(message)
 
 

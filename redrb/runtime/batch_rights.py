@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from redrb.algorithms.prompts import has_entries
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionRefused,
     AdmissionTimeout,
@@ -20,7 +21,6 @@ from redrb.errors import (
     RecordError,
     StoreUnavailable,
 )
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
 
@@ -75,7 +75,7 @@ class BatchRights:
         self,
         streams: Sequence[ExperienceStream],
         shares: Callable[[int], list[int]],
-        stop: StopRequest,
+        stop: Stop,
         maker: str,
     ) -> None:
         """Make it.
@@ -135,7 +135,7 @@ class BatchRights:
         """
         while not self._stop and (stream.bounded or stream not in self._refused):
             try:
-                with stoppable(self._stop.waits):
+                with Deadline(stop=self._stop):
                     right = stream.admit(count, least=least)
             except AdmissionTimeout:
                 break
@@ -146,7 +146,7 @@ class BatchRights:
                 if not stream.bounded or stream in self._refused:
                     break
                 self._outage.failed(error)
-                self._stop.waits.wait(_OUTAGE_PAUSE_S)
+                self._stop.wait(_OUTAGE_PAUSE_S)
             else:
                 self._outage.over()
                 self._refused.discard(stream)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from redrb.connection import Client
+from redrb.connection.deadline import here
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import WeightKeys, maker_key, partial_weights, trainer_key
 from redrb.runtime.agreement import Agreement
@@ -122,7 +122,7 @@ class WeightFollower:
             except (StoreUnavailable, WeightError) as error:
                 cause = error
                 outage.failed(error)
-                pause(min(left, _WAIT_S))
+                here().pause(min(left, _WAIT_S))
 
     def prepare(self, wait_s: float) -> bool:
         """Fetch the update that was announced since the last call.

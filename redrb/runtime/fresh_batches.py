@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Self
 
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.trainer_settings import BatchSettings
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.feeding import ExperienceLoader
@@ -35,8 +34,9 @@ class FreshBatches:
         stream: ExperienceStream,
         batch_size: int,
         settings: BatchSettings,
-        stop: StopRequest,
+        stop: Stop,
         *,
+        in_step: bool,
         batches: int | None,
         first_step: int,
         may_skip_steps: bool,
@@ -49,6 +49,8 @@ class FreshBatches:
             batch_size: Samples in a batch, over all ranks.
             settings: How batches are taken and placed.
             stop: Ends the wait for a batch.
+            in_step: Whether ranks end at the same step: one that is asked to end still takes its
+                next batch, as long as it has time for Redis.
             batches: Number of batches; None: no limit.
             first_step: Step of the first batch, where ranks share the stream.
             may_skip_steps: Whether to go on at the ranks' next step where `first_step` was already
@@ -58,7 +60,7 @@ class FreshBatches:
         self._stream = stream
         self._batch_size = batch_size
         self._settings = settings
-        self._stop = stop
+        self._stop, self._in_step = stop, in_step
         self._left = batches
         self._first_step = first_step
         self._may_skip_steps = may_skip_steps
@@ -97,11 +99,12 @@ class FreshBatches:
             FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
-        while not self._stop:
+        while self._in_step or not self._stop:
             loader = self._loader = self._loader or self._open_loader()
-            with self._stop.waking(loader.stop), self._ending(loader.stop):
+            with self._ending(loader.stop):
                 try:
-                    batch = None if self._stop else next(self._batches, None)
+                    ends = self._stop and not self._in_step
+                    batch = None if ends else next(self._batches, None)
                 except RecordError as error:
                     if not error.ids:
                         raise
@@ -120,7 +123,7 @@ class FreshBatches:
                 self._left = None if self._left is None else self._left - 1
                 self._unclaimed.append(loader.lease)
                 return batch
-            if self._stop.time.over:
+            if not self._stop.left_s:
                 break
             if self._left is not None and self._left <= 0:  # a step took several batches
                 self._close_loader()
@@ -129,14 +132,13 @@ class FreshBatches:
 
     @contextmanager
     def _ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """In this block call `end` when the time of a process that was asked to end is up."""
-        waits = self._stop.time.interrupts
-        waits.add(end)
+        """In this block call `end` when the loop is to end, or its time for Redis is up."""
+        self._stop.interrupts.add(end)
         try:
-            with within(math.inf):
+            with Deadline(), nullcontext() if self._in_step else self._stop.waking(end):
                 yield
         finally:
-            waits.discard(end)
+            self._stop.interrupts.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
         loader = ExperienceLoader(

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from redrb.connection.deadline import most_s, within
-from redrb.connection.stopping import stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import SendFailed
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission
 from redrb.stream.sending import ExperienceSender, GroupedRows
 
@@ -29,7 +28,7 @@ class GracefulSender:
     behind.
     """
 
-    def __init__(self, sender: ExperienceSender, stop: StopRequest, *, stop_timeout: float) -> None:
+    def __init__(self, sender: ExperienceSender, stop: Stop, *, stop_timeout: float) -> None:
         """Wrap a sender.
 
         Args:
@@ -70,8 +69,8 @@ class GracefulSender:
         """
         failure: SendFailed | None = None
         try:
-            with within(timeout):
-                self._sender.close(timeout=0.0 if self._gave_up else most_s(timeout))
+            with Deadline(at_most=timeout):
+                self._sender.close(timeout=0.0 if self._gave_up else timeout)
         except SendFailed as error:
             failure = error
         lost, self._lost = self._lost, 0
@@ -108,7 +107,7 @@ class GracefulSender:
     def _attempt(self, send: Callable[..., None]) -> SendFailed | None:
         """Run `send(timeout=...)`, until the deadline once the loop is to end; return its error."""
         try:
-            with stoppable(self._stop.waits):
+            with Deadline(stop=self._stop):
                 send(timeout=None)
         except SendFailed as failure:
             if failure.dropped or not self._stop:
@@ -119,8 +118,8 @@ class GracefulSender:
             self._deadline = time.monotonic() + self._stop_timeout
         left_s = max(0.0, self._deadline - time.monotonic())
         try:
-            with within(left_s):
-                send(timeout=most_s(left_s))
+            with Deadline(at_most=left_s):
+                send(timeout=left_s)
         except SendFailed as failure:
             return failure
         return None

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from redrb.connection import Client
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import RedrbError, StoreClosed
 from redrb.keys import trainer_key
 from redrb.runtime.announcements import Announcement, AnnouncementReader
-from redrb.runtime.stopping import StopRequest
 
 _log = logging.getLogger("redrb")
 
@@ -41,7 +41,7 @@ class JobEnd:
         namespace: str,
         followed: Callable[[], str],
         others: Sequence[str],
-        stop: StopRequest,
+        stop: Stop,
     ) -> None:
         """Make it; `watching` starts the thread.
 
@@ -74,12 +74,12 @@ class JobEnd:
     def _run(self, over: Stop) -> None:
         grace_ends = time.monotonic() + GRACE_S
         began = True
-        with stoppable(over):
-            while not (over.asked or self._stop):
+        with Deadline(stop=over):
+            while not (over or self._stop):
                 try:
                     running = self._running()
                     if running is None and (not began or time.monotonic() >= grace_ends):
-                        if not over.asked:
+                        if not over:
                             self._stop.ask(self._reason())
                         return
                     began = began and running is None
@@ -87,7 +87,7 @@ class JobEnd:
                 except StoreClosed:
                     return
                 except RedrbError as error:
-                    if not over.asked:
+                    if not over:
                         _log.debug("a maker cannot see whether its job is over: %s", error)
                     over.wait(_PAUSE_S)
 

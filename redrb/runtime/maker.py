@@ -10,7 +10,8 @@ from torch import Tensor
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
 from redrb.keys import check_name
 from redrb.runtime.batch_rights import BatchRights
@@ -25,14 +26,14 @@ from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import PlacedModels, place_models
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.progress import ProgressBar
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender
 
 
 def prompt_batches(
-    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int, stop: StopRequest
+    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int, stop: Stop
 ) -> Iterator[Any]:
     """Yield batches of prompts; no batch is drawn from the loader without being yielded.
 
@@ -210,7 +211,7 @@ class ExperienceMakerHolder(MakerLoop):
         self.name = check_name("maker", name)
         self._debug = debug
         self._end_with_job = end_with_job
-        self._stop = StopRequest(stop_timeout)
+        self._stop = Stop(stop_timeout)
         self._client, self._client_scope = client_for(client)
         with ExitStack() as undo:
             undo.push(self._client_scope)
@@ -306,7 +307,7 @@ class ExperienceMakerHolder(MakerLoop):
                 newest batch was then sent as well, unless a note of the error denies it.
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
-        with self._stop.on_signals(), ending_within(self._stop.time), ended:
+        with self._stop.on_signals(), Deadline(budget=self._stop), ended:
             with self._waiting_for_weights():
                 if not self._weights.wait_until_initialised():
                     return
@@ -378,7 +379,7 @@ class ExperienceMakerHolder(MakerLoop):
             SendFailed: Not all groups could be sent in time. If `workingloop` was asked to end and
                 has waited for them already, a warning counts them instead.
         """
-        with self._client_scope, ending_within(self._stop.time), ExitStack() as scope:
+        with self._client_scope, Deadline(budget=self._stop), ExitStack() as scope:
             for stream in self._streams:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from redrb.connection.stop import Stop
 from redrb.experience import Experience
 from redrb.runtime.batch_rights import BatchRights, Granted, rows_of, split_rows
 from redrb.runtime.experience_maker import ExperienceMaker
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.hooks import MakerHooks
 from redrb.runtime.maker_weights import MakerWeights
-from redrb.runtime.stopping import StopRequest
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import GroupedRows
 
@@ -36,7 +36,7 @@ class MakerLoop(MakerHooks):
     _rights: BatchRights | None
     _streams: Sequence[ExperienceStream]
     _graceful_sender: GracefulSender
-    _stop: StopRequest
+    _stop: Stop
     _debug: bool
 
     def make_experience(self, inputs: Any) -> Experience:

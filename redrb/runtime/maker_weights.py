@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import DecodeError, StoreUnavailable, WeightError
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.maker_settings import WeightSettings
 from redrb.runtime.model_updates import ModelUpdates
-from redrb.runtime.stopping import StopRequest
 from redrb.weights.reading.background_fetch import BackgroundFetch
 
 
@@ -122,7 +122,7 @@ class MakerWeights:
         maker: str,
         models: Mapping[str, nn.Module | None],
         settings: WeightSettings,
-        stop: StopRequest,
+        stop: Stop,
     ) -> None:
         """Follow a trainer; nothing is loaded yet.
 
@@ -173,7 +173,7 @@ class MakerWeights:
             ConfigError: The trainer has other settings than the maker.
         """
         if not self._initialised:
-            with stoppable(self._stop.waits):
+            with Deadline(stop=self._stop):
                 self._follower.wait_until_complete(
                     self._settings.first_timeout, lambda: bool(self._stop) or self._initialised
                 )
@@ -204,7 +204,7 @@ class MakerWeights:
                 if least is not None and self.version is not None and self.version < least:
                     self._in_flight.await_version(least, FETCH_S)
             else:
-                with stoppable(_ONE_ATTEMPT if away else self._stop.waits):
+                with Deadline(stop=_ONE_ATTEMPT if away else self._stop):
                     self._follower.follow()
         except StoreUnavailable as error:
             if not self._stop:

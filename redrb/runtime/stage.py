@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from redrb.checks import checked_int, checked_int_or_none
-from redrb.connection.deadline import ending_within, most_s
-from redrb.connection.stopping import stoppable
+from redrb.connection.deadline import Deadline, here
+from redrb.connection.stop import Stop
 from redrb.errors import (
     BatchTimeout,
     ConfigError,
@@ -26,7 +26,7 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
 
@@ -139,8 +139,8 @@ class Stage:
     Attributes:
         source: The task that groups are taken from.
         target: The task that they are forwarded to.
-        stop_time: Time that is left for Redis once a signal has come, for closing streams after
-            `run` within it.
+        ending: Has the time for Redis once a signal has come; streams are closed after `run` in
+            `Deadline(budget=ending)`.
     """
 
     def __init__(
@@ -192,8 +192,7 @@ class Stage:
         self._batch = checked_int("batch", batch, 1)
         self._batched = batched
         self._stop_timeout = checked_stop_seconds("stop_timeout", stop_timeout)
-        self._stop = StopRequest(self._stop_timeout)
-        self.stop_time = self._stop.time
+        self._stop = self.ending = Stop(self._stop_timeout)
         self._events = StageEvents(write)
         self._warned = False
         self._failure = ""  # of the last traceback in the log
@@ -212,7 +211,7 @@ class Stage:
         left = checked_int_or_none("batches", batches, 1)
         with (
             self._stop.on_signals(),
-            ending_within(self._stop.time),
+            Deadline(budget=self._stop),
             asyncio.Runner() as runner,
         ):
             while not self._stop and (left is None or left > 0):
@@ -229,7 +228,7 @@ class Stage:
 
     def _take(self) -> Lease | None:
         """Take the groups that wait, or wait for one; None when the stage is to end."""
-        with stoppable(self._stop.waits):
+        with Deadline(stop=self._stop):
             try:
                 with suppress(BatchTimeout):
                     return self.source.take(self._batch, at_least=1, timeout=0)
@@ -319,12 +318,12 @@ class Stage:
     def _put_on(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
         """Forward groups, however long there is no room; for a short time once the stage ends."""
         try:
-            with stoppable(self._stop.waits):
+            with Deadline(stop=self._stop):
                 lease.forward(self.target, groups)
         except (StoreFull, StoreUnavailable):
             if not self._stop:
                 raise
-            lease.forward(self.target, groups, timeout=most_s(self._stop_timeout) / 2)
+            lease.forward(self.target, groups, timeout=min(self._stop_timeout, here().left_s) / 2)
 
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         again, self._failure = repr(error) == self._failure, repr(error)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
-from redrb.connection.deadline import ending_within
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name, consumer_key
@@ -28,7 +29,7 @@ from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.hooks import TrainerHooks
 from redrb.runtime.resuming import Resumption
 from redrb.runtime.sharded_models import whole_tensors
-from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
 from redrb.runtime.training_loop import LoopConfig, TrainingLoop
 from redrb.runtime.world import any_rank, default_device
@@ -171,7 +172,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         self._resumption = Resumption(checkpoints)
         self._callbacks = Callbacks(callbacks, TrainerCallback)
         self._debug = debug
-        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         step_limit = checked_stop_seconds("step_limit", step_limit)
         self._waited_s = 0.0
         self._fresh: FreshBatches | None = None
@@ -282,7 +283,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
         self._fresh = loop.fresh
         try:
-            with ending_within(self._stop.time):
+            with Deadline(budget=self._stop):
                 loop.run()
         finally:
             self._waited_s, self._fresh = self.wait_for_batch_s, None
@@ -318,7 +319,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         """
         if reward is not None:
             reward = checked_number("reward", reward)
-        with ending_within(self._stop.time):
+        with Deadline(budget=self._stop):
             if any_rank(self._stop.by_signal):
                 return False
             if not self._batches.rank:
@@ -347,7 +348,7 @@ class DetachedTrainer(TrainerHooks, ABC):
 
     def sync_models_to_remote_makers(self, **config: Any) -> None:
         """Send all weights to the makers; makers that wait for their first weights begin."""
-        with ending_within(self._stop.time):
+        with Deadline(budget=self._stop):
             self.resume()
             self._update_remote_makers(fully_update=True, **config)
 
@@ -425,7 +426,7 @@ class DetachedTrainer(TrainerHooks, ABC):
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
-        with self._client_scope, ending_within(self._stop.time):
+        with self._client_scope, Deadline(budget=self._stop):
             self.buffer.close()
 
     def _open_buffer(self, batch_size: int, most: int, /, **options: Any) -> DetachedReplayBuffer:

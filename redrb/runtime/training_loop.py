@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from redrb.connection.outage import Outage
+from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
@@ -19,7 +20,6 @@ from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FitEnded, FreshBatches
 from redrb.runtime.missing_fields import reject_incomplete
 from redrb.runtime.progress import ProgressBar
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
 from redrb.runtime.world import any_rank, world_size_here
 from redrb.stream import Lease
@@ -49,7 +49,7 @@ class LoopConfig:
     sample: Callable[[], Experience]
     update: Callable[[], None]
     call: Callable[..., None]
-    stop: StopRequest
+    stop: Stop
     batches: BatchSettings
     checkpointing: CheckpointSettings
     checkpoints: Checkpoints | None
@@ -90,8 +90,8 @@ class TrainingLoop:
             config.buffer.stream,
             config.buffer.sample_batch_size,
             config.batches,
-            # ranks end at the same step: a rank that is asked to end still takes its next batch
-            config.stop if world_size_here() == 1 else config.stop.postponed(),
+            config.stop,
+            in_step=world_size_here() > 1,
             batches=batches,
             first_step=self.position.taken,
             may_skip_steps=config.checkpointing.ack == "step",

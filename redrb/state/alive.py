@@ -17,7 +17,6 @@ class TaskUse:
     """What a task holds, and who uses it.
 
     Attributes:
-        contents: What it holds.
         workers: Makers, trainers and stages that have announced themselves lately.
     """
 

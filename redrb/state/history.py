@@ -16,7 +16,6 @@ class Point:
     """The figures of a task at one look.
 
     Attributes:
-        time: Seconds since 1970, by the server's clock.
         put: Groups put a second; None at the first look.
         acked: Groups acknowledged a second; None at the first look.
         waiting: Groups that wait; None if the task cannot be read.

@@ -1,4 +1,4 @@
-"""`State`: what a namespace holds and who works on it, at one moment. Pure data."""
+"""`State`: a namespace at one moment; `Finding`: one trouble that it shows. Pure data."""
 
 from __future__ import annotations
 
@@ -25,22 +25,13 @@ class WorkerState:
     """A process that works on a task, as its last announcement says.
 
     Attributes:
-        name: Its name, unique in the task.
-        role: What it does with the task.
         label: Name that its owner gave it, such as "maker-1"; "": none.
-        host: Host name.
-        pid: Process id on that host.
         program: Module of `python -m`, or file name, of its program, such as "train.py".
-        redrb: Version of redrb that it runs.
-        life: Whether it is alive, by the server's clock.
-        seen_s: Seconds since its last announcement.
         period_s: Seconds between two announcements.
-        uptime_s: Seconds since it began.
         weights_name: Name of these weights; "": it did not say.
         weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
         behind: Versions that the task knew, and it did not use, at its last announcement.
         groups: Groups that it has put, or acknowledged, since it began.
-        samples: Samples in these groups.
         leased: Groups that it leases; of a dead worker at most those that are not taken over.
         rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
         waits_for: What it waited for at its last announcement; "": nothing.
@@ -49,11 +40,9 @@ class WorkerState:
             step before has ended; 0 between two steps.
         usual_step_s: Its longest step of late; 0 before its first one has ended.
         step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
-        steps: Steps that it has ended since it began.
         steps_s: Seconds that these lasted.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
-        samples_per_s: The same in samples.
         metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
     """
 
@@ -107,9 +96,7 @@ class ConsumerGroupState:
     """One consumer group of a task.
 
     Attributes:
-        name: Its name.
         stats: Counters of the task as this consumer group sees them.
-        staleness: Staleness of its groups.
     """
 
     name: str
@@ -123,14 +110,8 @@ class Rates:
 
     Attributes:
         over_s: Seconds from the first look that counts to the last one.
-        put: Groups put.
         acked: Groups acknowledged by the first consumer group.
-        samples_put: Samples put.
-        samples_acked: Samples acknowledged.
         bytes_put: Bytes put, as stored.
-        expired: Groups expired.
-        filtered: Groups filtered.
-        evicted: Groups evicted.
         dead: Groups that became dead letters.
     """
 
@@ -151,18 +132,14 @@ class TaskState:
     """One task.
 
     Attributes:
-        name: Its name.
         readable: Whether it can be read; if not, the user has no right to, or its data is damaged,
             and all else is empty.
         damage: Why its data cannot be read; "" if it can, or the user has no right to.
         incarnation: Random id from its creation.
-        order: Name of its order.
-        partitions: Number of its partitions.
         settings: Its settings by name, as text, such as "max_staleness": "4".
         groups: Its consumer groups, at most 16: "default" first, then by name. A task from which
             nothing was taken yet has "default", not joined.
         workers: Its makers, trainers and stages, at most 200, the newest first.
-        workers_total: Number of workers that announced themselves lately.
         stored_bytes: Bytes of the stored groups, by the mean size of all groups put.
         memory_bytes: Bytes of memory of the groups, their facts and the dead letters, as Redis
             estimates them; None if the user may not ask.
@@ -194,12 +171,9 @@ class WeightsState:
     """The published weights of one name.
 
     Attributes:
-        name: Their name.
-        version: The newest version.
         kind: "full", "delta" or "lora".
         nbytes: Bytes of the newest version's tensors.
         stored_bytes: Bytes of the newest version in Redis, with chunks that other versions share.
-        versions: Number of kept versions.
         age_s: Seconds since the newest version's commit, by the server's clock.
         pins: Readers that fetch versions now, whose pin has not expired.
         expired_pins: Pins whose time is over.
@@ -227,21 +201,14 @@ class ServerState:
     Attributes:
         address: Host and port, or the path of its socket; never a password.
         kind: "redis" or "valkey".
-        version: Its version.
         mode: "standalone", "sentinel" or "cluster".
-        uptime_s: Seconds since it started.
-        used_memory: Bytes that it uses.
         maxmemory: Its limit of memory; 0: none.
         maxmemory_policy: What it does at this limit; anything but "noeviction" loses data.
-        clients: Connected clients.
-        blocked_clients: Clients that block.
         commands_per_s: Commands of the last second, as the server says.
         cpu_s: Processor time of the server since it started, in seconds.
         cpu_share: Processor time a second over the last seconds, 1.0 is one core; None at first.
         aof: Whether it writes an append-only file.
         last_save_ok: Whether its last snapshot, and its last write of the file, succeeded.
-        replicas: Connected replicas.
-        allocator: Its memory allocator.
         latency_s: Seconds from the first request of this look to its reply.
         cli: Options with which redis-cli reaches it; () for an address without user and TLS.
     """
@@ -272,10 +239,7 @@ class State:
     """A namespace at one moment.
 
     Attributes:
-        namespace: Its name.
-        where: Where Redis is, without a password.
         time: Seconds since 1970 by the server's clock.
-        took_s: Seconds that the look took.
         servers: The servers; of a cluster all primaries.
         tasks: All tasks, by name; at most 200.
         tasks_total: Number of tasks in the registry.
@@ -296,3 +260,47 @@ class State:
     def task(self, name: str) -> TaskState | None:
         """Return a task by its name; None if there is no such task."""
         return next((task for task in self.tasks if task.name == name), None)
+
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+"""critical: data is lost or nothing goes on; warning: near to that, or a waste; info: a note."""
+
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One trouble.
+
+    Attributes:
+        code: Name of the check, such as "dead-worker"; documented in docs/doctor.md.
+        subject: What it is about: "task math", "maker host-1 of math", "server", "weights actor".
+        summary: What was seen, in one sentence with its figures.
+        cause: Why this happens, or may happen.
+        command: The command that mends it; where no command can, one that shows more.
+        repairs: Whether `redrb doctor --repair` does it.
+    """
+
+    code: str
+    severity: Severity
+    subject: str
+    summary: str
+    cause: str
+    command: str
+    repairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindingKind:
+    """All findings of one check: what they have in common."""
+
+    code: str
+    severity: Severity
+    cause: str
+    repairs: bool = False
+
+    def found(self, subject: str, summary: str, command: str) -> Finding:
+        """Return a finding of this kind."""
+        return Finding(
+            self.code, self.severity, subject, summary, self.cause, command, self.repairs
+        )

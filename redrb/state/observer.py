@@ -1,20 +1,19 @@
-"""`Observer`: looks at a namespace again and again in a thread; whoever shows it never waits."""
+"""`Observer`: looks at a namespace again and again in a thread; `View`: what it knows."""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from redrb.connection import Client
 from redrb.errors import RedrbError
-from redrb.state.finding import Finding
 from redrb.state.findings import connection_finding, findings_of
 from redrb.state.history import History
-from redrb.state.model import State
+from redrb.state.model import Finding, State
 from redrb.state.reader import StateReader
-from redrb.state.view import View
 
 EVERY_S: Final = 1.0
 """Seconds between two looks."""
@@ -23,13 +22,28 @@ LOOK_S: Final = 1.5
 """Seconds after which a look fails, so that a Redis that stopped is noticed soon."""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What an observer knows now.
+
+    Attributes:
+        state: The newest state; None before the first look succeeded.
+        number: Number of looks that succeeded; changes with each new state.
+        error: Why the last look failed; "" if it succeeded.
+        findings: Troubles that the newest state shows, and the failed look, the worst first.
+    """
+
+    state: State | None = None
+    number: int = 0
+    age_s: float = 0.0
+    error: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
 class Observer:
     """Reads the state of a namespace about once a second; safe among threads.
 
     While Redis is away the newest view stays, with its age and the reason.
-
-    Attributes:
-        history: Figures of each task over the last ten minutes.
     """
 
     def __init__(
@@ -43,13 +57,7 @@ class Observer:
     ) -> None:
         """Begin to look.
 
-        Args:
-            client: A client.
-            namespace: The namespace.
-            task: The only task to read; None: all.
-            group: Consumer group that comes first in each task, also if it has not joined; None:
-                "default", unless only others have joined.
-            every_s: Seconds between two looks.
+        `task` and `group` are those of `StateReader`; `every_s` are the seconds between two looks.
         """
         self._reader = StateReader(client, namespace, task=task, group=group)
         self._every_s = every_s
@@ -85,10 +93,7 @@ class Observer:
     def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
         """Return a view with another number or another error, or after a time the same again.
 
-        Args:
-            number: Number of the newest view that the caller has; -1: it has none.
-            timeout_s: Seconds to wait.
-            error: Error of that view.
+        `number` and `error` are those of the newest view that the caller has; -1: it has none.
         """
         with self._changed:
             self._changed.wait_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -11,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from redrb import environment
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.server_cli import cli_options
 from redrb.connection.transport import Pipeline, Reply
@@ -19,30 +20,23 @@ from redrb.errors import StoreDenied
 from redrb.keys import registry_key
 from redrb.options import has_password
 from redrb.registry import Registry
-from redrb.state.announced import Announced
 from redrb.state.model import ServerState, State
 from redrb.state.rates import RateWindow
 from redrb.state.tasks import read_tasks
 from redrb.state.weights import read_weights
+from redrb.state.workers import Announced
 from redrb.stream.task.similar_tasks import unknown_task
 
 
 def server_state(
-    reply: Reply, *, address: str, latency_s: float, cli: tuple[str, ...] = ()
+    info: Mapping[str, str], *, address: str, latency_s: float = 0.0, cli: tuple[str, ...] = ()
 ) -> ServerState:
-    """Return a server's state from the reply to INFO; a missing figure is 0 or "".
-
-    Args:
-        reply: The reply.
-        address: Where the server is.
-        latency_s: Seconds until the reply came.
-        cli: Options with which redis-cli reaches it.
-    """
-    info = _fields(reply)
-    number = _Numbers(info)
+    """Return a server's state from its fields of INFO; a missing figure is 0 or ""."""
+    number = partial(figure_of, info)
+    valkey = "valkey_version" in info or info.get("server_name") == "valkey"
     return ServerState(
         address=address,
-        kind="valkey" if "valkey_version" in info else "redis",
+        kind="valkey" if valkey else "redis",
         version=info.get("valkey_version") or info.get("redis_version", ""),
         mode=info.get("server_mode") or info.get("redis_mode") or "standalone",
         uptime_s=number("uptime_in_seconds"),
@@ -63,25 +57,21 @@ def server_state(
     )
 
 
-class _Numbers:
-    """Returns figures by name as numbers."""
-
-    def __init__(self, info: Mapping[str, str]) -> None:
-        self._info = info
-
-    def __call__(self, name: str) -> float:
-        try:
-            return float(self._info.get(name) or 0)
-        except ValueError:
-            return 0.0
-
-
-def _fields(reply: Reply) -> dict[str, str]:
+def info_fields(reply: Reply) -> dict[str, str]:
+    """Return the fields in a reply to INFO."""
     if isinstance(reply, dict):  # redis-py has parsed it
         return {str(name): str(value) for name, value in reply.items()}
     text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
     pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
     return {name: value for name, colon, value in pairs if colon}
+
+
+def figure_of(info: Mapping[str, str], name: str) -> float:
+    """Return a field of INFO as a number; 0 if it is missing, or none."""
+    try:
+        return float(info.get(name) or 0)
+    except ValueError:
+        return 0.0
 
 
 MOST_NAMES: Final = 200
@@ -128,15 +118,14 @@ class StateReader:
     def look(self, *, timeout_s: float = 2.0) -> State:
         """Return the state now, with rates since the looks before.
 
-        Args:
-            timeout_s: Seconds after which a request is not repeated.
+        A request is not repeated after `timeout_s`.
 
         Raises:
             StoreUnavailable: Redis does not answer.
             StoreError: It answered with an error.
             UnknownTask: The only task to read does not exist.
         """
-        with within(timeout_s):
+        with Deadline(at_most=timeout_s):
             return self._window.rated(self._read())
 
     def _read(self) -> State:
@@ -172,11 +161,8 @@ class StateReader:
             clock, info = primary.retrying(lambda p=primary, q=pipeline: _checked(p.exchange(q)))  # type: ignore[misc]
             latency_s = time.monotonic() - began
             now_s = now_s or int(clock[0]) + int(clock[1]) / 1e6
-            found.append(
-                server_state(
-                    info, address=primary.where, latency_s=latency_s, cli=cli_options(primary)
-                )
-            )
+            cli, fields = cli_options(primary), info_fields(info)
+            found.append(server_state(fields, address=primary.where, latency_s=latency_s, cli=cli))
         return tuple(found), now_s
 
     def _names(self) -> tuple[list[str], int, list[str]]:

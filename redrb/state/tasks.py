@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from redis.exceptions import ResponseError
 
@@ -14,11 +15,10 @@ from redrb.damage import Reading
 from redrb.errors import RedrbError, StoreDenied
 from redrb.keys import is_name
 from redrb.registry import ODD_NAME
-from redrb.state.announced import Announced
 from redrb.state.calls import Observe, Observed, ObservedGroup
 from redrb.state.histogram import Histogram
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
-from redrb.state.workers import in_order, worker_state
+from redrb.state.workers import Announced, in_order, worker_state
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
@@ -31,10 +31,6 @@ def with_holdings(
 
     Rights are counted by process. Leases are not counted by consumer: a dead worker holds at most
     those that no living worker has announced.
-
-    Args:
-        workers: All workers of a task, as they announced themselves.
-        groups: The consumer groups of the task, the first of which has the counters of rights.
     """
     living = sum(each.leased for each in workers if not _is_over(each))
     leased = max(0, sum(group.stats.ledger.leased for group in groups) - living)
@@ -60,8 +56,6 @@ def _is_over(worker: WorkerState) -> bool:
 _FIELDS = (*STORED_NAMES, "incarnation")
 _HIDDEN = ("sampled", "order", "partitions")
 _MOST_PARTITIONS = 1024
-_MOST_SENT = 200
-"""Most scripts that are sent together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +81,8 @@ def read_tasks(
 ) -> list[TaskState]:
     """Return the states of tasks; names without a task are left out.
 
-    Args:
-        client: A client.
-        namespace: Namespace of the tasks.
-        names: Their names.
-        group: Consumer group that comes first, also if it has not joined; None: "default",
-            unless only others have joined.
-        announced: What earlier looks have read of workers, by prefix of the partition's keys; this
-            look adds to it.
+    `group` is that of `StateReader`. `announced` has what earlier looks have read of workers, by
+    prefix of the partition's keys; this look adds to it.
     """
     listed = list(names)
     named = list(filter(is_name, listed))
@@ -126,71 +114,31 @@ def read_tasks(
 def _observed(
     stores: Sequence[TaskStore], group: str | None, announced: dict[str, Announced]
 ) -> list[_Part | RedrbError]:
-    """Run the script on tasks: those that the same client reaches in one pipeline.
+    """Run the script on tasks.
 
     An error takes the place of a task that the user may not read, or whose data is damaged.
     """
-    found: dict[int, _Part | RedrbError] = {}
-    by_client: dict[int, list[int]] = {}
-    for number, store in enumerate(stores):
-        by_client.setdefault(id(store.client), []).append(number)
-    for numbers in by_client.values():
-        there = [stores[number] for number in numbers]
-        known = [announced.setdefault(store.keys.prefix, Announced()) for store in there]
-        replies = _replies(there, group, known)
-        for number, reply, workers in zip(numbers, replies, known, strict=True):
-            found[number] = _part_or_error(reply, workers, stores[number])
-    return [found[number] for number in range(len(stores))]
+    known = [announced.setdefault(store.keys.prefix, Announced()) for store in stores]
+    asked = [Observe(group or "", workers.since, _FIELDS) for workers in known]
+
+    def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
+        asked[number].add_to(pipeline, stores[number].script_keys, whole=whole)
+
+    found: list[_Part | RedrbError] = []
+    replies = exchanged([store.client for store in stores], add)
+    for store, call, workers, (reply,) in zip(stores, asked, known, replies, strict=True):
+        try:
+            if isinstance(reply, ResponseError):
+                found.append(translate(reply, store.client.where))
+                continue
+            with Reading(f"task {store.task!r}"):
+                found.append(_part(call.read(reply), workers))
+        except RedrbError as error:
+            found.append(error)
+    return found
 
 
-def _replies(
-    stores: Sequence[TaskStore], group: str | None, known: Sequence[Announced]
-) -> list[Reply]:
-    client = stores[0].client
-
-    def send(places: Sequence[int], *, whole: bool) -> list[Reply]:
-        pipeline = Pipeline()
-        for at in places:
-            observe = Observe(group or "", known[at].since, _FIELDS)
-            observe.add_to(pipeline, stores[at].script_keys, whole=whole)
-        return client.exchange(pipeline)
-
-    def attempt() -> list[Reply]:
-        replies: list[Reply] = []
-        for first in range(0, len(stores), _MOST_SENT):
-            some = range(first, min(first + _MOST_SENT, len(stores)))
-            replies += send(some, whole=False)
-        missing = [at for at, reply in enumerate(replies) if is_missing_script(reply)]
-        if missing:
-            for at, reply in zip(missing, send(missing, whole=True), strict=True):
-                replies[at] = reply
-        error = first_error([each for each in replies if not _is_lasting(each)])
-        if error is not None:
-            raise error
-        return replies
-
-    return client.retrying(attempt)
-
-
-def _is_lasting(reply: Reply) -> bool:
-    """Return whether a reply is an error that concerns this task alone, and comes again."""
-    return isinstance(reply, ResponseError) and not is_transient(reply)
-
-
-def _part_or_error(reply: Reply, announced: Announced, store: TaskStore) -> _Part | RedrbError:
-    try:
-        if isinstance(reply, ResponseError):
-            return translate(reply, store.client.where)
-        with Reading(f"task {store.task!r}"):
-            return _part(reply, announced)
-    except RedrbError as error:
-        return error
-
-
-def _part(reply: Reply, announced: Announced) -> _Part:
-    found = Observe("", "").read(reply)
-    if not found.settings:
-        return _Part({}, 0, {}, {}, (), 0, None)
+def _part(found: Observed, announced: Announced) -> _Part:
     known = announced.note(found)
     read = (worker_state(*worker) for worker in known)
     return _Part(
@@ -292,3 +240,51 @@ def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]
             )
         )
     return tuple(merged.values())
+
+
+_MOST_SENT: Final = 200
+"""Most tasks or weights whose requests are sent together."""
+
+
+class Add(Protocol):
+    """Adds the commands about one of the things to a pipeline."""
+
+    def __call__(self, pipeline: Pipeline, number: int, *, whole: bool) -> None:
+        """Add them; `whole`: a script with its text."""
+
+
+def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
+    """Return the replies about each of several things, each of which a client reaches.
+
+    An error that concerns one thing alone, and comes again, takes the place of its reply.
+
+    Raises:
+        StoreUnavailable: Redis does not answer.
+    """
+    found: dict[int, list[Reply]] = {}
+
+    def read(client: Client, numbers: Sequence[int], *, whole: bool) -> None:
+        for first in range(0, len(numbers), _MOST_SENT):
+            pipeline, ends = Pipeline(), []
+            for number in numbers[first : first + _MOST_SENT]:
+                add(pipeline, number, whole=whole)
+                ends.append(pipeline.commands)
+            replies = client.exchange(pipeline)
+            error = first_error([each for each in replies if not _is_lasting(each)])
+            if error is not None:
+                raise error
+            begins = [0, *ends]
+            for number, begin, end in zip(numbers[first:], begins, ends, strict=False):
+                found[number] = replies[begin:end]
+        missing = [number for number in numbers if any(map(is_missing_script, found[number]))]
+        if missing and not whole:
+            read(client, missing, whole=True)
+
+    for client in {id(each): each for each in clients}.values():
+        numbers = [number for number, each in enumerate(clients) if each is client]
+        client.retrying(lambda client=client, numbers=numbers: read(client, numbers, whole=False))  # type: ignore[misc]
+    return [found[number] for number in range(len(clients))]
+
+
+def _is_lasting(reply: Reply) -> bool:
+    return isinstance(reply, ResponseError) and not is_transient(reply)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
 from redrb.errors import DecodeError
+from redrb.state.calls import Observed
 from redrb.state.model import Life, Role, WaitsFor, WorkerState
 from redrb.unpacking import unpack
 
@@ -25,15 +26,16 @@ _ENDED_S = 540.0
 
 _TEXT = 128
 
+MOST_WORKERS = 200
+FORGOTTEN_MS = 600_000
+"""Age of an announcement at which Redis removes it."""
+
 
 def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     """Return a worker's state from its announcement; None if it is damaged.
 
-    Args:
-        name: Its name.
-        seen_s: Seconds since it came, by the server's clock.
-        packed: The newest weight version then, a space, and the announcement, as
-            `redrb/stream/worker.py` packs it.
+    `seen_s` are the seconds since it came. `packed` is the newest weight version then, a space, and
+    the announcement, as `redrb/stream/worker.py` packs it.
     """
     newest, _, said_then = packed.partition(b" ")
     if len(said_then) > MOST_BYTES or not (newest.isdigit() and len(newest) < 19):
@@ -47,35 +49,29 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     ended = said.get("ended") is True
     seen_s = max(0.0, seen_s - _ENDED_S * ended)
     period_s, lease_s = _number(said.get("period_s")), _number(said.get("lease_s"))
+    life: Life = "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
+    if ended:
+        life = "ended"
+    elif not period_s or seen_s <= SILENT_PERIODS * period_s:
+        life = "live"
     waits_for = said.get("waits_for") or ""
     waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
+    figures = {name: check(said.get(name)) for name, check in _SAID.items()}
+    used, waits_s, step_s = figures["weight_version"], figures["waits_s"], figures["step_s"]
     return WorkerState(
-        name=_text(name),
-        role=said["role"],
-        label=_text(said.get("label")),
-        host=_text(said.get("host")),
-        pid=_count(said.get("pid")),
-        program=_text(said.get("program")),
-        redrb=_text(said.get("redrb")),
-        life=_life(seen_s, period_s, lease_s, ended=ended),
-        seen_s=seen_s,
-        period_s=period_s,
-        uptime_s=_number(said.get("uptime_s")) + (0.0 if ended else seen_s),
-        weights_name=_text(said.get("weights_name")),
-        weight_version=(used := _count(said.get("weight_version"))),
-        behind=max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
-        groups=_count(said.get("groups")),
-        samples=_count(said.get("samples")),
-        leased=_count(said.get("leased")),
-        rights=_count(said.get("rights")),
-        waits_for="" if ended else waits_for,  # type: ignore[arg-type]
-        waits_s=_number(said.get("waits_s")) + seen_s if waits_for and not ended else 0.0,
-        step_s=step_s + seen_s if (step_s := _number(said.get("step_s"))) and not ended else 0.0,
-        usual_step_s=_number(said.get("usual_step_s")),
-        step_limit_s=_number(said.get("step_limit_s")),
-        steps=_count(said.get("steps")),
-        steps_s=_number(said.get("steps_s")),
-        metrics=_metrics(said.get("metrics")),
+        **figures
+        | {
+            "name": _text(name),
+            "role": said["role"],
+            "life": life,
+            "seen_s": seen_s,
+            "uptime_s": figures["uptime_s"] + (0.0 if ended else seen_s),
+            "behind": max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
+            "waits_for": "" if ended else waits_for,
+            "waits_s": waits_s + seen_s if waits_for and not ended else 0.0,
+            "step_s": step_s + seen_s if step_s and not ended else 0.0,
+            "metrics": _metrics(said.get("metrics")),
+        }
     )
 
 
@@ -91,14 +87,6 @@ def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
         return worker.life in ("dead", "ended"), worker.role, name, worker.name
 
     return sorted(workers, key=place)
-
-
-def _life(seen_s: float, period_s: float, lease_s: float, *, ended: bool) -> Life:
-    if ended:
-        return "ended"
-    if not period_s or seen_s <= SILENT_PERIODS * period_s:
-        return "live"
-    return "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
 
 
 def _text(value: object) -> str:
@@ -118,6 +106,19 @@ def _number(value: object) -> float:
     return number if math.isfinite(number) and number >= 0 else 0.0
 
 
+_SAID: Mapping[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("label", "host", "program", "redrb", "weights_name"), _text),
+    **dict.fromkeys(
+        ("pid", "weight_version", "groups", "samples", "leased", "rights", "steps"), _count
+    ),
+    **dict.fromkeys(
+        ("period_s", "uptime_s", "waits_s", "step_s", "usual_step_s", "step_limit_s", "steps_s"),
+        _number,
+    ),
+}
+"""Fields of an announcement that a `WorkerState` has, too, and their checks."""
+
+
 def _metrics(value: object) -> Mapping[str, float]:
     found: dict[str, float] = {}
     items: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
@@ -125,3 +126,40 @@ def _metrics(value: object) -> Mapping[str, float]:
         if isinstance(name, str) and type(figure) in (int, float) and math.isfinite(figure):
             found[_text(name)] = float(figure)
     return found
+
+
+class Announced:
+    """The announcements in one partition of a task.
+
+    Workers announce themselves every few seconds, so a look reads only what came since the look
+    before it.
+    """
+
+    def __init__(self) -> None:
+        self._incarnation = ""
+        self._known: dict[str, tuple[float, bytes]] = {}
+        self._read_ms = 0.0
+
+    @property
+    def since(self) -> str:
+        """The time from which on the next look is to read, in the server's ms; "-inf": all."""
+        return f"{self._read_ms:.0f}" if self._read_ms else "-inf"
+
+    def note(self, found: Observed) -> list[tuple[str, float, bytes]]:
+        """Return name, seconds since the announcement, and announcement of each worker."""
+        incarnation, now_ms = found.settings.get("incarnation", ""), found.server_ms
+        other = self._incarnation not in ("", incarnation)
+        if other or not self._read_ms:
+            self._known = {}
+        for (name, packed), seen_ms in zip(found.workers, found.seen_ms, strict=True):
+            self._known[name.decode(errors="replace")] = seen_ms, packed
+        newest = sorted(self._known.items(), key=lambda item: -item[1][0])[:MOST_WORKERS]
+        self._known = {name: known for name, known in newest if now_ms - known[0] < FORGOTTEN_MS}
+        # all is read again if the server's clock was set back, or workers were removed
+        again = other or now_ms < self._read_ms or found.workers_total < len(self._known)
+        self._read_ms = 0.0 if again else now_ms
+        self._incarnation = incarnation
+        return [
+            (name, (now_ms - seen_ms) / 1000, packed)
+            for name, (seen_ms, packed) in self._known.items()
+        ]

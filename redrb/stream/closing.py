@@ -12,7 +12,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from redrb.connection import Client
-from redrb.connection.deadline import EXIT_S, within
+from redrb.connection.deadline import EXIT_S, Deadline
 from redrb.errors import StoreError
 from redrb.stream.worker import end_unended
 
@@ -56,7 +56,7 @@ def _close(stream: object, *, requeue: bool) -> None:
 
 def _close_all() -> None:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
-    with within(EXIT_S):
+    with Deadline(at_most=EXIT_S):
         for stream in list(_open):
             _close(stream, requeue=not isinstance(error, Exception))
         end_unended()

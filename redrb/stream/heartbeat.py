@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from redrb.connection.deadline import most_s, within
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage, shared_outage
 from redrb.errors import RedrbError, StoreClosed
 
@@ -69,7 +69,7 @@ class Heartbeat:
         """Beat no more; waits a little for a beat that is under way."""
         self._nudges.put(False)
         if threading.current_thread() is not self._thread:
-            self._thread.join(most_s(_STOP_S))
+            self._thread.join(min(_STOP_S, here().left_s))
 
     def nudge(self) -> None:
         """Beat now; may be called from anywhere, also while garbage is collected."""
@@ -91,7 +91,7 @@ class Heartbeat:
             if over:
                 beat = self._at_end
             try:
-                with within(self._longest_s):
+                with Deadline(at_most=self._longest_s):
                     if beat is not None:
                         beat()
             except StoreClosed:

@@ -20,7 +20,7 @@ from redrb.checks import (
     checked_timeout,
 )
 from redrb.connection import Client, check_client
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
@@ -386,7 +386,8 @@ class ExperienceStream:
         self._check_open()
         part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
-        return self._parts.put(part, groups_of(item), options, checked_timeout(timeout))
+        with Deadline(timeout):
+            return self._parts.put(part, groups_of(item), options)
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
@@ -445,7 +446,8 @@ class ExperienceStream:
         seconds = checked_number("hold_s", hold_s)
         if seconds <= 0:
             raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
-        return self._admitter.admit(count, fewest, checked_timeout(timeout), seconds)
+        with Deadline(timeout):
+            return self._admitter.admit(count, fewest, seconds)
 
     @property
     def bounded(self) -> bool:
@@ -462,7 +464,8 @@ class ExperienceStream:
         expired = checked_int("groups", groups)
         if expired:
             revision = self._task.description.revision
-            self._producer.put(PutBatch((), revision, expired=expired), None)
+            with Deadline():
+                self._producer.put(PutBatch((), revision, expired=expired))
 
     def discard_filtered(self, groups: int) -> None:
         """Count groups that a maker filtered itself, as put and filtered, exactly once.
@@ -474,7 +477,8 @@ class ExperienceStream:
         filtered = checked_int("groups", groups)
         if filtered:
             revision = self._task.description.revision
-            self._producer.put(PutBatch((), revision, filtered=filtered), None)
+            with Deadline():
+                self._producer.put(PutBatch((), revision, filtered=filtered))
 
     def store_forwarded(
         self,
@@ -486,8 +490,7 @@ class ExperienceStream:
         """Store groups that a lease of another task forwards; use `lease.forward`."""
         self._check_open()
         put = PutOptions.checked(None, options.priority, options.status, options.tags)
-        timeout = checked_timeout(options.timeout)
-        return self._receiver.receive(groups, sources, origin, put, timeout)
+        return self._receiver.receive(groups, sources, origin, put)
 
     # take/, ranks/
 
@@ -548,14 +551,14 @@ class ExperienceStream:
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
         seconds = checked_timeout(timeout)
         if rank is None and world_size is None and step is None and balance is None:
-            with self.worker.steps.fetching():
-                return self._taker.take(request, seconds, ack)
+            with Deadline(seconds), self.worker.steps.fetching():
+                return self._taker.take(request, ack)
         place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        with self.worker.steps.fetching():
-            return self._ranks.take(place, request, by, seconds)
+        with Deadline(seconds), self.worker.steps.fetching():
+            return self._ranks.take(place, request, by)
 
     def leases(
         self,
@@ -612,7 +615,8 @@ class ExperienceStream:
         Raises:
             StoreUnavailable: Redis stayed away; the batch is still leased.
         """
-        return self._taker.is_fresh(lease, checked_timeout(timeout))
+        with Deadline(timeout):
+            return self._taker.is_fresh(lease)
 
     @property
     def consumer(self) -> str:
@@ -969,7 +973,7 @@ class ExperienceStream:
         was_closed(self)
         consumer = partial(self._consumer.close, requeue=requeue)
         parts = (self.worker.close, self._admitter.close, self._producer.close, consumer)
-        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
+        with Deadline(self._task.store.client.retry_s), ExitStack() as scope:
             for close in (*parts, self._ranks.close) if requeue else parts:
                 scope.callback(close)  # the last one first; one that fails keeps no other open
 
@@ -984,9 +988,10 @@ class ExperienceStream:
         return None
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
-        batch = self._prepare(groups, options)
-        batch.raise_refused()
-        return self._producer.put(batch, timeout) if batch else ()
+        with Deadline(timeout):
+            batch = self._prepare(groups, options)
+            batch.raise_refused()
+            return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode the groups of a put."""

@@ -21,6 +21,7 @@ import msgpack
 
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
+from redrb.forks import in_child
 from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.steps import Steps
 from redrb.stream.task.calls import Announce
@@ -86,6 +87,7 @@ class Worker:
         self._rights: weakref.ref[Holding] | None = None
         self._whole: Worker | None = None
         self._begin()
+        in_child(self._begin)
 
     def _begin(self) -> None:
         """Become a worker that Redis does not know yet: at first, and in a forked process."""
@@ -119,14 +121,12 @@ class Worker:
 
     def takes(self) -> None:
         """Note that it takes groups; the heartbeat of its consumer announces it."""
-        self.follow_fork()
         self._takes = True
 
     def puts(self) -> None:
         """Note that it puts groups; announce it from now on."""
-        if self._heartbeat is not None and self._pid == os.getpid():
+        if self._heartbeat is not None:
             return
-        self.follow_fork()
         with self._lock:
             if self._heartbeat is None and not self._takes:
                 self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker", self.end.announce)
@@ -145,11 +145,6 @@ class Worker:
         else:  # the heartbeat of its consumer announces it from now on
             self.beat()
 
-    def follow_fork(self) -> None:
-        """In a forked process, become another worker."""
-        if self._pid != os.getpid():
-            self._begin()
-
     def count(self, groups: int, samples: int) -> None:
         """Note groups that were put or acknowledged."""
         with self._lock:
@@ -159,7 +154,6 @@ class Worker:
     @contextmanager
     def waiting(self, what: WaitsFor) -> Iterator[None]:
         """Announce in this block that it waits for something."""
-        self.follow_fork()
         token = next(self._tokens)
         self._waits[token] = what, time.monotonic()
         try:
@@ -170,9 +164,7 @@ class Worker:
             self._waits.pop(token, None)
 
     def announcement(self) -> bytes:
-        """Return the announcement of now, packed; b"" in a forked process that did nothing yet."""
-        if self._pid != os.getpid():
-            return b""
+        """Return the announcement of now, packed."""
         now = time.monotonic()
         said = self._said(now)
         self.end.note(said)
@@ -198,8 +190,6 @@ class Worker:
 
     def close(self) -> None:
         """Announce the end, if it was announced before; while Redis is away nothing is said."""
-        if self._pid != os.getpid():
-            return
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
@@ -246,8 +236,9 @@ class WorkerEnd:
 
     def __init__(self, task: Task, name: str) -> None:
         """Note a worker that has announced nothing yet."""
-        self._task, self._name, self._pid = task, name, os.getpid()
+        self._task, self._name = task, name
         self._said: Mapping[str, Any] = {}
+        in_child(self.forget)
 
     def note(self, said: Mapping[str, Any]) -> None:
         """Note an announcement, after which the end must be announced."""
@@ -263,7 +254,7 @@ class WorkerEnd:
         """Announce the end, if anything was announced; while Redis is away nothing is said."""
         said = self._said
         self.forget()
-        if not said or self._pid != os.getpid():
+        if not said:
             return
         over = {"leased": 0, "rights": 0, "waits_for": "", "waits_s": 0.0, "step_s": 0.0}
         packed = _packed({**said, **over, "ended": True})

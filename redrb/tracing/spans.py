@@ -27,12 +27,7 @@ class GroupTracer:
     """Begins the spans of groups: made, put, waiting, taken, trained."""
 
     def __init__(self, provider: TracerProvider, sample_rate: float) -> None:
-        """Make a tracer.
-
-        Args:
-            provider: Where spans go.
-            sample_rate: Share of the groups that are traced, unless they come from another task.
-        """
+        """Make a tracer."""
         self._tracer = provider.get_tracer("redrb")
         self._rate = sample_rate
 
@@ -41,13 +36,8 @@ class GroupTracer:
     ) -> list[PutSpan | None]:
         """Begin the span `put` of each group that is traced.
 
-        Args:
-            task: Name of the task.
-            groups: Number of groups.
-            begun_ns: Time at which they were begun, for the span `made`: their right was given, or
-                their first part was stored; 0: not known.
-            parents: Of forwarded groups the span before; "": the group is not traced. None: the
-                groups are not forwarded.
+        `begun_ns` is when they were begun, for the span `made`; 0: not known. `parents` are the
+        spans before of forwarded groups; "": the group is not traced.
 
         Returns:
             The spans; None for a group that is not traced.
@@ -77,10 +67,7 @@ class GroupTracer:
     ) -> LeaseTrace | None:
         """Begin the spans of groups that were taken just now.
 
-        Args:
-            task: Name of the task.
-            group: Consumer group.
-            traces: Id of each group, and what it brought; None: it is not traced.
+        `traces` has the id of each group, and what it brought.
 
         Returns:
             The spans; None if no group is traced.
@@ -116,7 +103,6 @@ class PutSpan:
     """The span `put` of a group that is on its way to Redis.
 
     Attributes:
-        span: The span.
         began_ns: Its beginning, in ns since 1970.
     """
 

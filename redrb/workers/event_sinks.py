@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from redrb.metrics.events import Write, write_to_all
+from redrb.metrics.events import TensorBoardLog, WandbLog, Write, write_to_all
 from redrb.recipe.recipe import Recipe
 from redrb.workers.metrics_log import MetricsLog
 
@@ -32,8 +32,6 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
             log = MetricsLog(recipe.metrics, worker=recipe.worker)
             writes.append(scope.enter_context(log).write)
             if recipe.tensorboard:
-                from redrb.metrics.tensorboard import TensorBoardLog
-
                 folder = Path(recipe.tensorboard) / recipe.worker
                 writes.append(scope.enter_context(TensorBoardLog(folder)).write)
             if recipe.wandb:
@@ -42,8 +40,6 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
 
 
 def _wandb(recipe: Recipe, scope: ExitStack) -> Write:
-    from redrb.metrics.wandb import WandbLog
-
     declared: Any = recipe
     settings = {
         item.name: getattr(recipe, item.name)

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _work(function: str, settings: StageSettings) -> None:
-    from redrb.connection.deadline import ending_within
+    from redrb.connection.deadline import Deadline
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:
@@ -86,7 +86,7 @@ def _work(function: str, settings: StageSettings) -> None:
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
             )
-        with ending_within(stage.stop_time), scope.pop_all():
+        with Deadline(budget=stage.ending), scope.pop_all():
             stage.run()
 
 

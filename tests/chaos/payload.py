@@ -106,6 +106,4 @@ def _sample(name: str, index: int, samples: int, length: int) -> BufferItem:
 
 
 def _checksum(sequences: torch.Tensor | None, log_probs: torch.Tensor | None) -> int:
-    assert sequences is not None
-    assert log_probs is not None
     return zlib.crc32(log_probs.numpy().tobytes(), zlib.crc32(sequences.numpy().tobytes()))

@@ -54,6 +54,5 @@ def run(role: str, name: str, place: Place) -> None:
 def _end_with_the_run() -> None:
     """End this process when the one that started it is gone, also by a kill."""
     starter = multiprocessing.parent_process()
-    assert starter is not None
     starter.join()
     os._exit(1)

@@ -126,7 +126,6 @@ class Loads(Trainer):
                 except BatchTimeout:  # the batch before was acknowledged first
                     outcome["acked"] = last
                     raise
-                assert self._loader.lease is not None
                 groups = self._loader.lease.group_ids
                 outcome["delivered"], outcome["torn"] = payload.names_of_batch(batch, groups)
                 outcome["acked"] = last

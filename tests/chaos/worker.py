@@ -145,7 +145,7 @@ def serve(make: Callable[[str, Place], Worker], name: str, place: Place) -> None
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
-    publisher.CHUNK_BYTES = payload.CHUNK_BYTES  # type: ignore[attr-defined]
+    publisher.CHUNK_BYTES = payload.CHUNK_BYTES
     shared_copy._SHARED_MEMORY = place.shared_memory
     admitter.QUEUE_TTL_MS = collector.GRACE_MS = options.LEASE_MS  # type: ignore[attr-defined]
     before = set(threading.enumerate())

@@ -59,18 +59,6 @@ def test_no_more_groups_are_begun_than_can_be_trained_in_time(stream: Experience
         assert (admission.version, admission.count) == (2, 4)
 
 
-def test_a_version_may_be_published_before_its_groups_are_acknowledged(
-    stream: ExperienceStream,
-) -> None:
-    put_admitted(stream, 0, 1, 2, 3)
-    lease = stream.take(4, timeout=0)
-    stream.advance(2)
-    put_admitted(stream, 4, 5, 6, 7, version=2)
-    lease.ack()
-    with pytest.raises(AdmissionTimeout):
-        stream.admit(1, timeout=0)
-
-
 def test_a_slow_group_holds_later_ones_back_and_is_taken_first(open_stream: Opener) -> None:
     stream = open_stream(max_staleness=1, groups_per_version=2, order="admission")
     stream.advance(1)
@@ -257,16 +245,6 @@ def test_partial_batches_leave_no_credit(open_stream: Opener) -> None:
         put_admitted(stream, version, version=version)
         stream.take(1, timeout=0).ack()
     assert 0 <= rights(stream).left <= 8
-
-
-def test_training_more_than_it_said_does_not_block(open_stream: Opener) -> None:
-    stream = open_stream(max_staleness=2, groups_per_version=2, order="admission")
-    for version in range(1, 6):
-        stream.advance(version)
-        for _ in range(3):  # three times as much as groups_per_version
-            put_admitted(stream, 0, 1, version=version)
-            stream.take(2, timeout=0).ack()
-    assert rights(stream).released == 0
 
 
 def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same(

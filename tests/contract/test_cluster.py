@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -29,9 +28,7 @@ from redrb import (
 from redrb.connection import Client
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys, maker_key, trainer_key
-from redrb.launch.removal import delete_namespace
-from redrb.orders import Prioritized
-from redrb.replay import saving
+from redrb.launch.job import delete_namespace
 from redrb.runtime.announcements import (
     Announcement,
     AnnouncementReader,
@@ -43,7 +40,6 @@ from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
-from tests.frequencies import check_frequencies
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port
 
@@ -134,20 +130,6 @@ def test_tasks_are_used_on_the_nodes_where_they_are(
         assert cluster.serving(TaskKeys.of(namespace, task).stream).run("DBSIZE")
 
 
-def test_draws_are_those_of_the_formula(client: Client, tasks: list[str], namespace: str) -> None:
-    order = Prioritized(alpha=1.0)
-    weights = [1.0, 2.0, 3.0, 4.0]
-    for task in tasks:
-        with stream_of(client, task, namespace, order=order, max_reads=0) as stream:
-            drawn: Counter[int] = Counter()
-            for number, weight in enumerate(weights):
-                stream.put(numbered(number), priority=weight)
-            for _ in range(150):
-                with stream.take(1, timeout=0) as lease:
-                    drawn.update(numbers(lease))
-        check_frequencies(drawn, [weight / 10 for weight in weights])
-
-
 def test_takes_and_puts_that_wait_are_woken_on_each_node(
     client: Client, tasks: list[str], namespace: str
 ) -> None:
@@ -209,7 +191,6 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
     tasks: list[str],
     namespace: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def rollout(number: int) -> dict[str, object]:
         return {
@@ -232,23 +213,6 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
         async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
             await buffer.resume(tmp_path / "replay")
             assert await buffer.size() == len(tasks)
-        async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
-            with monkeypatch.context() as patch:  # it dies between two nodes
-                replace = [Mock(side_effect=KeyboardInterrupt), resuming._replace_tasks]
-                patch.setattr(resuming, "_replace_tasks", lambda batch: replace.pop()(batch))
-                patch.setattr(Restoring, "give_up", Mock())
-                with pytest.raises(KeyboardInterrupt):
-                    saving.resume(buffer._tasks, tmp_path / "replay")
-            assert await buffer.size() == 1
-            first = min(tasks)
-            assert len(await buffer.get(1, first, "completed")) == 1
-            await buffer.put([rollout(7)], first)
-            await buffer.resume(tmp_path / "replay")  # goes on with the others
-            assert await buffer.size() == len(tasks)
-            with pytest.raises(ConfigError, match="used since"):
-                await buffer.resume(tmp_path / "replay")
-            await buffer.put([rollout(8)], first)
-            assert await buffer.count(first, "completed") == 2
 
     asyncio.run(scenario())
 
@@ -265,22 +229,6 @@ def test_a_task_is_saved_and_resumed_on_another_node(
         assert resumed.stats().ledger == stream.stats().ledger
         assert sorted(numbers(resumed.take(40, timeout=0))) == list(range(10, 50))
         audit(resumed)
-
-
-def test_ranks_take_their_parts(client: Client, tasks: list[str], namespace: str) -> None:
-    for task in tasks:
-        ranks = [stream_of(client, task, namespace) for _ in range(2)]
-        with ThreadPoolExecutor(2) as threads:
-            waiting = [
-                threads.submit(stream.take, 4, rank=rank, world_size=2, step=0, timeout=20)
-                for rank, stream in enumerate(ranks)
-            ]
-            ranks[0].put_many([[numbered(number)] for number in range(4)])
-            leases = [take.result(10) for take in waiting]
-        assert sorted(number for lease in leases for number in numbers(lease)) == list(range(4))
-        for lease in leases:
-            lease.ack()
-        assert ranks[0].stats().ledger.acked == 4
 
 
 def test_makers_on_all_nodes_hear_of_a_trainer(
@@ -328,15 +276,6 @@ def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(
     assert [primary.run("KEYS", pattern) for primary in cluster.primaries] == [[], [], []]
 
 
-def test_other_processes_reach_the_cluster_by_its_url(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
-    assert client.url == cluster.url
-    with redrb.connect(client.url) as again, stream_of(again, tasks[0], namespace) as stream:
-        stream.put([numbered(1)])
-        assert len(stream_of(client, tasks[0], namespace)) == 1
-
-
 def test_a_slot_that_has_moved_is_followed(
     client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
 ) -> None:
@@ -363,12 +302,11 @@ def test_a_slot_that_has_moved_is_followed(
         audit(stream)
 
 
-@pytest.mark.parametrize("order", ["fifo", "stalest"])
 def test_while_a_slot_moves_nothing_is_done_by_half(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str, order: str
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
 ) -> None:
     streams = [
-        stream_of(client, tasks[0], namespace, order=order, max_bytes=10**6) for _ in range(4)
+        stream_of(client, tasks[0], namespace, order="stalest", max_bytes=10**6) for _ in range(4)
     ]
     stream = streams[0]
     stream.put_many([[numbered(number)] for number in range(6)], policy_version=1)

@@ -12,6 +12,7 @@ import pytest
 import redrb
 from redrb import BatchTimeout, ExperienceStream, Status, StoreUnavailable
 from redrb.connection import Client
+from redrb.keys import TaskKeys
 from redrb.stream import heartbeat
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.task.inspection import task_stats
@@ -37,10 +38,14 @@ def client(cluster: RedisCluster) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(params=range(3))
-def victim(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[Primary]:
-    """Each of the nodes: one has partition 0 and the turns of takes, one the registry."""
-    yield cluster.primaries[request.param]
+@pytest.fixture(params=["home", "another"])
+def victim(
+    request: pytest.FixtureRequest, cluster: RedisCluster, namespace: str
+) -> Iterator[Primary]:
+    """The node that has partition 0 and the turns of takes, and another one."""
+    home = cluster.serving(TaskKeys.of(namespace, "math").stream)
+    others = (each for each in cluster.primaries if each is not home)
+    yield home if request.param == "home" else next(others)
     cluster.wait_until_whole()
 
 

@@ -21,20 +21,15 @@ from redrb.errors import StoreError
 from tests.samples import numbered
 from tests.servers import Server
 
-pytestmark = pytest.mark.every_server
 
-
+@pytest.mark.every_server
 def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:
     value = bytes(range(256)) * 40 + b"\r\n$5\r\n"
     client.execute("SET", namespace, value)
     assert client.execute("GET", namespace) == value
 
 
-def test_numbers_are_sent_as_text(client: Client, namespace: str) -> None:
-    client.execute("RPUSH", namespace, 7, 0.5, "seven", b"\x00")
-    assert client.execute("LRANGE", namespace, 0, -1) == [b"7", b"0.5", b"seven", b"\x00"]
-
-
+@pytest.mark.every_server
 def test_a_pipeline_answers_in_order_and_keeps_errors_as_items(
     client: Client, namespace: str
 ) -> None:
@@ -49,6 +44,7 @@ def test_a_pipeline_answers_in_order_and_keeps_errors_as_items(
     assert (length, value) == (13, b"text and more")
 
 
+@pytest.mark.every_server
 def test_a_servers_error_is_ours_with_its_cause(client: Client, namespace: str) -> None:
     client.execute("SET", namespace, "text")
     with pytest.raises(StoreError, match="not an integer") as caught:
@@ -57,6 +53,7 @@ def test_a_servers_error_is_ours_with_its_cause(client: Client, namespace: str) 
     assert client.where in str(caught.value)
 
 
+@pytest.mark.every_server
 def test_replies_that_nobody_read_do_not_reach_the_next_request(
     client: Client, namespace: str
 ) -> None:
@@ -95,19 +92,6 @@ def test_an_outage_ends_when_its_kind_changes(
     ]
 
 
-def test_a_request_is_repeated_until_it_succeeds(client: Client) -> None:
-    attempts: list[float] = []
-
-    def attempt() -> str:
-        attempts.append(time.monotonic())
-        if len(attempts) < 4:
-            raise Broken("reset")
-        return "done"
-
-    assert client.retrying(attempt) == "done"
-    assert len(attempts) == 4
-
-
 def test_retries_end_in_time(client: Client) -> None:
     attempts = 0
 
@@ -142,6 +126,7 @@ def test_a_permanent_error_is_not_repeated(client: Client) -> None:
     assert attempts == 1
 
 
+@pytest.mark.every_server
 def test_hundreds_of_threads_may_wait_at_once(client: Client, namespace: str) -> None:
     waiting = 150
     with ThreadPoolExecutor(waiting) as pool:
@@ -149,11 +134,6 @@ def test_hundreds_of_threads_may_wait_at_once(client: Client, namespace: str) ->
         client.execute("RPUSH", namespace, *range(waiting))
         got = {int(future.result(timeout=20)[1]) for future in futures}
     assert got == set(range(waiting))
-
-
-def test_a_client_names_its_server_only(client: Client) -> None:
-    assert repr(client) == f"<redrb.Client {client.where}>"
-    assert client.server_version >= (7, 0)
 
 
 def test_an_outage_says_whether_an_earlier_attempt_may_have_landed() -> None:
@@ -196,6 +176,7 @@ def test_the_log_says_how_long_a_request_is_still_repeated(
     assert "is repeated for 0 s more" in first.getMessage()
 
 
+@pytest.mark.every_server
 def test_a_server_that_evicts_keys_is_refused(own_server: Callable[..., Server]) -> None:
     server = own_server("--maxmemory-policy", "allkeys-lru")
     with pytest.raises(ConfigError, match="has maxmemory-policy allkeys-lru"):
@@ -204,6 +185,7 @@ def test_a_server_that_evicts_keys_is_refused(own_server: Callable[..., Server])
         assert client.execute("PING") == b"PONG"
 
 
+@pytest.mark.every_server
 def test_a_server_that_evicts_keys_after_a_reconnect_is_refused(
     own_server: Callable[..., Server],
 ) -> None:

@@ -18,23 +18,20 @@ from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
 from redrb.dashboard.groups import TaskGroups
 from redrb.dashboard.payload import encoded, view_data
-from redrb.dashboard.requests import GroupRequest
+from redrb.dashboard.requests import group_choice
 from redrb.doctor.checkup import check_up
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
 from redrb.state.findings import findings_of
 from redrb.state.model import State
-from redrb.state.observer import Observer
+from redrb.state.observer import Observer, View
 from redrb.state.reader import StateReader
-from redrb.state.view import View
 from redrb.stream.saving.saving import save_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import task_contents
 from redrb.stream.task.store import TaskStore
 from redrb.weights.inspection.listing import published_in
 from tests.samples import numbered
-
-pytestmark = pytest.mark.every_server
 
 JUNK = (
     *(b"", b"x", b"\xff\xfe", b"-1", b"1.5", b"1e400", b"nan", b"[", b"{}", b"\x00", b" "),
@@ -91,7 +88,11 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         return read
 
     def shown(order: str, status: str = "") -> Callable[[], object]:
-        return lambda: encoded(page.read(GroupRequest("math", order, status, (), 20)))
+        return lambda: encoded(
+            page.read(
+                *group_choice({"task": "math", "order": order, "status": status, "count": "20"})
+            )
+        )
 
     def saved() -> None:
         save_task(TaskStore.of(client, namespace, "math"), path / "math")
@@ -144,6 +145,7 @@ def restored(client: Client, whole: dict[bytes, bytes], pattern: str) -> None:
         client.execute("RESTORE", key, 0, blob)
 
 
+@pytest.mark.every_server
 def test_any_damage_ends_in_errors_of_redrb(real_url: str, namespace: str, tmp_path: Path) -> None:
     """Each of these reads failed with errors of Python before, or never came back."""
     with redrb.connect(real_url, retry_s=5) as client:
@@ -230,6 +232,7 @@ def test_an_observer_survives_any_error(
             view = observer.wait(view.number, 10, error=view.error)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("last", ["9" * 28, "9007199254740993", "x", "nan"])
 def test_a_damaged_counter_hangs_no_script(
     client: Client, open_stream: Callable[..., ExperienceStream], namespace: str, last: str

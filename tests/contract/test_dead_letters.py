@@ -59,14 +59,6 @@ def test_letters_return_to_their_old_places_once(
         lease.ack()
 
 
-def test_a_letter_is_requeued_again_and_keeps_its_first_place(open_stream: Opener) -> None:
-    stream = filled(open_stream)
-    for _ in range(3):
-        (first,) = reject(stream, 1)
-        assert stream.requeue([first]) == 1
-    assert numbers(stream.take(4, timeout=0)) == [1, 2, 3, 4]
-
-
 def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream: Opener) -> None:
     first, other = filled(open_stream), open_stream(group="other")
     other.join_group()
@@ -141,27 +133,6 @@ def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream: Opener) -> Non
     assert stream.put_many([[numbered(n)] for n in (3, 4)])
 
 
-def test_letters_beyond_the_bound_go_oldest_first_and_are_counted(open_stream: Opener) -> None:
-    stream = filled(open_stream, 5, max_dead=2)
-    reject(stream, 5)
-    stats = stream.stats()
-    assert [letter.id for letter in stream.dead_letters()] == [5, 4]
-    assert (stats.ledger.dead, stats.dead_letters, stats.dead_dropped) == (5, 2, 3)
-    assert stream.requeue(range(1, 6)) == 2
-    assert counts(stream) == (5, 3, 2)
-
-
-def test_a_smaller_bound_deletes_letters_at_once(open_stream: Opener) -> None:
-    stream = filled(open_stream, 40)
-    reject(stream, 35)
-    stream.configure(max_dead=3)
-    stats = stream.stats()
-    assert [letter.id for letter in stream.dead_letters()] == [35, 34, 33]
-    assert (stats.ledger.dead, stats.dead_letters, stats.dead_dropped) == (35, 3, 32)
-    assert stream.requeue(range(1, 36)) == 3
-    assert counts(stream) == (40, 32, 8)
-
-
 def test_another_process_deletes_the_letters_that_one_has_left(open_stream: Opener) -> None:
     """The process that set a smaller bound has died before all letters were deleted."""
     stream = filled(open_stream, 40)
@@ -186,17 +157,6 @@ def test_groups_that_were_requeued_leave_nothing(open_stream: Opener) -> None:
     stream.take(3, timeout=0).ack()
     keys = stream._task.store.keys
     assert not stream._task.store.client.execute("EXISTS", f"{keys.prefix}behind")
-
-
-def test_dropped_letters_are_gone_and_stay_dead(open_stream: Opener) -> None:
-    stream = filled(open_stream)
-    ids = reject(stream, 2)
-    assert stream.drop_dead_letters(ids[:1]) == 1
-    assert stream.drop_dead_letters(ids[:1]) == stream.requeue(ids[:1]) == 0
-    assert [letter.id for letter in stream.dead_letters()] == ids[1:]
-    assert counts(stream) == (4, 2, 2)
-    stream.drop_group()
-    assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 2)
 
 
 def test_dropping_letters_reads_none_of_them(real_url: str, namespace: str) -> None:
@@ -234,15 +194,6 @@ def test_entries_of_another_program_hide_no_letters(
     shown = Browser(store.client, "math", namespace=namespace).look(choice)
     assert [group.id for group in shown.groups] == [*second, *first]
     store.client.execute("XDEL", store.keys.dead, *foreign)
-
-
-def test_a_requeued_group_is_evicted_by_its_old_arrival(open_stream: Opener) -> None:
-    stream = filled(open_stream, 4, limit=4, on_full="drop_oldest")
-    ids = reject(stream, 2)
-    stream.requeue(ids[1:])  # the group 2
-    stream.put(numbered(5))
-    stream.put_many([[numbered(6)], [numbered(7)]])
-    assert numbers(stream.take(4, timeout=0)) == [4, 5, 6, 7]
 
 
 def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from redrb import (
     BufferItem,
@@ -29,20 +28,9 @@ from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
 from redrb.runtime import TrainerPerformanceEvaluator
 from redrb.weights import LoraConfig
+from tests.networks import VOCABULARY, LoraLinear, TokenNetwork
 
-VOCABULARY, WANTED = 12, 7
-
-
-class Network(nn.Module):
-    """Numbers for each token, from the token alone."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.read = nn.Linear(16, outputs)
-
-    def forward(self, sequences: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.read(self.embed(sequences)) * attention_mask[..., None]
+WANTED = 7
 
 
 def wanted(completions: Completions) -> torch.Tensor:
@@ -87,16 +75,15 @@ def learn(
     return rewards
 
 
-@pytest.mark.parametrize("strategy", [cpu, lambda: None])
-def test_ppo_learns(client: Client, namespace: str, strategy: Callable[[], Any]) -> None:
+def test_ppo_learns(client: Client, namespace: str) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"client": client, "namespace": namespace}
     evaluator = TrainerPerformanceEvaluator(10, 10, ignore_first_episodes=0)
     with (
         DetachedPPOTrainer(
             ["maker_0"],
-            strategy,
-            lambda: (Network(VOCABULARY), Network(1)),
+            lambda: None,
+            lambda: (TokenNetwork(VOCABULARY), TokenNetwork(1)),
             train_batch_size=16,
             callbacks=[evaluator],
             actor_lr=0.05,
@@ -106,8 +93,8 @@ def test_ppo_learns(client: Client, namespace: str, strategy: Callable[[], Any])
         ) as trainer,
         ExperienceMakerHolder(
             ["trainer_0"],
-            strategy,
-            lambda: (Network(VOCABULARY), Network(1), wanted, Network(VOCABULARY)),
+            lambda: None,
+            lambda: (TokenNetwork(VOCABULARY), TokenNetwork(1), wanted, TokenNetwork(VOCABULARY)),
             sync_models_from_trainers=True,
             kl_coef=0.0,
             max_new_tokens=6,
@@ -130,7 +117,7 @@ def test_grpo_learns_on_whole_groups(client: Client, namespace: str) -> None:
         DetachedGRPOTrainer(
             ["maker_0"],
             cpu,
-            lambda: Network(VOCABULARY),
+            lambda: TokenNetwork(VOCABULARY),
             train_batch_size=16,
             actor_lr=0.05,
             grpo_options={"beta": 0.01},
@@ -140,7 +127,7 @@ def test_grpo_learns_on_whole_groups(client: Client, namespace: str) -> None:
         GRPOMakerHolder(
             ["trainer_0"],
             cpu,
-            lambda: (Network(VOCABULARY), None, wanted, Network(VOCABULARY)),
+            lambda: (TokenNetwork(VOCABULARY), None, wanted, TokenNetwork(VOCABULARY)),
             sync_models_from_trainers=True,
             group_size=4,
             max_new_tokens=6,
@@ -171,9 +158,9 @@ def test_later_epochs_take_ratios_to_the_policy_before_the_first(
             if resumes and len(seen) == 2:
                 running[0].stop()
 
-    def network() -> Network:
+    def network() -> TokenNetwork:
         torch.manual_seed(1)
-        return Network(VOCABULARY)
+        return TokenNetwork(VOCABULARY)
 
     def train() -> None:
         with DetachedGRPOTrainer(
@@ -191,7 +178,7 @@ def test_later_epochs_take_ratios_to_the_policy_before_the_first(
         ) as trainer:
             running.insert(0, trainer)
             if len(running) == 1:
-                maker = GRPOExperienceMaker(Network(VOCABULARY), numbered, group_size=4)
+                maker = GRPOExperienceMaker(TokenNetwork(VOCABULARY), numbered, group_size=4)
                 made = maker.make_experience(prompts()[0][:1], max_new_tokens=6)
                 trainer.buffer.stream.put(split_experience_batch(made))
             trainer.fit(1, 1, 3)
@@ -219,12 +206,14 @@ def test_a_learning_rate_that_was_changed_holds_after_a_resume(
 
     def trainer(**rates: float) -> Any:
         if algorithm == "grpo":
-            return DetachedGRPOTrainer([], cpu, lambda: Network(VOCABULARY), **rates, **options)
-        models = Network(VOCABULARY), Network(1)
+            return DetachedGRPOTrainer(
+                [], cpu, lambda: TokenNetwork(VOCABULARY), **rates, **options
+            )
+        models = TokenNetwork(VOCABULARY), TokenNetwork(1)
         return DetachedPPOTrainer([], cpu, lambda: models, critic_lr=0.5, **rates, **options)
 
     with trainer(actor_lr=0.25) as before:
-        maker = GRPOExperienceMaker(Network(VOCABULARY), numbered, group_size=1)
+        maker = GRPOExperienceMaker(TokenNetwork(VOCABULARY), numbered, group_size=1)
         made = maker.make_experience(prompts()[0][:1], max_new_tokens=6)
         made.values, made.kl = torch.zeros(1, 6), torch.zeros(1, 6)
         before.buffer.stream.put(split_experience_batch(made))
@@ -239,28 +228,12 @@ def test_a_learning_rate_that_was_changed_holds_after_a_resume(
         assert after.actor_optim.state, "the optimizer's averages are those of the checkpoint"
 
 
-class LoraLinear(nn.Linear):
-    """A LoRA layer as ColossalAI's."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        self.weight.requires_grad_(False)
-        self.bias.requires_grad_(False)
-        self.r, self.lora_alpha, self.lora_dropout = 2, 4.0, 0.0
-        self.lora_A = nn.Parameter(torch.randn(2, inputs))
-        self.lora_B = nn.Parameter(torch.zeros(outputs, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = (x @ self.lora_A.T @ self.lora_B.T) * (self.lora_alpha / self.r)
-        return super().forward(x) + added
-
-
 def test_only_lora_travels_and_makers_merge_it(client: Client, namespace: str) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"client": client, "namespace": namespace}
 
-    def with_lora() -> Network:
-        model = Network(VOCABULARY)
+    def with_lora() -> TokenNetwork:
+        model = TokenNetwork(VOCABULARY)
         model.embed.requires_grad_(False)
         model.read = LoraLinear(16, VOCABULARY)
         return model
@@ -279,7 +252,7 @@ def test_only_lora_travels_and_makers_merge_it(client: Client, namespace: str) -
         GRPOMakerHolder(
             ["trainer_0"],
             cpu,
-            lambda: (Network(VOCABULARY), None, wanted, None),  # without LoRA layers
+            lambda: (TokenNetwork(VOCABULARY), None, wanted, None),  # without LoRA layers
             sync_models_from_trainers=True,
             update_lora_weights=True,
             max_new_tokens=6,
@@ -314,7 +287,7 @@ def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
 
     with (
         DetachedGRPOTrainer(
-            *([], cpu, lambda: Network(VOCABULARY)),
+            *([], cpu, lambda: TokenNetwork(VOCABULARY)),
             train_batch_size=2,
             callbacks=[Noting()],
             client=client,
@@ -348,7 +321,7 @@ def test_a_rank_ends_at_a_missing_field_and_the_next_trainer_does_not_meet_it(
 ) -> None:
     def trainer() -> DetachedGRPOTrainer:
         return DetachedGRPOTrainer(
-            *([], cpu, lambda: Network(VOCABULARY)),
+            *([], cpu, lambda: TokenNetwork(VOCABULARY)),
             train_batch_size=2,
             client=client,
             namespace=namespace,

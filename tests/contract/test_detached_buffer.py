@@ -151,17 +151,6 @@ def test_no_limit_is_no_limit(open_buffer: Callable[..., DetachedReplayBuffer], 
         assert buffer.get_length() == 200
 
 
-def test_sample_blocks_until_a_batch_is_full(
-    open_buffer: Callable[..., DetachedReplayBuffer],
-) -> None:
-    with open_buffer(2) as buffer:
-        thread = threading.Timer(0.2, lambda: buffer.extend([item(1)]))
-        buffer.extend([item(0)])
-        thread.start()
-        assert rewards(buffer.sample(timeout=20)) == [0, 1]
-        thread.join(20)
-
-
 def test_clear_deletes_leased_batches_too(
     open_buffer: Callable[..., DetachedReplayBuffer],
 ) -> None:
@@ -173,36 +162,6 @@ def test_clear_deletes_leased_batches_too(
         assert len(buffer.stream) == 0
         buffer.extend([item(8), item(9)])
         assert rewards(buffer.sample(timeout=5)) == [8, 9]
-
-
-def test_two_buffers_share_a_task_and_not_a_sample(
-    client: Client, url: str, namespace: str
-) -> None:
-    one = DetachedReplayBuffer(2, client=client, namespace=namespace, task="shared")
-    other = DetachedReplayBuffer(2, client=url, namespace=namespace, task="shared")
-    one.extend([item(number) for number in range(40)])
-    seen: list[float] = []
-
-    def consume(buffer: DetachedReplayBuffer) -> None:
-        for _ in range(10):
-            seen.extend(rewards(buffer.sample(timeout=20)))
-
-    threads = [threading.Thread(target=consume, args=(buffer,)) for buffer in (one, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(seen) == list(range(40))
-    one.close()
-    other.close()
-
-
-def test_orders_and_staleness_are_options(
-    open_buffer: Callable[..., DetachedReplayBuffer],
-) -> None:
-    with open_buffer(2, order="lifo") as buffer:
-        buffer.extend([item(0), item(1), item(2)])
-        assert rewards(buffer.sample()) == [2, 1]
 
 
 @pytest.mark.parametrize(

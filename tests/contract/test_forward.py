@@ -24,7 +24,7 @@ from redrb.errors import RecordError
 from redrb.stream.mixture import Mixture
 from redrb.stream.put import receiver
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
-from tests.audit import audit, kill_consumer
+from tests.audit import audit
 from tests.contract.test_stream_exactly_once import WHEN, Line
 from tests.samples import numbered, numbers
 
@@ -149,24 +149,6 @@ def test_a_forward_whose_connection_breaks_lands_once(
     assert rollouts.stats().ledger.acked == 2
 
 
-def test_a_process_that_dies_before_the_acknowledgement_is_repeated_by_another(
-    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
-    dying = open_task("rollouts")
-    put(rollouts, 0, 1, 2, 3)
-    store_only(dying.take(4, timeout=0), scored, 2)
-    assert scored.stats().ledger.put == 2
-    kill_consumer(dying)
-    lease = rollouts.take(4, timeout=5)
-    ids = lease.forward(scored, scored_groups(lease))
-    assert ids[:2] == (1, 2)
-    assert scored.stats().ledger.put == 4
-    assert rollouts.stats().ledger.acked == 4
-    found = scored.take(4, timeout=0)
-    assert found.ids == ids
-    assert numbers(found) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
 def test_a_filtered_group_is_counted_once(
     open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
 ) -> None:
@@ -202,26 +184,6 @@ def records(stream: ExperienceStream) -> int:
     prefix, run = stream._task.store.keys.prefix, stream._task.store.client.execute
     origins = run("HKEYS", f"{prefix}sources")
     return sum(run("HLEN", f"{prefix}sources:{origin.decode()}") for origin in origins)
-
-
-def test_a_put_that_comes_after_its_record_was_removed_is_refused(
-    open_task: Open,
-    rollouts: ExperienceStream,
-    scored: ExperienceStream,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(receiver, "LOOK_EVERY", 2)
-    paused = open_task("rollouts")
-    put(rollouts, 0, 1)
-    late = paused.take(2, timeout=0)
-    kill_consumer(paused)
-    lease = rollouts.take(2, timeout=5)
-    lease.forward(scored, scored_groups(lease))
-    forward_all(rollouts, scored, 4)
-    assert records(scored) <= 3
-    with pytest.raises(LeaseLost, match="Nothing of this call needs to be repeated"):
-        late.forward(scored, scored_groups(late))
-    assert scored.stats().ledger.put == 6
 
 
 def test_records_do_not_grow_with_the_groups_that_were_forwarded(

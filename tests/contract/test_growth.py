@@ -30,7 +30,7 @@ _SIZES = {
 }  # fmt: skip
 
 WORLDS = [
-    pytest.param(150, 30, id="150 makers"),
+    pytest.param(60, 12, id="60 makers"),
     pytest.param(3000, 300, id="3000 makers", marks=pytest.mark.slow),
 ]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from redrb import (
     Client,
@@ -28,22 +27,12 @@ from redrb import (
 )
 from redrb.algorithms import Completions
 from redrb.runtime.batch_rights import split_rows
+from tests.networks import TokenNetwork
 from tests.samples import numbered
 
 pytestmark = pytest.mark.long  # the same requests as test_admission.py and test_stream*.py
 
 VOCABULARY = 8
-
-
-class Network(nn.Module):
-    """Numbers for each token, from the token alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, VOCABULARY)
-
-    def forward(self, sequences: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.embed(sequences) * attention_mask[..., None]
 
 
 def score(completions: Completions) -> torch.Tensor:
@@ -81,7 +70,7 @@ class Job:
         trainer = DetachedGRPOTrainer(
             [],
             lambda: Strategy("cpu"),
-            Network,
+            lambda: TokenNetwork(VOCABULARY, VOCABULARY),
             train_batch_size=batch,
             timeout=20,
             callbacks=[self.oldest],
@@ -95,7 +84,7 @@ class Job:
         maker = GRPOMakerHolder(
             trainers,
             lambda: Strategy("cpu"),
-            lambda: (Network(), None, score, None),
+            lambda: (TokenNetwork(VOCABULARY, VOCABULARY), None, score, None),
             sync_models_from_trainers=True,
             group_size=2,
             max_new_tokens=2,

@@ -25,8 +25,7 @@ from redrb import (
     MakerCallback,
     Strategy,
 )
-from redrb.errors import RecordError, WeightError, WeightMismatch, WeightTimeout
-from redrb.weights import LoraConfig
+from redrb.errors import RecordError, WeightError, WeightTimeout
 from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
@@ -88,12 +87,6 @@ class Trainer(DetachedTrainer):
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
         models = {"actor": self.actor, "critic": self.critic}
         self.push_weights(models, fully_update=fully_update)
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as scope:
-        yield scope
 
 
 @pytest.fixture
@@ -351,55 +344,6 @@ def test_each_batch_is_made_with_the_newest_weights_of_both_models(
     assert read.policy_version == [2, 2, 3, 3, 4, 4]
 
 
-def test_generation_never_sees_half_an_update(
-    holder: Callable[..., Holder], trainer: Callable[..., Trainer]
-) -> None:
-    maker, learner = holder(sync_models_from_trainers=True), trainer()
-    learner.sync_models_to_remote_makers()
-    seen: list[tuple[float, float]] = []
-
-    class Watch(MakerCallback):
-        def on_make_experience_end(self, experience: Experience) -> None:
-            assert experience.reward is not None
-            assert experience.values is not None
-            seen.append((float(experience.reward[0]), float(experience.values[0])))
-
-    maker._callbacks.add(Watch())
-    maker.experience_maker.pause = lambda: time.sleep(0.001)  # type: ignore[attr-defined]
-    over = threading.Event()
-
-    def update() -> None:
-        value = 0.0
-        while not over.is_set():
-            value += 1
-            state = {"trained": torch.full((1, 1), value)}
-            maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
-            maker.update_experience_maker(new_critic_state_dict=state, chunk_end=True)
-
-    thread = threading.Thread(target=update)
-    thread.start()
-    maker.workingloop(lambda: [prompts(number) for number in range(100)])
-    over.set()
-    thread.join(20)
-    assert all(actor == critic for actor, critic in seen)
-    assert len({actor for actor, _ in seen}) > 3
-
-
-def test_a_lost_end_of_an_update_does_not_stop_the_maker(
-    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
-) -> None:
-    maker = holder(update_timeout=0.2)
-    maker.update_experience_maker(
-        new_actor_state_dict={"trained": torch.ones(1, 1)}, chunk_start=True
-    )
-    maker.workingloop(lambda: [prompts(1)])
-    sample = buffer().sample(timeout=5)
-    assert sample.reward is not None
-    assert float(sample.reward[0]) == 0.0
-    with pytest.raises(WeightError, match="no update is under way"):
-        maker.update_experience_maker(chunk_end=True)
-
-
 def shards(maker: Holder, value: float, *, fully_update: bool) -> None:
     """Send an update as ColossalAI's trainer does, up to its last call."""
     update = maker.update_experience_maker
@@ -487,26 +431,6 @@ def test_overridden_hooks_of_a_maker_are_called(client: Client, namespace: str) 
     assert hooks == ["made 2", "end"]
 
 
-def test_chunks_with_lora_and_without(holder: Callable[..., Holder]) -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False))
-    maker = holder(models=lambda: (model, None, None, None), sync_models_from_trainers=True)
-    maker.update_experience_maker(
-        new_actor_state_dict={"0.weight": torch.eye(2)}, fully_update=True
-    )
-    lora = {"0.lora_A": torch.ones(1, 2), "0.lora_B": torch.ones(2, 1)}
-    for _ in range(3):
-        maker.update_experience_maker(
-            new_actor_state_dict=lora,
-            new_actor_lora_config_dict={"0": LoraConfig(r=1, lora_alpha=2.0)},
-        )
-    assert torch.equal(model[0].weight, torch.eye(2) + 2)
-    with pytest.raises(WeightMismatch):
-        maker.update_experience_maker(new_actor_state_dict={"0.weight": torch.zeros(3)})
-    with pytest.raises(WeightError, match="has no critic"):
-        maker.update_experience_maker(new_critic_state_dict={})
-    assert torch.equal(model[0].weight, torch.eye(2) + 2)
-
-
 def test_frozen_weights_are_sent_once(
     holder: Callable[..., Holder], trainer: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
@@ -544,8 +468,6 @@ def _versions(namespace: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("makers", "trainers"),
     [
-        ({"m0": ["t0"]}, {"t0": ["m0"]}),
-        ({"m0": ["t0"], "m1": ["t0"]}, {"t0": ["m0", "m1"]}),
         ({"m0": ["t0", "t1"], "m1": ["t0", "t1"]}, {"t0": ["m0"], "t1": ["m1"]}),
         ({"m0": ["t0", "t1", "t2"]}, {"t0": ["m0"], "t1": [], "t2": []}),
         ({"m0": ["t1"], "m1": ["t0"], "m2": ["t0"]}, {"t0": ["m2", "m0"], "t1": ["m1"]}),
@@ -634,48 +556,6 @@ def test_a_loop_that_is_asked_to_end_waits_for_room_until_stop_timeout(
         assert put == 2
         assert "given up" in caplog.text
     read.close()
-
-
-def test_experience_that_was_sent_may_be_changed(
-    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
-) -> None:
-    maker, tokens = holder(stream_options={"limit": 1}), prompts(1)
-    loop = threading.Thread(target=maker.workingloop, args=(lambda: _counting(tokens),))
-    loop.start()
-    read = buffer()
-    assert [int(read.sample(timeout=5).sequences[0, 0]) for _ in range(4)] == [1, 2, 3, 4]  # type: ignore[index]
-    loop.join(20)
-
-
-def _counting(tokens: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield one tensor again and again, with another number each time."""
-    for number in range(1, 5):
-        yield tokens.fill_(number)
-
-
-def test_a_callback_may_stop_the_loop(
-    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
-) -> None:
-    class AfterTwo(MakerCallback):
-        batches = 0
-
-        def on_batch_end(self) -> None:
-            self.batches += 1
-            if self.batches == 2:
-                maker.stop("two")
-
-    maker = holder(callbacks=[AfterTwo()])
-    began = time.monotonic()
-    maker.workingloop(lambda: [prompts(number) for number in range(9)])
-    assert maker.backpressure_s <= time.monotonic() - began
-    assert stored(buffer()) == [0, 1]
-
-
-def test_performance_is_measured(holder: Callable[..., Holder]) -> None:
-    maker = holder(eval_performance=True)
-    maker.workingloop(lambda: [prompts(1, 2)] * 3)
-    [evaluator] = maker._callbacks._all
-    assert evaluator.figures["samples_per_second"] > 0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +20,9 @@ from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.maker_weights import InFlightUpdates
 from redrb.runtime.model_updates import ModelUpdates
-from tests.contract.test_weights_standby import Versioned, blocked, until
+from tests.contract.test_weights_standby import Versioned, blocked
+from tests.networks import LoraLinear
+from tests.scenes import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
@@ -45,12 +47,6 @@ class Slow(Versioned):
 
 def no_reward(completions: redrb.algorithms.Completions) -> Tensor:
     return torch.zeros(len(completions))
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as scope:
-        yield scope
 
 
 @pytest.fixture
@@ -207,20 +203,9 @@ def test_a_swap_during_a_fetch_gets_the_update_later(
     assert time.monotonic() - ended < 10
 
 
-class LoraLinear(nn.Linear):
-    """As coati's: A and B beside a frozen weight."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4, bias=False)
-        self.weight.requires_grad_(False)
-        self.r, self.lora_alpha, self.lora_dropout = 2, 4.0, 0.0
-        self.lora_A = nn.Parameter(torch.randn(2, 4))
-        self.lora_B = nn.Parameter(torch.randn(4, 2))
-
-
 def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
-    source = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    source = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
     updates = ModelUpdates({"actor": model}, timeout_s=5)
     follower = WeightFollower(client, namespace, "m", updates, chosen="t")
     trainer = Broadcast(client, namespace, "t", [])
@@ -244,7 +229,7 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
     newest = redrb.WeightSubscriber(client, "t.partial", namespace=namespace).latest()
     assert newest is not None
     assert newest.kind == "lora"
-    again = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    again = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
     later = Broadcast(client, namespace, "t", [])
     assert later.take_over({"actor": again}, fence=True) == trainer.version
     assert torch.equal(again[0].lora_A, source[0].lora_A)
@@ -253,7 +238,7 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
 def test_an_adapter_is_never_merged_into_a_part_older_than_the_full_update(
     client: Client, namespace: str
 ) -> None:
-    source = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    source = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
     trainer = Broadcast(client, namespace, "t", [])
     trainer.push({"actor": source}, fully=True)

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from redrb import Client, ExperienceStream, GRPOMakerHolder, Strategy
 from redrb.algorithms import Completion, Reward
+from tests.networks import TokenNetwork
 
 MakerOf = Callable[..., GRPOMakerHolder]
-
-
-class Network(nn.Module):
-    """Numbers for each token, from the token alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(8, 8)
-
-    def forward(self, sequences: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.embed(sequences) * attention_mask[..., None]
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as scope:
-        yield scope
 
 
 @pytest.fixture
@@ -59,7 +42,7 @@ def maker(client: Client, namespace: str, scope: ExitStack, stream: ExperienceSt
         holder = GRPOMakerHolder(
             ["trainer_0"],
             lambda: Strategy("cpu"),
-            lambda: (Network(), None, reward, None),
+            lambda: (TokenNetwork(8, 8), None, reward, None),
             group_size=2,
             max_new_tokens=2,
             client=client,

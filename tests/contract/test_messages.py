@@ -17,41 +17,25 @@ def key(namespace: str) -> str:
     return f"redrb:{{{namespace}:messages}}:test"
 
 
-def test_messages_are_read_in_order(client: Client, key: str) -> None:
-    for number in range(3):
-        post(client, [key], {"number": number, "bytes": b"\xff"}, expire_ms=60_000)
-    reader = MessageReader(client, key)
-    read = [reader.next(time.monotonic()) for _ in range(4)]
-    assert read == [{"number": number, "bytes": b"\xff"} for number in range(3)] + [None]
-    assert 0 < client.execute("PTTL", key) <= 60_000
-    reader.delete_read()
-    assert client.execute("XLEN", key) == 0
-    post(client, [key], {"number": 3})
-    assert reader.next(time.monotonic()) == {"number": 3}
-    reader.delete()
-    assert client.execute("EXISTS", key) == 0
-
-
 def test_only_the_newest_message_stays_and_is_returned_once(client: Client, key: str) -> None:
     reader = MessageReader(client, key)
     assert reader.newest() is None
     for number in range(3):
-        post(client, [key], {"number": number}, keep_newest=True)
+        post(client, [key], {"number": number})
     assert client.execute("XLEN", key) == 1
     assert reader.newest() == {"number": 2}
     assert reader.newest() is None
     assert MessageReader(client, key).newest() == {"number": 2}
 
 
-@pytest.mark.parametrize("method", ["next", "newest"])
-def test_a_reader_waits_for_a_message(client: Client, key: str, method: str) -> None:
-    read = getattr(MessageReader(client, key), method)
+def test_a_reader_waits_for_a_message(client: Client, key: str) -> None:
+    reader = MessageReader(client, key)
     began = time.monotonic()
-    assert read(began + 0.2) is None
+    assert reader.newest(0.2) is None
     assert time.monotonic() - began >= 0.2
     timer = threading.Timer(0.1, post, (client, [key], {"a": 1}))
     timer.start()
-    assert read(time.monotonic() + 10) == {"a": 1}
+    assert reader.newest(10) == {"a": 1}
     timer.join()
 
 
@@ -60,11 +44,11 @@ def test_a_reader_waits_for_a_message(client: Client, key: str, method: str) -> 
 )
 def test_a_damaged_message_is_skipped(client: Client, key: str, fields: tuple[str, bytes]) -> None:
     client.execute("XADD", key, "*", *fields)
-    post(client, [key], {"a": 1})
     reader = MessageReader(client, key)
     with pytest.raises(DecodeError, match="message in redrb:"):
-        reader.next(time.monotonic())
-    assert reader.next(time.monotonic()) == {"a": 1}
+        reader.newest()
+    post(client, [key], {"a": 1})
+    assert reader.newest() == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +66,7 @@ def test_a_deep_or_crowded_message_is_refused(
 ) -> None:
     client.execute("XADD", key, "*", "m", b"\x81\xa1a" + value)
     with pytest.raises(DecodeError, match=why):
-        MessageReader(client, key).next(time.monotonic())
+        MessageReader(client, key).newest()
 
 
 def test_messages_are_bounded(client: Client, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +75,4 @@ def test_messages_are_bounded(client: Client, key: str, monkeypatch: pytest.Monk
     with pytest.raises(EncodeError, match="the limit is 50"):
         post(client, [key], {"a": "b" * 100})
     with pytest.raises(DecodeError, match="damaged"):
-        MessageReader(client, key).next(time.monotonic())
+        MessageReader(client, key).newest()

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.errors import RecordError
-from redrb.stream import waiting
 from redrb.stream.mixture import Mixture, MixtureLease
 from redrb.stream.mixture.ratio import Ratio, Split
 from redrb.stream.task.store import TaskStore
-from tests.audit import audit, kill_consumer
+from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {"math": 0.7, "code": 0.3}
@@ -82,14 +82,6 @@ def assert_exact(taken: dict[str, int], weights: dict[str, Any]) -> None:
     for task, share in exact.items():
         behind = share / sum(exact.values()) * total - taken[task]
         assert abs(behind) < 1, f"{task}: {float(behind)} of {taken}"
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for an effect of another thread or process."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def tally(lease: MixtureLease) -> Counter[str]:
@@ -217,17 +209,6 @@ def test_a_batch_pads_samples_of_all_tasks_to_one_length(tasks: Tasks, mixture: 
         assert lease.tasks == ["code", "math", "math"]
 
 
-def test_single_groups_come_in_the_ratio(tasks: Tasks, mixture: Mixture) -> None:
-    tasks.put(math=70, code=30)
-    taken = Counter({"math": 0, "code": 0})
-    for _ in range(100):
-        with mixture.take(1, timeout=0) as lease:
-            taken.update(lease.tasks)
-        assert_exact(taken, WEIGHTS)
-    assert taken == {"math": 70, "code": 30}
-    assert tasks.waiting() == {"math": 0, "code": 0}
-
-
 def test_the_lease_before_is_acknowledged_first(tasks: Tasks, mixture: Mixture) -> None:
     tasks.put(math=14, code=6)
     first = mixture.take(10, timeout=0)
@@ -259,49 +240,6 @@ def test_some_groups_or_all_are_acknowledged_or_released(tasks: Tasks, mixture: 
         lease.batch()
 
 
-def test_reject_moves_groups_to_the_dead_letters_of_each_task(
-    client: Client, namespace: str
-) -> None:
-    tasks = Tasks(client, namespace)
-    tasks.put(math=7, code=3)
-    with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
-        mixture.take(10, timeout=0).reject("looks odd")
-    for task, count in (("math", 7), ("code", 3)):
-        letters = tasks.streams[task].dead_letters()
-        assert [letter.reason for letter in letters] == ["looks odd"] * count
-
-
-@pytest.mark.parametrize(("error", "failed"), [(ValueError, 1), (KeyboardInterrupt, 0)])
-def test_an_exception_in_the_block_requeues_all_groups(
-    tasks: Tasks, mixture: Mixture, error: type[BaseException], failed: int
-) -> None:
-    tasks.put(math=7, code=3)
-    with pytest.raises(error), mixture.take(10, timeout=0):
-        raise error
-    assert tasks.waiting() == {"math": 7, "code": 3}
-    mixture.take(10, timeout=0).reject("to count deliveries")
-    for stream in tasks.streams.values():
-        letters = stream.dead_letters()
-        assert {letter.failed_deliveries for letter in letters} == {failed}
-        stream.clear()
-
-
-def test_misfits_become_dead_letters_and_the_others_are_requeued(
-    client: Client, namespace: str
-) -> None:
-    tasks = Tasks(client, namespace)
-    tasks.put(math=7, code=2)
-    tasks.streams["code"].put(numbered(9, values=torch.zeros(2)))
-    with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
-        with pytest.raises(RecordError) as caught, mixture.take(10, timeout=0) as lease:
-            lease.batch()
-        assert caught.value.ids == (3,)
-        assert "task 'code'" in caught.value.__notes__[0]
-        assert tasks.waiting() == {"math": 7, "code": 2}
-        assert [letter.id for letter in tasks.streams["code"].dead_letters()] == [3]
-        assert tasks.streams["math"].dead_letters() == []
-
-
 def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(
     client: Client, namespace: str
 ) -> None:
@@ -312,21 +250,6 @@ def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(
         with pytest.raises(RecordError), mixture.take(10, timeout=0) as lease:
             lease.parts["code"].batch()
         assert tasks.waiting() == {"math": 7, "code": 4}
-
-
-def test_a_lost_task_is_named_and_the_others_are_acknowledged(
-    client: Client, namespace: str, tasks: Tasks, mixture: Mixture
-) -> None:
-    tasks.put(math=7, code=3)
-    lease = mixture.take(10, timeout=0)
-    kill_consumer(mixture._streams["code"])
-    tasks.streams["code"].take(3, timeout=0).ack()  # takes them over
-    with pytest.raises(LeaseLost) as caught:
-        lease.ack()
-    assert caught.value.task == "code"
-    assert caught.value.ids == (1, 2, 3)
-    assert not lease
-    assert tasks.streams["math"].stats().ledger.acked == 7
 
 
 # Waiting and starving
@@ -412,17 +335,6 @@ def test_a_share_that_exceeds_a_limit_is_an_error_and_not_a_wait(
         assert len(mixture._streams["code"]) == 3
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, "3", None, True])
-def test_a_bad_count_is_refused(mixture: Mixture, count: Any) -> None:
-    with pytest.raises(ConfigError):
-        mixture.take(count)
-
-
-def test_a_wrong_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match="connect"):
-        Mixture("redis://", WEIGHTS)  # type: ignore[arg-type]
-
-
 class Waiters:
     """Takes on threads, which end only when they are woken."""
 
@@ -505,8 +417,8 @@ def test_the_log_names_the_task_that_starves(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(waiting, "WARN_EVERY_S", 0.0)
-    monkeypatch.setattr(waiting.Wait.slice_s, "__defaults__", (0.05,))
+    monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
+    monkeypatch.setattr(deadline, "SLICE_S", 0.05)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(mixture.take, 10, timeout=30)
         until(lambda: mixture.starvation()["code"].waiting_s > 0)

@@ -149,13 +149,12 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
     "redrb.doctor.examination._PAGE": (
         doctor.many_unknown,
+        doctor.late_rights_repaired,
         doctor.dead_consumers_repaired,
         doctor.dead_makers_repaired,
-        doctor.late_rights_repaired,
     ),
     "redrb.doctor.checkup.MOST_NAMES": (doctor.tasks_unread,),
     "redrb.doctor.registry_names.MOST_NAMES": (doctor.names_left,),
-    "redrb.doctor.takeover._PAGE": (doctor.dead_consumers_repaired, doctor.dead_makers_repaired),
     "redrb.registry.NAMES_OF_A_CALL": (doctor.names_left,),
     "redrb.stream.put.pending.CHUNK_BYTES": (groups.put_in_chunks,),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
@@ -190,9 +189,7 @@ NO_PAGES = {
     "redrb.browse.tokenizer._MOST_PENDING": "bytes of one character",
     "redrb.doctor.repairs._MOST_PAGES": "calls after which a repair says that there is more",
     "redrb.doctor.repairs._MOST_PINS": "calls after which a repair says that there is more",
-    "redrb.doctor.staged_chunks.MOST_ATTEMPTS": "attempts that a finding counts",
-    "redrb.doctor.staged_chunks.MOST_VERSIONS": "versions that a finding counts",
-    "redrb.state.announced.MOST_WORKERS": "a figure is of so many workers, and says so",
+    "redrb.state.workers.MOST_WORKERS": "a figure is of so many workers, and says so",
     "redrb.state.history.MOST_POINTS": "points of a curve",
     "redrb.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
     "redrb.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
@@ -222,7 +219,7 @@ NO_PAGES = {
     "redrb.stream.task.tags.MOST_BYTES": "the size of a tag",
     "redrb.stream.task.tags.MOST_INTEGER": "the size of a number",
     "redrb.stream.task.tags.MOST_TAGS": "what a user may ask for",
-    "redrb.stream.waiting.MOST_REFUSALS": "refusals after which a call fails",
+    "redrb.stream.task.store.MOST_REFUSALS": "refusals after which a call fails",
     "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
     "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
     "redrb.stream.worker._MOST_NAME": "the length of a text",
@@ -237,7 +234,7 @@ _PAGE_NAME = re.compile(
 def cases(trials: Mapping[str, tuple[Trial, ...]]) -> list[object]:
     """Return each page with each of its trials and each count.
 
-    On every backend the first trial of each page runs far beyond it; the others run on one server.
+    The first trial of each page runs far beyond it on one backend; the others on one server.
     """
     found: list[object] = []
     for page, of_page in trials.items():

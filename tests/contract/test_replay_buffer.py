@@ -18,13 +18,11 @@ import pytest
 
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
-from redrb.errors import DecodeError, RecordError, StoreError
+from redrb.errors import DecodeError, RecordError
 from redrb.replay import ReplayBuffer, saving
 from redrb.replay.operations import release
 from redrb.replay.rollout_packing import pack_group
 from redrb.stream.saving import resuming
-from redrb.stream.saving.checked_file import CheckedFile
-from redrb.stream.saving.restoring import Restoring
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered
@@ -66,16 +64,20 @@ def as_dict(number: int, **fields: Any) -> dict[str, Any]:
 Make = Callable[..., Any]
 
 
-@pytest.fixture(params=[as_object, as_dict], ids=["object", "dict"])
+@pytest.fixture
 def make(request: pytest.FixtureRequest) -> Make:
-    """What makes a rollout: as an object of a class, and as a dict."""
-    function: Make = request.param
+    """What makes a rollout: a dict, or an object of a class where a test asks for it."""
+    function: Make = getattr(request, "param", as_dict)
     return function
 
 
-@pytest.fixture(params=["fifo", "stalest"])
+@pytest.fixture
 def order(request: pytest.FixtureRequest) -> Any:
-    return request.param
+    return getattr(request, "param", "fifo")
+
+
+BOTH_KINDS = pytest.mark.parametrize("make", [as_object, as_dict], indirect=True)
+BOTH_ORDERS = pytest.mark.parametrize("order", ["fifo", "stalest"], indirect=True)
 
 
 def of(rollout: Any, name: str) -> Any:
@@ -96,9 +98,9 @@ def partitions(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def rollout_type(request: pytest.FixtureRequest) -> type | None:
+def rollout_type(make: Make) -> type | None:
     """The class that `make` makes; None: dicts."""
-    return Rollout if request.node.callspec.params.get("make") is as_object else None
+    return Rollout if make is as_object else None
 
 
 @pytest.fixture
@@ -129,6 +131,7 @@ def play(
     return run
 
 
+@BOTH_ORDERS
 def test_tasks_and_statuses_are_apart(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1)], "a")
@@ -232,29 +235,6 @@ def test_a_groups_status_follows_from_its_members(
     play(scenario)
 
 
-def test_fifo_is_by_arrival(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, response_model_steps=[9, 9]), make(2)], "task")
-        await buffer.put([make(3, response_model_steps=[1, 1], seq_staleness=7)], "task")
-        await buffer.put([make(4, status=Status.FAILED)], "task")
-        await buffer.put([make(5)], "task", current_train_step=20)
-        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[1, 2], [3]]
-        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[5]]
-
-    play(scenario, order="fifo")
-
-
-def test_stalest_goes_by_the_oldest_step_then_by_arrival(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number, steps in enumerate([[5, 5], [2, 7], [9, 9], [2, 2], [5, 9]]):
-            group = [make(number, response_model_steps=steps), make(number)]
-            await buffer.put(group, "task", model_step=9, current_train_step=10)
-        got = ids(await buffer.get(5, "task", Status.COMPLETED))
-        assert [group[0] for group in got] == [1, 3, 0, 4, 2]
-
-    play(scenario, order="stalest")
-
-
 def test_stalest_sorts_by_seq_staleness_without_a_train_step(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for number, staleness in enumerate([3, 8, 3, 0, 3]):
@@ -265,7 +245,8 @@ def test_stalest_sorts_by_seq_staleness_without_a_train_step(play: Any, make: Ma
     play(scenario, order="stalest")
 
 
-def test_put_updates_the_callers_rollouts(play: Any, make: Make, order: Any) -> None:
+@BOTH_KINDS
+def test_put_updates_the_callers_rollouts(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         rollout = make(1, response_model_steps=[2], seq_staleness=99)
         await buffer.put([rollout], "task", model_step=3, current_train_step=5)
@@ -281,11 +262,12 @@ def test_put_updates_the_callers_rollouts(play: Any, make: Make, order: Any) -> 
         await buffer.put([bare], "task", model_step=3, current_train_step=9)
         assert of(bare, "seq_staleness") == 0
 
-    play(scenario, order=order)
+    play(scenario)
 
 
 @IN_PARTITIONS
-def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
+@BOTH_KINDS
+def test_every_field_comes_back(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         experts = np.arange(12, dtype=np.int16).reshape(2, 3, 2)
         rollout = make(
@@ -310,7 +292,7 @@ def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
             assert of(got, name) == of(rollout, name)
         assert other == make(8)
 
-    play(scenario, order=order)
+    play(scenario)
 
 
 def reset_as_expected(rollout: Any, staleness: int) -> None:
@@ -341,7 +323,8 @@ STALE: dict[str, Any] = {
 }
 
 
-def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make, order: Any) -> None:
+@BOTH_KINDS
+def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
         await buffer.put([old, young], "task", current_train_step=5, stale_threshold=3)
@@ -356,62 +339,11 @@ def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make, ord
         assert of(fresh, "response_ids") == [3, 4]
         assert of(fresh, "reward") == {"score": 1.0}
 
-    play(scenario, order=order)
-
-
-def test_below_the_threshold_a_group_does_not_expire(play: Any, make: Make, order: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        rollout = make(1, **STALE)
-        await buffer.put([rollout], "task", current_train_step=5, stale_threshold=4)
-        assert of(rollout, "seq_staleness") == 3
-        assert await buffer.refresh_staleness({"task": 4}, current_train_step=5) == {"task": 0}
-        assert await buffer.count("task", Status.COMPLETED) == 1
-        assert await buffer.refresh_staleness({"task": 4}, current_train_step=6) == {"task": 1}
-
-    play(scenario, order=order)
-
-
-def test_an_aborted_member_does_not_hide_that_its_group_expired(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        group = [make(1, **STALE), make(2, status=Status.ABORTED)]
-        await buffer.put(group, "task", current_train_step=5, stale_threshold=3)
-        assert await buffer.count("task", Status.EXPIRED) == 1
-
     play(scenario)
-
-
-def test_seq_staleness_expires_without_a_train_step(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, seq_staleness=3)], "task", stale_threshold=3)
-        await buffer.put([make(2, seq_staleness=2)], "task", stale_threshold=3)
-        assert ids(await buffer.get(2, "task", Status.EXPIRED)) == [[1]]
-        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[2]]
-
-    play(scenario)
-
-
-def test_stale_tokens_expire_a_rollout(play: Any, make: Make, order: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        options = {"current_train_step": 5, "stale_threshold": 10, "token_stale_threshold": 4}
-        wholly, fresh = make(1, response_model_steps=[0, 0]), make(2, response_model_steps=[4, 4])
-        await buffer.put([wholly, fresh], "task", **options)
-        await buffer.put([make(3, response_model_steps=[0, 4])], "task", **options)
-        masked = make(4, response_model_steps=[0, 4], response_mask=[1, 0])
-        await buffer.put([masked], "task", **options)
-        agentic = make(5, response_model_steps=[0, 0], input_ids=[1, 2], labels=[-100, 2])
-        await buffer.put([agentic], "task", **options)
-        assert of(agentic, "response") == "answer"
-        assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[3], [5]]
-        expired = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
-        assert ids(expired) == [[4], [1, 2]]
-        assert [of(rollout, "status") for rollout in expired[1]] == ["expired", "completed"]
-        assert [of(rollout, "response") for rollout in expired[1]] == ["", "answer"]
-
-    play(scenario, order=order)
 
 
 @IN_PARTITIONS
-def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order: Any) -> None:
+def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
         await buffer.put(
@@ -431,11 +363,12 @@ def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order
         assert await buffer.get(1, "task", Status.EXPIRED) == []
         assert buffer._tasks.open("task").stats().ledger.expired == 1
 
-    play(scenario, order=order)
+    play(scenario)
 
 
 @IN_PARTITIONS
-def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make, order: Any) -> None:
+@BOTH_KINDS
+def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE), make(2, response_model_steps=[3, 3])], "task")
         await buffer.put([make(3, status=Status.ABORTED, response_model_steps=[0, 3])], "task")
@@ -455,7 +388,7 @@ def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make, order:
         assert sorted(ids(left)) == [[4], [5]]
         assert sorted(of(group[0], "seq_staleness") for group in left) == [0, 1]
 
-    play(scenario, order=order)
+    play(scenario)
 
 
 async def _all_expired(buffer: ReplayBuffer) -> list[list[Any]]:
@@ -467,6 +400,7 @@ def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
 
 
 @IN_PARTITIONS
+@BOTH_ORDERS
 def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, response_model_steps=[1, 1])], "task")
@@ -480,37 +414,8 @@ def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: A
     play(scenario, order=order)
 
 
-def test_refresh_by_tokens_keeps_fresh_members(play: Any, make: Make, order: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        mixed = [make(1, response_model_steps=[0, 0]), make(2, response_model_steps=[4, 4])]
-        await buffer.put(mixed, "task")
-        masked = make(3, response_model_steps=[0, 4], response_mask=[1, 0])
-        await buffer.put([masked], "task")
-        await buffer.put([make(4, response_model_steps=[0, 4])], "task")
-        await buffer.put([make(5, response_model_steps=[0, 0], response_mask=[0, 0])], "task")
-        await buffer.put([make(6, response_model_steps=[0, 0]), make(7, labels=[1])], "task")
-        expired = await buffer.refresh_staleness(
-            task_stale_thresholds={"task": 10},
-            task_token_stale_thresholds={"task": 4},
-            expired_groups_retryable_by_task={"task": True},
-            current_train_step=5,
-        )
-        assert expired == {"task": 2}
-        groups = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
-        assert ids(groups) == [[3], [1, 2]]
-        assert [of(rollout, "status") for rollout in groups[1]] == [
-            Status.EXPIRED,
-            Status.COMPLETED,
-        ]
-        assert [of(rollout, "response_ids") for rollout in groups[1]] == [[], [3, 4]]
-        assert of(groups[0][0], "status") == Status.EXPIRED
-        assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[4], [5], [6, 7]]
-
-    play(scenario, order=order)
-
-
 @IN_PARTITIONS
-def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make, order: Any) -> None:
+def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for task in ("over", "again"):
             await buffer.put([make(1, response_model_steps=[1, 1])], task)
@@ -526,23 +431,11 @@ def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make, o
         assert len(buffer) == 3
         assert buffer._tasks.open("over").stats().ledger.expired == 1
 
-    play(scenario, order=order)
-
-
-def test_groups_put_after_a_refresh_keep_their_staleness(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, response_model_steps=[1, 1])], "task", current_train_step=3)
-        await buffer.refresh_staleness({"task": 9}, current_train_step=5)
-        await buffer.put([make(2, response_model_steps=[1, 1])], "task", current_train_step=8)
-        await buffer.put([make(3, response_model_steps=[1, 1], seq_staleness=2)], "task")
-        got = await buffer.get(9, "task", Status.COMPLETED)
-        assert [of(group[0], "seq_staleness") for group in got] == [3, 6, 2]
-
     play(scenario)
 
 
 @IN_PARTITIONS
-def test_an_expired_group_may_be_put_again(play: Any, make: Make, order: Any) -> None:
+def test_an_expired_group_may_be_put_again(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE)], "task")
         await buffer.refresh_staleness({"task": 2}, current_train_step=5)
@@ -561,7 +454,7 @@ def test_an_expired_group_may_be_put_again(play: Any, make: Make, order: Any) ->
         ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
         assert (of(got, "response_model_steps"), of(got, "seq_staleness")) == ([4], 0)
 
-    play(scenario, order=order)
+    play(scenario)
 
 
 @pytest.mark.parametrize("name", ["stale_threshold", "token_stale_threshold"])
@@ -640,6 +533,7 @@ def test_rollouts_that_the_class_does_not_take_stay_stored(client: Client, names
     asyncio.run(main())
 
 
+@BOTH_ORDERS
 def test_groups_of_a_stream_are_passed_over_and_stay(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         stream = buffer._tasks.open("task")
@@ -656,19 +550,6 @@ def test_groups_of_a_stream_are_passed_over_and_stay(play: Any, make: Make, orde
         stream.clear()
 
     play(scenario, order=order)
-
-
-def test_a_closed_buffer_refuses_calls(client: Client, namespace: str) -> None:
-    async def main() -> None:
-        async with ReplayBuffer(client, namespace=namespace) as buffer:
-            await buffer.put([as_dict(1)], "task")
-        await buffer.close()
-        with pytest.raises(ConfigError, match="closed"):
-            await buffer.get(1, "task", "completed")
-        async with ReplayBuffer(client, namespace=namespace) as buffer:
-            assert len(await buffer.get(1, "task", "completed")) == 1
-
-    asyncio.run(main())
 
 
 def test_save_resume_and_close_return_while_others_use_the_buffer(
@@ -756,22 +637,6 @@ def test_a_model_of_pydantic_comes_back(play: Any) -> None:
     play(scenario, rollout_type=State)
 
 
-def test_several_buffers_share_tasks(client: Client, namespace: str, order: Any) -> None:
-    async def main() -> None:
-        maker = ReplayBuffer(client, namespace=namespace, order=order)
-        taker = ReplayBuffer(client, namespace=namespace, order=order)
-        async with maker, taker:
-            await asyncio.gather(*(maker.put([as_dict(n)], f"t{n % 3}") for n in range(30)))
-            assert len(taker) == len(maker) == 30
-            gets = [taker.get(4, f"t{n % 3}", "completed") for n in range(6)]
-            gets += [maker.get(4, f"t{n % 3}", "completed") for n in range(6)]
-            got = [number for groups in await asyncio.gather(*gets) for (number,) in ids(groups)]
-            assert sorted(got) == list(range(30))
-            assert len(taker) == 0
-
-    asyncio.run(main())
-
-
 def test_the_event_loop_goes_on_during_calls(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ExperienceStream.take
     begun, ticked = threading.Event(), threading.Event()
@@ -834,54 +699,6 @@ def test_a_cancelled_get_loses_nothing(
     play(scenario)
 
 
-def test_a_get_cancelled_at_any_moment_loses_nothing(play: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        total = 40
-        for number in range(total):
-            await buffer.put([as_dict(number)], "task")
-        got: list[int] = []
-        for round_number in range(60):
-            try:
-                async with asyncio.timeout(round_number / 20_000):
-                    groups = await buffer.get(1, "task", "completed")
-                got += [number for (number,) in ids(groups)]
-            except TimeoutError:
-                pass
-            await buffer._executor.drain()
-            assert await buffer.size() == total - len(got)
-        assert len(set(got)) == len(got)
-
-    play(scenario)
-
-
-def test_a_cancelled_put_is_whole_or_nothing(play: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number in range(10):
-            putting = asyncio.ensure_future(buffer.put([as_dict(number), as_dict(number)], "task"))
-            await asyncio.sleep(number / 10_000)
-            putting.cancel()
-            await asyncio.gather(putting, return_exceptions=True)
-        await buffer._executor.drain()
-        groups = await buffer.get(99, "task", "completed")
-        assert all(len(group) == 2 for group in groups)
-
-    play(scenario)
-
-
-def test_threads_are_few(play: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await asyncio.gather(*(buffer.put([as_dict(n)], "task") for n in range(40)))
-        assert await buffer.size() == 40
-        names = [thread.name for thread in threading.enumerate()]
-        assert 1 <= sum(name.startswith("redrb-replay") for name in names) <= 4
-
-    play(scenario)
-    for thread in threading.enumerate():
-        if thread.name.startswith("redrb-replay"):
-            thread.join(10)
-            assert not thread.is_alive()
-
-
 @pytest.fixture
 def saved(
     client: Client, namespace: str, tmp_path: Path, rollout_type: type | None
@@ -902,6 +719,8 @@ def saved(
     return save
 
 
+@BOTH_KINDS
+@BOTH_ORDERS
 def test_save_and_resume_keep_order_and_fields(
     saved: Any, make: Make, order: Any, tmp_path: Path
 ) -> None:
@@ -931,6 +750,7 @@ def test_save_and_resume_keep_order_and_fields(
     asyncio.run(main())
 
 
+@BOTH_ORDERS
 def test_a_buffer_in_partitions_spreads_its_groups_and_is_saved_whole(
     client: Client, namespace: str, order: Any, tmp_path: Path
 ) -> None:
@@ -966,6 +786,7 @@ def test_a_buffer_in_partitions_spreads_its_groups_and_is_saved_whole(
     asyncio.run(main())
 
 
+@BOTH_ORDERS
 def test_resume_into_a_full_buffer_or_another_order_changes_nothing(
     saved: Any, client: Client, namespace: str, order: Any, tmp_path: Path
 ) -> None:
@@ -1045,38 +866,6 @@ def test_a_repeated_resume_agrees_unless_the_buffer_was_used(
             with pytest.raises(ConfigError, match="used since"):
                 await buffer.resume(tmp_path / "save")
             assert len(buffer) == 2
-
-    asyncio.run(main())
-
-
-def test_the_resume_that_began_later_replaces_the_other(
-    saved: Any, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with await saved("fifo", [[as_dict(1)]]) as buffer:
-            later = ReplayBuffer(client, namespace=buffer._tasks.namespace)
-            fill, waiting = resuming._fill, [later]
-
-            def meanwhile(*arguments: Any) -> None:
-                if waiting:
-                    asyncio.run(waiting.pop().resume(tmp_path / "save"))
-                fill(*arguments)
-
-            monkeypatch.setattr(resuming, "_fill", meanwhile)
-            with pytest.raises(StoreError, match="another process"):
-                await buffer.resume(tmp_path / "save")
-            assert len(buffer) == 2
-            monkeypatch.undo()
-
-            # an attempt that began earlier, and is slower, replaces none of the later one
-            task = TaskStore.of(client, buffer._tasks.namespace, "slow")
-            saved_as = CheckedFile.read(next((tmp_path / "save").glob("*-0.redrb")))
-            newer = Restoring(task, saved_as, number=2)
-            newer.begin()
-            with pytest.raises(StoreError, match="another process"):
-                Restoring(task, saved_as, number=1).begin()
-            newer.give_up()
-            await later.close()
 
     asyncio.run(main())
 
@@ -1175,6 +964,7 @@ def test_a_save_replaces_the_earlier_one(saved: Any, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@BOTH_KINDS
 def test_groups_that_redis_expired_are_reset_after_resume(
     make: Make,
     rollout_type: type | None,
@@ -1300,6 +1090,7 @@ def random_group(dice: random.Random, number: int, step: int) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("seed", range(3))
+@BOTH_ORDERS
 def test_a_random_sequence_of_calls_equals_a_model_of_xtuners_buffer(
     play: Any, order: Any, seed: int
 ) -> None:

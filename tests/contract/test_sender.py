@@ -34,6 +34,7 @@ from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 pytestmark = pytest.mark.long  # the same requests as test_stream*.py
 
@@ -49,18 +50,11 @@ def stream(client: Client, namespace: str) -> Generator[ExperienceStream]:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    soon(lambda: not threads())
+    until(lambda: not threads())
 
 
 def threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith("redrb-sender")]
-
-
-def soon(holds: Callable[[], bool], timeout: float = 30) -> None:
-    end = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def batch(*row_numbers: int) -> Experience:
@@ -144,7 +138,7 @@ def test_send_waits_at_the_bound_and_says_how_long(client: Client, namespace: st
         began = time.monotonic()
         for n in range(5):
             sender.send(numbered(n))
-            soon(lambda: sender.waiting_groups <= 3)
+            until(lambda: sender.waiting_groups <= 3)
         free_s = sender.backpressure_s
         assert free_s <= time.monotonic() - began
         with pytest.raises(SendFailed, match="no room for more") as caught:
@@ -207,7 +201,7 @@ def test_a_group_that_cannot_be_put_is_reported_once_and_others_go_on(
         assert isinstance(caught.value.__cause__, ConfigError)
         sender.flush()
         sender.send(numbered(3, reward=torch.tensor(float("nan"))))
-        soon(lambda: sender.waiting_groups == 0)
+        until(lambda: sender.waiting_groups == 0)
         with pytest.raises(SendFailed) as caught:
             sender.send(numbered(4))
         assert caught.value.dropped == 1
@@ -229,17 +223,6 @@ def test_malformed_arguments_are_refused_at_once(stream: ExperienceStream) -> No
     for wrong in ([], ["math"]):
         with pytest.raises(ConfigError, match="at least one"):
             ExperienceSender(wrong)  # type: ignore[arg-type]
-
-
-def test_groups_that_a_full_stream_refuses_are_reported(client: Client, namespace: str) -> None:
-    stream = ExperienceStream(client, "math", namespace=namespace, limit=1, on_full="error")
-    with ExperienceSender(stream) as sender:
-        sender.send(batch(0, 1, 2))
-        with pytest.raises(SendFailed) as caught:
-            sender.flush(timeout=10)
-        assert caught.value.dropped == 2
-    assert waiting(stream) == [0]
-    stream.close()
 
 
 def test_lost_replies_store_nothing_twice(
@@ -321,7 +304,7 @@ def test_a_sender_that_is_garbage_sends_all_the_same(stream: ExperienceStream) -
         sender.send(numbered(n))
     del sender
     gc.collect()
-    soon(lambda: not threads())
+    until(lambda: not threads())
     assert waiting(stream) == list(range(10))
 
 

@@ -12,7 +12,7 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
 from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once

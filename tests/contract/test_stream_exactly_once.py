@@ -19,8 +19,6 @@ from redrb.stream.task.calls import Clear
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
-pytestmark = pytest.mark.every_server
-
 WHEN = ["before", "middle", "after"]
 """The connection breaks before anything was sent, when half was, after all was executed."""
 
@@ -84,6 +82,7 @@ def stream(client: Client, namespace: str, line: Line) -> Iterator[ExperienceStr
         assert stream.stats().ledger.balanced
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("when", WHEN)
 def test_a_put_lands_once(stream: ExperienceStream, line: Line, when: str) -> None:
     stream.put(numbered(0))
@@ -124,6 +123,7 @@ def test_a_put_larger_than_the_room_lands_once(
     assert numbers(stream.take(8, timeout=0)) == list(range(8))
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("when", WHEN)
 def test_a_take_leases_once(stream: ExperienceStream, line: Line, when: str) -> None:
     stream.put_many([[numbered(n)] for n in range(6)])
@@ -137,6 +137,7 @@ def test_a_take_leases_once(stream: ExperienceStream, line: Line, when: str) -> 
     assert numbers(stream.take(4, timeout=0)) == [2, 3, 4, 5]
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize(
     ("end", "expected"),
@@ -261,6 +262,7 @@ def test_an_ack_that_was_given_up_can_be_repeated(
         assert stream.stats().samples_acked == 2
 
 
+@pytest.mark.every_server
 def test_scripts_that_the_server_forgot_are_sent_again(
     client: Client, namespace: str, stream: ExperienceStream
 ) -> None:

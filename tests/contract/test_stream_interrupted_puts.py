@@ -10,10 +10,9 @@ import pytest
 from redis.exceptions import ConnectionError as Broken
 
 from redrb import ConfigError, ExperienceStream, StoreUnavailable
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.connection.transport import Pipeline
 from redrb.errors import EncodeError
-from redrb.stream import waiting
 from tests.samples import numbered
 
 
@@ -47,7 +46,7 @@ def test_a_repeated_put_whose_time_is_up_in_pages_may_be_stored(
 ) -> None:
     """Its first attempt was stored, and the second one is refused before it can be recognized."""
     pages(orphans=3)
-    monkeypatch.setattr(waiting, "PAGES_S", 0.0)
+    monkeypatch.setattr(deadline, "PAGES_S", 0.0)
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.join_group()
     stream.put(numbered(0))

@@ -204,3 +204,23 @@ def test_a_part_that_cannot_be_released_yet_is_tried_again(
     stream._consumer._nudge()
     assert len(other.take(4, timeout=LATER_S)) == 4
     assert len(tries) == 2
+
+
+def test_a_delayed_take_changes_nothing(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(4, 9)])
+    stream.take(1, timeout=0).ack()
+    with stream.take(2, timeout=0) as lease:
+        pass
+    slot = f"{stream._consumer.name}/0"
+    for held in (False, True):
+        if held:
+            lease = stream.take(1, timeout=0)
+        before = stream.stats()
+        for token in ("1", "2"):
+            arguments = ["default", stream._consumer.name, slot, token, 2, 2, "w", 3000, 30000]
+            arguments += ["completed", "", stream._task.description.incarnation]
+            reply = stream._task.store.run("take/take", arguments)
+            assert reply == [b"late"]
+        assert stream.stats() == before
+    lease.ack()
+    assert numbers(stream.take(5, timeout=0)) == [4, 5, 6, 7, 8]

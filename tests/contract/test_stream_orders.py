@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, TaskMismatch
+from redrb import ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Order, Prioritized, Score
 from tests.audit import audit
@@ -23,36 +23,6 @@ def stream_of(client: Client, namespace: str, order: str, **options: object) -> 
     return ExperienceStream(client, order, namespace=namespace, order=order, **options)  # type: ignore[arg-type]
 
 
-def put_versions(stream: ExperienceStream, versions: list[int | None]) -> None:
-    for number, version in enumerate(versions):
-        stream.put(numbered(number), policy_version=version)
-
-
-VERSIONS = [5, 3, 3, 9, None, 1, 9]
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ("fifo", [0, 1, 2, 3, 4, 5, 6]),
-        ("lifo", [6, 5, 4, 3, 2, 1, 0]),
-        ("stalest", [5, 1, 2, 0, 3, 6, 4]),
-        ("freshest", [3, 6, 0, 1, 2, 5, 4]),
-    ],
-)
-def test_groups_come_in_order(
-    client: Client, namespace: str, order: str, expected: list[int]
-) -> None:
-    stream = stream_of(client, namespace, order)
-    put_versions(stream, VERSIONS)
-    audit(stream)
-    assert numbers(stream.take(3, timeout=0)) == expected[:3]
-    audit(stream)
-    assert numbers(stream.take(4, timeout=0)) == expected[3:]
-    assert stream.stats().ledger.leased == 7
-    audit(stream)
-
-
 def test_a_group_is_as_old_as_its_oldest_token(client: Client, namespace: str) -> None:
     # samples with and without versions of tokens fit into no batch, but into one order
     stream = stream_of(client, namespace, "stalest", checks=["values"])
@@ -60,32 +30,6 @@ def test_a_group_is_as_old_as_its_oldest_token(client: Client, namespace: str) -
     stream.put([numbered(1, policy_version=9), numbered(2, policy_version=3)])
     stream.put(numbered(3, policy_version=9, token_versions=torch.tensor([2, 9])))
     assert numbers(stream.take(3, timeout=0)) == [3, 1, 2, 0]
-
-
-@pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "freshest", "priority"])
-def test_a_released_group_keeps_its_place(client: Client, namespace: str, order: str) -> None:
-    stream = stream_of(client, namespace, order)
-    for number in range(4):
-        stream.put(numbered(number), policy_version=7, priority=2.0)
-    first = stream.take(2, timeout=0)
-    taken = numbers(first)
-    first.release()
-    audit(stream)
-    assert numbers(stream.take(2, timeout=0)) == taken
-
-
-def test_priorities_may_be_changed_while_waiting_and_while_leased(
-    client: Client, namespace: str
-) -> None:
-    stream = stream_of(client, namespace, "priority")
-    ids = [stream.put(numbered(n), priority=p)[0] for n, p in enumerate([1.0, 5.0, 3.0, None])]
-    assert stream.update_priority([ids[0]], [9.5]) == 1
-    lease = stream.take(2, timeout=0)
-    assert numbers(lease) == [0, 1]
-    assert stream.update_priority([ids[1], ids[3], 999], [0.5, 1.0, 7.0]) == 2
-    lease.release()
-    audit(stream)
-    assert numbers(stream.take(4, timeout=0)) == [0, 2, 3, 1]
 
 
 def test_bad_priorities_are_refused(client: Client, namespace: str) -> None:
@@ -155,15 +99,6 @@ def test_prioritized_draws_by_weight_and_gives_probabilities(
         with stream.take(1, timeout=0) as lease:
             hits += numbers(lease) == [3]
     assert hits > 75  # 100 / 107
-
-
-def test_a_priority_of_zero_comes_after_all_others(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, "prioritized")
-    stream.put(numbered(0), priority=0.0)
-    for number in range(1, 4):
-        stream.put(numbered(number), priority=0.001)
-    assert sorted(numbers(stream.take(3, timeout=0))) == [1, 2, 3]
-    assert numbers(stream.take(1, timeout=0)) == [0]
 
 
 @pytest.mark.long
@@ -438,103 +373,6 @@ def test_the_order_is_settled_by_the_first_put(client: Client, namespace: str) -
         ExperienceStream(client, "per", namespace=namespace, order=Prioritized(0.7))
 
 
-@pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "priority", "uniform"])
-def test_several_consumer_groups_each_have_the_order(
-    client: Client, namespace: str, order: str
-) -> None:
-    first = stream_of(client, namespace, order, max_staleness=100)
-    first.join_group()
-    put_versions(first, [3, 2, 1])
-    late = stream_of(client, namespace, order, group="late")
-    mine = first.take(2, timeout=0)
-    theirs = late.take(3, timeout=0)
-    assert sorted(numbers(theirs)) == [0, 1, 2]
-    if order != "uniform":
-        assert numbers(theirs)[:2] == numbers(mine)
-    audit(first)
-    mine.ack()
-    theirs.ack()
-    audit(first)
-    assert first.stats().stored == 1
-    assert late.drop_group() == 0
-    first.take(1, timeout=0).ack()
-    assert first.stats().stored == 0
-
-
-@pytest.mark.parametrize("eviction", ["oldest", "stalest", "last"])
-def test_a_capacity_evicts_by_its_own_order(client: Client, namespace: str, eviction: str) -> None:
-    stream = ExperienceStream(
-        client,
-        "replay",
-        namespace=namespace,
-        order="priority",
-        max_reads=0,
-        max_staleness=1000,
-        capacity=3,
-        eviction=eviction,  # type: ignore[arg-type]
-    )
-    stream.join_group()
-    for number, (version, priority) in enumerate([(5, 3.0), (4, 2.0), (9, 1.0)]):
-        stream.put(numbered(number), policy_version=version, priority=priority)
-    stream.put(numbered(3), policy_version=9, priority=9.0)
-    audit(stream)
-    gone = {"oldest": 0, "stalest": 1, "last": 2}[eviction]
-    lease = stream.take(3, timeout=0)
-    assert sorted(numbers(lease)) == sorted({0, 1, 2, 3} - {gone})
-    assert stream.stats().ledger.evicted == 1
-    stream.put(numbered(4), policy_version=9, priority=0.0)  # leased groups are not evicted
-    audit(stream)
-    lease.ack()
-    audit(stream)
-    assert stream.stats().stored == 3
-
-
-def test_groups_are_taken_max_reads_times(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, "fifo", max_reads=3)
-    stream.put_many([[numbered(0)], [numbered(1)]])
-    seen: list[int] = []
-    for _ in range(3):
-        with stream.take(2, timeout=0) as lease:
-            seen += numbers(lease)
-        audit(stream)
-    assert seen == [0, 1] * 3
-    with pytest.raises(BatchTimeout):
-        stream.take(1, timeout=0)
-    stats = stream.stats()
-    assert (stats.ledger.acked, stats.reads, stats.stored) == (2, 4, 0)
-    assert stats.samples_acked == 6
-
-
-def test_a_stream_that_was_opened_before_others_gave_settings_learns_them(
-    client: Client, namespace: str
-) -> None:
-    early = ExperienceStream(client, "math", namespace=namespace)
-    indexed = ExperienceStream(client, "math", namespace=namespace, max_staleness=9)
-    late = ExperienceStream(client, "math", namespace=namespace, order="priority", tags=["score"])
-    early.put(numbered(0, policy_version=1), priority=1.0, tags=None)
-    indexed.put(numbered(1, policy_version=1), priority=9.0)
-    late.put(numbered(2, policy_version=1), priority=5.0, tags={"score": 0.5})
-    with early.writer() as writer:
-        writer.put(numbered(3, policy_version=1), priority=7.0)
-    audit(late)
-    assert late.count(where={"score_gt": 0}) == 1
-    assert numbers(late.take(4, timeout=0)) == [1, 3, 2, 0]
-
-
-def test_each_consumer_group_reads_max_reads_times(client: Client, namespace: str) -> None:
-    first = stream_of(client, namespace, "fifo", max_reads=2)
-    second = stream_of(client, namespace, "fifo", group="second")
-    for stream in (first, second):
-        stream.join_group()
-    first.put(numbered(0))
-    for stream in (first, second, first, second):
-        with stream.take(1, timeout=0) as lease:
-            assert numbers(lease) == [0]
-        audit(stream)
-    assert first.stats().stored == 0
-    assert [stream.stats().ledger.acked for stream in (first, second)] == [1, 1]
-
-
 @dataclass(frozen=True)
 class Fixed:
     """Gives every group the same score."""
@@ -545,18 +383,6 @@ class Fixed:
 
     def score(self, _: GroupFacts, /) -> Score:
         return self.given  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    ("score", "sampled"), [(math.nan, False), (None, False), ("x", False), (-1.0, True)]
-)
-def test_a_score_that_cannot_be_sorted_is_refused_before_anything_is_stored(
-    client: Client, namespace: str, score: object, sampled: bool
-) -> None:
-    stream = ExperienceStream(client, "own", namespace=namespace, order=Fixed(score, sampled))
-    with pytest.raises(ConfigError, match="returned the score"):
-        stream.put(numbered(0))
-    assert stream.stats().stored == 0
 
 
 @pytest.mark.parametrize("order", [3, Fixed, object()])

@@ -220,9 +220,12 @@ def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
     audit(stream)
 
 
-@pytest.mark.parametrize("page", [3, 100])
 @pytest.mark.parametrize(
-    "last", ["0", "1", "5", "-5", "x", "nan", "inf", "1.5", "9" * 28, "9007199254740993"]
+    ("last", "page"),
+    [
+        *((last, 3) for last in ("0", "1", "5", "-5", "x", "nan", "inf", "1.5", "9" * 28)),
+        *(("9007199254740993", 3), ("1", 100)),
+    ],
 )
 def test_a_wrong_last_id_deletes_no_group(
     client: Client, open_stream: Opener, pages: Callable[..., None], last: str, page: int

@@ -14,9 +14,8 @@ import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.errors import DecodeError, LeaseLost, TaskMismatch, WrongStep
-from redrb.stream import waiting
 from redrb.stream.export import export_task
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.put.pending import PendingPut
@@ -225,7 +224,7 @@ def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_par
 def test_puts_that_wait_for_room_are_woken_by_any_partition_in_their_order(
     open_parts: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "SLICE_S", 60)  # none of them looks again by itself
+    monkeypatch.setattr(deadline, "SLICE_S", 60)  # none of them looks again by itself
     stream = open_parts(4, limit=4)
     put(stream, *range(4))
     with ThreadPoolExecutor(2) as threads:
@@ -267,14 +266,14 @@ def test_a_put_that_may_still_arrive_waits_in_its_partition(
     attempts: list[Producer] = []
     finish = Producer.finish
 
-    def break_first(producer: Producer, pending: PendingPut, timeout: float | None) -> Any:
+    def break_first(producer: Producer, pending: PendingPut) -> Any:
         attempts.append(producer)
         if len(attempts) == 1:
             with pytest.raises(StoreFull):
-                finish(producer, pending, timeout)
+                finish(producer, pending)
             pending.repeated = True
             raise StoreFull("full", task="math")
-        return finish(producer, pending, timeout)
+        return finish(producer, pending)
 
     monkeypatch.setattr(Producer, "finish", break_first)
     with ThreadPoolExecutor(1) as threads:
@@ -294,7 +293,7 @@ def test_a_put_that_every_partition_refuses_though_it_has_room_waits_before_it_t
     stream = open_parts(3)
     attempts: list[Producer] = []
 
-    def refuse(producer: Producer, _pending: PendingPut, _timeout: float | None) -> Any:
+    def refuse(producer: Producer, _pending: PendingPut) -> Any:
         attempts.append(producer)
         raise StoreFull("no memory", task="math")
 

@@ -14,7 +14,7 @@ import torch
 import redrb
 from redrb import ConfigError, ExperienceStream
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, RecordError, StoreFull
+from redrb.errors import RecordError, StoreFull
 from redrb.stream import PartStats
 from redrb.stream.parts.part import OnIncomplete
 from redrb.stream.put.producer import Producer
@@ -58,18 +58,6 @@ def make_old(stream: ExperienceStream, key: str = "a") -> None:
 @pytest.fixture
 def stream(open_stream: Opener) -> ExperienceStream:
     return open_stream()
-
-
-def test_the_group_is_there_with_its_last_part(stream: ExperienceStream) -> None:
-    assert put_parts(stream, 2, 0) is None
-    with pytest.raises(BatchTimeout):
-        stream.take(1, timeout=0)
-    assert parts(stream).waiting == 2
-    assert put_parts(stream, 1) == 1
-    lease = stream.take(1, timeout=0)
-    assert numbers(lease) == [0, 1, 2]
-    lease.ack()
-    assert parts(stream) == PartStats(begun=1, completed=1)
 
 
 def test_a_part_that_comes_again_or_late_counts_once(stream: ExperienceStream) -> None:
@@ -240,24 +228,6 @@ def test_old_groups_are_put_with_enough_parts_dropped_or_buried(stream: Experien
     assert put_parts(stream, 0) == 1
     assert put_parts(stream, 1, key="few", least=2) is None
     assert parts(stream).late == 2
-
-
-def test_a_group_whose_maker_dies_before_it_is_put_is_put_by_another(
-    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maker, other = open_stream(), open_stream()
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Producer, "put", die)
-        put_parts(maker, 0, 1, 2)
-    make_due(maker)
-    assert put_parts(other, 0, key="b") is None
-    assert parts(other).completed == 1
-    assert put_parts(maker, 2) == 1  # the maker's repetition finds it
-    assert other.stats().ledger.put == 1
 
 
 def test_a_part_that_arrives_while_its_group_is_put_for_its_age_is_not_lost(

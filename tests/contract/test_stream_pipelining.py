@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from redrb import (
     BatchTimeout,
     ConfigError,
     ExperienceStream,
-    Lease,
     LeaseLost,
     StoreFull,
     make_experience_batch,
@@ -32,6 +31,7 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 
 @pytest.fixture
@@ -46,14 +46,6 @@ def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
     stream.take(1, timeout=0).ack()
     stream.put_many([[numbered(n)] for n in range(count)])
     return stream
-
-
-def soon(holds: Callable[[], bool]) -> None:
-    """Wait for an effect of another connection."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def break_replies(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
@@ -167,18 +159,6 @@ def test_one_put_is_in_flight_until_it_is_finished_or_dropped(stream: Experience
     assert (in_flight.finish(), in_flight.drop()) == ((), 0)
     in_flight.send(batch)
     assert in_flight.drop() == 1
-
-
-def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
-    stream = ExperienceStream(client, "math", namespace=namespace, limit=2)
-    with stream.writer() as writer:
-        for n in range(2):
-            writer.put(numbered(n))
-        with pytest.raises(StoreFull):
-            writer.put(numbered(2), timeout=0.05)
-        stream.take(2, timeout=0).ack()
-        writer.put(numbered(3))
-    assert numbers(stream.take(1, timeout=0)) == [3]
 
 
 @pytest.mark.long
@@ -321,12 +301,12 @@ def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream: Experienc
     filled(stream, 6)
     loop = stream.leases(2, timeout=0)
     next(loop)
-    soon(lambda: stream.stats().ledger.leased == 4)
+    until(lambda: stream.stats().ledger.leased == 4)
     next(loop)
-    soon(lambda: stream.stats().ledger.acked == 3)
+    until(lambda: stream.stats().ledger.acked == 3)
     assert stream.stats().ledger.leased == 4
     loop.close()
-    soon(lambda: stream.stats().ledger.leased == 0)
+    until(lambda: stream.stats().ledger.leased == 0)
     ledger = stream.stats().ledger
     assert (ledger.leased, ledger.acked, ledger.waiting) == (0, 3, 4)
     assert numbers(stream.take(4, timeout=0)) == [2, 3, 4, 5]
@@ -354,7 +334,7 @@ def test_batches_that_a_loop_leaves_are_requeued_unharmed(
     else:
         loop()
     gc.collect()
-    soon(lambda: stream.stats().ledger.leased == 0)
+    until(lambda: stream.stats().ledger.leased == 0)
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.waiting) == (1, 6)
     audit(stream)
@@ -371,7 +351,7 @@ def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
         else:
             lease.release()
             break
-    soon(lambda: stream.stats().ledger.leased == 0)  # the take ahead may have come behind that
+    until(lambda: stream.stats().ledger.leased == 0)  # the take ahead may have come behind that
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 2, 0, 2)
     audit(stream)
@@ -458,17 +438,3 @@ def test_a_batch_that_can_never_be_full_is_refused(client: Client, namespace: st
         stream.leases(2, at_least=3)
     with pytest.raises(ConfigError, match="never be full"):
         next(stream.leases(3, timeout=0))
-
-
-def test_batches_of_a_loop_are_whole(stream: ExperienceStream) -> None:
-    filled(stream, 4)
-    lease: Lease
-    total = torch.zeros(())
-    for lease in stream.leases(2, timeout=0.05):
-        reward = lease.batch().reward
-        assert reward is not None
-        total += reward.sum()
-        if float(total) >= 6:
-            lease.ack()
-            break
-    assert float(total) == 6.0

@@ -15,9 +15,10 @@ import torch
 import redrb
 from redrb import BatchTimeout, ExperienceStream, LeaseLost, make_experience_batch
 from redrb.connection import Client
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, RecordError
 from redrb.experience.records import TENSOR_FIELDS
-from tests.audit import audit
+from tests.audit import audit, kill_consumer
+from tests.conftest import Opener
 from tests.samples import assert_same, numbered, numbers, random_item
 
 
@@ -90,16 +91,6 @@ def test_a_batch_is_what_make_experience_batch_makes(stream: ExperienceStream, s
     assert got.padding_side == side
 
 
-def test_masks_of_ragged_samples_are_made(stream: ExperienceStream) -> None:
-    dice = random.Random(8)
-    items = [random_item(dice, scalars=True, masks=False) for _ in range(5)]
-    stream.put_many([[item] for item in items])
-    with stream.take(5, timeout=0) as lease:
-        batch = lease.batch()
-    assert batch.attention_mask is not None
-    assert batch.attention_mask.sum(1).tolist() == [len(i.sequences) for i in items]  # type: ignore[arg-type]
-
-
 def test_an_experience_is_one_group_a_row_bit_for_bit(stream: ExperienceStream) -> None:
     dice = random.Random(9)
     batch = make_experience_batch([random_item(dice) for _ in range(6)])
@@ -165,23 +156,6 @@ def test_at_least_takes_fewer_only_when_the_time_is_up(stream: ExperienceStream)
     with pytest.raises(BatchTimeout) as caught:
         stream.take(4, timeout=0, at_least=1)
     assert caught.value.wanted == 1
-
-
-@pytest.mark.parametrize(("count", "least"), [(0, None), (-1, None), (2, 0), (2, 3)])
-def test_impossible_counts_are_refused(
-    stream: ExperienceStream, count: int, least: int | None
-) -> None:
-    with pytest.raises(ConfigError, match="at_least"):
-        stream.take(count, timeout=0, at_least=least)
-
-
-def test_groups_come_in_the_order_of_arrival_also_after_release(stream: ExperienceStream) -> None:
-    stream.put_many([[numbered(n)] for n in range(6)])
-    first, second = stream.take(2, timeout=0), stream.take(2, timeout=0)
-    second.release()
-    first.release()
-    assert numbers(stream.take(3, timeout=0)) == [0, 1, 2]
-    assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
 
 
 def test_ack_deletes_and_release_and_reject_do_not_count_as_trained(
@@ -338,37 +312,6 @@ def test_a_lost_lease_inside_the_block_of_another_lease_requeues_that_one(
     assert (ledger.acked, ledger.leased, ledger.waiting) == (1, 0, 1)
 
 
-def test_closing_a_stream_requeues_its_leases(client: Client, namespace: str) -> None:
-    with ExperienceStream(client, "math", namespace=namespace) as watcher:
-        with ExperienceStream(client, "math", namespace=namespace) as stream:
-            stream.put_many([[numbered(n)] for n in range(3)])
-            lease = stream.take(2, timeout=0)
-        assert watcher.stats().ledger.waiting == 3
-        assert watcher.stats().consumers == 0
-        with pytest.raises(LeaseLost):
-            lease.ack()
-        assert numbers(watcher.take(3, timeout=0)) == [0, 1, 2]
-        assert watcher.dead_letters() == []
-        audit(watcher)
-
-
-@pytest.mark.long
-def test_thousands_of_groups_in_one_batch(stream: ExperienceStream) -> None:
-    stream.put_many([[numbered(n)] for n in range(2100)])
-    lease = stream.take(2050, timeout=0)
-    assert numbers(lease)[::500] == [0, 500, 1000, 1500, 2000]
-    lease.release(lease.ids[:1050])
-    audit(stream)
-    lease.ack()
-    assert numbers(stream.take(1100, timeout=0))[1049:1051] == [1049, 2050]
-
-
-def test_malformed_samples_store_nothing(stream: ExperienceStream) -> None:
-    with pytest.raises(redrb.errors.RecordError, match="reward"):
-        stream.put_many([[numbered(1)], [numbered(2, reward=1.0)]])
-    assert len(stream) == 0
-
-
 def test_a_lease_describes_its_groups_without_decoding_them(
     stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,3 +332,72 @@ def test_a_lease_describes_its_groups_without_decoding_them(
     assert (lease.group_ids, lease.statuses, lease.tags) == ([None], ["completed"], [{}])
     lease.ack()
     assert lease.group_ids == []
+
+
+def test_before_anyone_joins_everything_waits(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(3)])
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.waiting) == (3, 3)
+    with pytest.raises(BatchTimeout):
+        stream.take(4, timeout=0)
+    assert stream.stats().ledger == ledger
+
+
+def test_the_lease_before_is_acknowledged_even_when_the_take_times_out(
+    stream: ExperienceStream,
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(2)])
+    lease = stream.take(2, timeout=0)
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0, ack=lease)
+    assert len(lease) == 0
+    assert stream.stats().ledger.acked == 2
+    with pytest.raises(LeaseLost):
+        lease.ack()
+
+
+def test_a_lost_lease_before_is_an_error_and_nothing_is_taken(open_stream: Opener) -> None:
+    slow, other = open_stream(), open_stream()
+    slow.put_many([[numbered(n)] for n in range(3)])
+    lease = slow.take(1, timeout=0)
+    with pytest.raises(ConfigError, match="same stream object"):
+        other.take(1, timeout=0, ack=lease)
+    kill_consumer(slow)
+    assert numbers(other.take(1, timeout=0)) == [0]
+    with pytest.raises(LeaseLost):
+        slow.take(1, timeout=0, ack=lease)
+    ledger = slow.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (0, 1, 2)
+
+
+def narrow(number: int) -> redrb.BufferItem:
+    return numbered(number, action_log_probs=torch.zeros(2, dtype=torch.float16))
+
+
+def test_only_the_group_that_does_not_fit_goes_to_the_dead_letters(open_stream: Opener) -> None:
+    """Puts without the check of fields do not refuse other dtypes: takes find them then."""
+    stream = open_stream(checks=["values", "versions"])
+    stream.put_many([[numbered(0)], [narrow(1)], [numbered(2)], [numbered(3)]])
+    with stream.take(2, timeout=0) as lease:
+        assert numbers(lease) == [0, 1]  # they can be read one by one
+        lease.release()
+    with pytest.raises(RecordError, match="float16") as caught, stream.take(4) as lease:
+        odd = lease.ids[1]
+        lease.batch()
+    assert caught.value.ids == (odd,)
+    (letter,) = stream.dead_letters()
+    assert letter.id == odd
+    assert "does not fit into a batch" in letter.reason
+    with stream.take(3, timeout=0) as lease:
+        assert numbers(lease) == [0, 2, 3]
+        lease.batch()
+    assert stream.stats().ledger.acked == 3
+
+
+def test_masks_that_only_some_bring_fit(stream: ExperienceStream) -> None:
+    masked = numbered(1, action_mask=torch.tensor([True, False]))
+    stream.put_many([[numbered(0)], [masked]])
+    with stream.take(2, timeout=0) as lease:
+        mask = lease.batch().action_mask
+    assert mask is not None
+    assert mask.tolist() == [[True, True], [True, False]]

@@ -86,22 +86,6 @@ def test_every_rank_gets_one_part_of_each_step(open_stream: Opener) -> None:
     assert (stats.samples_acked, stats.consumers) == (18, 3)
 
 
-@pytest.mark.parametrize("groups", [4, 6, 8, 20])
-def test_a_step_is_acknowledged_in_pages(
-    open_stream: Opener, pages: Callable[..., None], groups: int
-) -> None:
-    pages(ended=6)
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 2 * groups)
-    for step in range(2):
-        for part in leases(ranks, groups, step):
-            part.ack()
-    stats = ranks[0].stats()
-    assert (stats.ledger.acked, stats.ledger.leased) == (2 * groups, 0)
-    assert stats.samples_acked == 2 * groups
-    audit(ranks[0])
-
-
 @pytest.mark.parametrize("groups", [3, 4, 5, 13, 400])
 def test_a_part_is_handed_out_and_failed_in_commands_of_some_groups(
     open_stream: Opener, client: Client, pages: Callable[..., None], groups: int
@@ -165,25 +149,6 @@ def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
     assert ranks[0].stats().ledger.acked == 8
     parts = leases(anew, 8, 1)
     assert flat(numbers(part) for part in parts) == list(range(8, 16))
-
-
-@pytest.mark.parametrize("groups", [4, 6, 8, 26])
-def test_groups_of_dead_ranks_come_back_in_pages(
-    open_stream: Opener, pages: Callable[..., None], groups: int
-) -> None:
-    pages(taken_over=6, slots=2)
-    ranks, other = [open_stream(), open_stream()], open_stream()
-    fill(other, 2 * groups)
-    parts = leases(ranks, groups, 0) + leases(ranks, groups, 1)
-    for each in ranks:
-        kill_consumer(each)
-    lease = other.take(2 * groups, timeout=5)
-    assert numbers(lease) == list(range(2 * groups))
-    for part in parts:
-        with pytest.raises(LeaseLost):
-            part.ack()
-    assert other.stats().ledger.leased == len(lease) == 2 * groups
-    audit(other)
 
 
 def test_nothing_is_leased_before_all_ranks_have_asked(open_stream: Opener) -> None:

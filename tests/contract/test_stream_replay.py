@@ -223,16 +223,6 @@ def test_a_count_does_not_join(client: Client, namespace: str) -> None:
     audit(late)
 
 
-def test_a_stack_gives_the_newest(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, rate=RateLimit.queue(3), order="lifo", on_full="error")
-    put(stream, 0, 1, 2)
-    with pytest.raises(StoreFull):
-        put(stream, 3)
-    stream.take(1, timeout=0).ack()
-    put(stream, 4)
-    assert numbers(stream.take(3, timeout=0)) == [4, 1, 0]
-
-
 def test_filtered_groups_are_counted_and_not_stored(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, filters=[reward_variance()])
     stream.join_group()
@@ -327,17 +317,6 @@ def test_acknowledged_groups_stay_readable(client: Client, namespace: str) -> No
 
 
 @pytest.mark.long
-def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, keep="1s")
-    put(stream, 0, 1)
-    stream.take(1, timeout=0).ack()
-    assert stream.stats().archived == 1
-    time.sleep(1.1)
-    stream.take(1, timeout=0).ack()
-    assert [numbers(group.items) for group in stream.history()] == [[1]]
-
-
-@pytest.mark.long
 def test_history_beyond_its_period_is_deleted_at_the_next_call(
     client: Client, namespace: str
 ) -> None:
@@ -357,28 +336,6 @@ def test_history_beyond_its_period_is_deleted_at_the_next_call(
         assert call() == expected or expected is None
         assert stream.stats().archived == 0
     audit(stream)
-
-
-@pytest.mark.parametrize("last", ["ack", "expire", "reject", "too stale", "drop"])
-def test_a_group_that_any_consumer_group_acknowledged_becomes_history(
-    client: Client, namespace: str, last: str
-) -> None:
-    stream = stream_of(client, namespace, keep_groups=9, max_staleness=2, max_bytes=10**6)
-    critic = stream_of(client, namespace, group="critic")
-    stream.join_group()
-    critic.join_group()
-    put(stream, 0, 1, policy_version=1)
-    stream.take(1, timeout=0).ack()
-    stream.take(1, timeout=0).expire()
-    if last == "too stale":
-        assert critic.expire(9) == 2
-    elif last == "drop":
-        critic.drop_group()
-    else:
-        getattr(critic.take(2, timeout=0), last)(*(["bad"] if last == "reject" else []))
-    audit(stream)
-    kept = [numbers(group.items) for group in stream.history()]
-    assert kept == ([[0], [1]] if last == "ack" else [[0]])
 
 
 @pytest.mark.parametrize("on_full", ["block", "error", "drop_oldest"])
@@ -420,40 +377,3 @@ def test_history_is_read_in_pages(client: Client, namespace: str) -> None:
     put(stream, *range(200))
     stream.take(200, timeout=0).ack()
     assert [numbers(group.items)[0] for group in stream.history()] == list(range(200))
-
-
-def test_a_new_consumer_group_begins_at_any_id(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, keep_groups=100)
-    ids = put(stream, 0, 1, 2, 3)
-    stream.take(3, timeout=0).ack()
-    again = stream_of(client, namespace, group="again")
-    again.join_group(start=ids[1])
-    ledger = again.stats().ledger
-    assert (ledger.put, ledger.waiting) == (3, 3)
-    audit(stream)
-    lease = again.take(3, timeout=0)
-    assert numbers(lease) == [1, 2, 3]
-    lease.ack()
-    audit(stream)
-    assert [numbers(group.items) for group in stream.history()] == [[0], [1], [2]]
-    fresh = stream_of(client, namespace, group="fresh")
-    fresh.join_group(start="newest")
-    assert fresh.stats().ledger.waiting == 0
-    put(stream, 4)
-    assert numbers(fresh.take(1, timeout=0)) == [4]
-    audit(stream)
-
-
-def test_a_task_without_history_can_be_joined_anywhere(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace)
-    put(stream, 0, 1)
-    fresh = stream_of(client, namespace, group="fresh")
-    fresh.join_group(start=2)
-    assert fresh.stats().ledger.waiting == 1
-    fresh.drop_group()
-    fresh.join_group(start="newest")
-    assert fresh.stats().ledger.waiting == 0
-    put(stream, 2)
-    assert numbers(fresh.take(1, timeout=0)) == [2]
-    stream.join_group()
-    audit(stream)

@@ -10,7 +10,6 @@ import pytest
 from redrb import BatchTimeout, ExperienceStream, LeaseLost, RateLimit, TaskMismatch
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.orders import Fifo
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -24,14 +23,6 @@ def test_a_setting_that_is_left_out_is_the_stored_one(client: Client, namespace:
         later.put_many([[numbered(1)], [numbered(2)]])
         with pytest.raises(ConfigError, match="at most 2 groups"):
             later.take(3, timeout=0)
-
-
-def test_a_setting_may_be_given_later(client: Client, namespace: str) -> None:
-    with (
-        ExperienceStream(client, "math", namespace=namespace) as early,
-        ExperienceStream(client, "math", namespace=namespace, max_bytes=1000, order="fifo"),
-    ):
-        assert early.stats().max_bytes == 1000
 
 
 @pytest.mark.parametrize(
@@ -88,11 +79,6 @@ def test_a_take_of_more_groups_than_the_rate_allows_together_is_refused(
         stream.take(5, timeout=10)
 
 
-def test_an_order_may_be_given_as_an_object(client: Client, namespace: str) -> None:
-    ExperienceStream(client, "math", namespace=namespace, order=Fifo()).close()
-    ExperienceStream(client, "math", namespace=namespace, order="fifo").close()
-
-
 def test_tasks_and_namespaces_do_not_see_each_other(client: Client, namespace: str) -> None:
     places = [(namespace, "math"), (namespace, "code"), (f"{namespace}-2", "math")]
     streams = [ExperienceStream(client, task, namespace=where) for where, task in places]
@@ -105,11 +91,6 @@ def test_tasks_and_namespaces_do_not_see_each_other(client: Client, namespace: s
     assert [stream.stats().ledger.leased for stream in streams] == [0, 2, 3]
     for stream in streams:
         stream.close()
-
-
-def test_a_stream_names_task_and_server_in_its_repr(client: Client, namespace: str) -> None:
-    with ExperienceStream(client, "math", namespace=namespace) as stream:
-        assert repr(stream) == f"<redrb.ExperienceStream {namespace}:math at {client.where}>"
 
 
 def test_clear_deletes_everything_of_the_task(client: Client, namespace: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from redrb import (
-    BatchTimeout,
     BufferItem,
     ConfigError,
     ExperienceStream,
@@ -19,11 +18,8 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.connection import Client
-from redrb.stream import Expiry
 from tests.audit import audit
 from tests.samples import numbered, numbers
-
-ORDERS = ["fifo", "stalest", "freshest", "priority", "uniform"]
 
 
 def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
@@ -34,31 +30,6 @@ def put_versions(stream: ExperienceStream, versions: list[int | None]) -> None:
     stream.join_group()
     for number, version in enumerate(versions):
         stream.put(numbered(number), policy_version=version)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_expire_removes_groups_beyond_max_staleness(
-    client: Client, namespace: str, order: str
-) -> None:
-    stream = stream_of(client, namespace, order=order, max_staleness=2, checks=["values"])
-    put_versions(stream, [5, 7, None, 8, 6, 10])  # without a version a group never expires
-    assert stream.expire(10) == 3
-    audit(stream)
-    ledger = stream.stats().ledger
-    assert (ledger.expired, ledger.waiting) == (3, 3)
-    assert stream.expire(10) == 0
-    assert sorted(numbers(stream.take(3, timeout=0))) == [2, 3, 5]
-    assert stream.stats().stored == 3
-
-
-def test_leased_groups_do_not_expire(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, order="stalest")
-    put_versions(stream, [1, 2, 3])
-    lease = stream.take(1, timeout=0)
-    assert stream.expire(100, max_staleness=0) == 2
-    lease.ack()
-    assert stream.stats().ledger.expired == 2
-    audit(stream)
 
 
 def test_the_rule_of_tokens_looks_at_the_newest_that_counts(client: Client, namespace: str) -> None:
@@ -100,31 +71,6 @@ def test_an_experience_is_looked_at_row_by_row(client: Client, namespace: str) -
     assert numbers(stream.take(2, timeout=0)) == [4, 5]
 
 
-@pytest.mark.parametrize("order", ["fifo", "stalest"])
-def test_expired_groups_wait_with_their_own_status(
-    client: Client, namespace: str, order: str
-) -> None:
-    stream = stream_of(client, namespace, order=order, max_staleness=2, on_expired="keep")
-    put_versions(stream, [5, 7, 10])
-    stream.put(numbered(9), status=Status.EXPIRED, policy_version=4)
-    assert stream.expire(10) == 2
-    audit(stream)
-    assert stream.count() == 1
-    assert stream.count(Status.EXPIRED) == 3
-    assert stream.stats().ledger.expired == 0
-    lease = stream.take(3, timeout=0, status=Status.EXPIRED)
-    assert sorted(numbers(lease)) == [0, 1, 9]
-    expiries = dict(zip(numbers(lease), (lease.expiries[seq] for seq in lease.ids), strict=True))
-    assert expiries == {0: Expiry(10, 2, None), 1: Expiry(10, 2, None), 9: None}
-    lease.release()
-    audit(stream)
-    assert stream.count(Status.EXPIRED) == 3
-    stream.take(3, timeout=0, status=Status.EXPIRED).expire()
-    ledger = stream.stats().ledger
-    assert (ledger.expired, ledger.acked) == (3, 0)
-    audit(stream)
-
-
 def test_a_function_is_called_with_each_group_that_expires(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, order="stalest", max_staleness=2)
     put_versions(stream, [5, 7, 10])
@@ -143,23 +89,6 @@ def test_a_function_is_called_with_each_group_that_expires(client: Client, names
     assert stream.stats().ledger.waiting == 1
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_group_that_is_too_stale_on_arrival_expires_at_once(
-    client: Client, namespace: str, keep: bool
-) -> None:
-    on_expired = "keep" if keep else "discard"
-    stream = stream_of(client, namespace, max_staleness=2, on_expired=on_expired)
-    stream.join_group()
-    assert stream.advance(10) == 10
-    assert stream.advance(4) == 10
-    stream.put_many([[numbered(n, policy_version=version)] for n, version in enumerate([9, 3, 8])])
-    audit(stream)
-    ledger = stream.stats().ledger
-    assert (ledger.put, ledger.expired) == (3, 0 if keep else 1)
-    assert stream.count(Status.EXPIRED) == keep
-    assert numbers(stream.take(2, timeout=0)) == [0, 2]
-
-
 def test_a_maker_may_count_groups_that_it_does_not_put(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, max_staleness=2)
     stream.join_group()
@@ -170,18 +99,6 @@ def test_a_maker_may_count_groups_that_it_does_not_put(client: Client, namespace
     assert ledger.balanced
     with pytest.raises(ConfigError):
         stream.discard_expired(-1)
-
-
-def test_a_take_expires_first(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, max_staleness=2)
-    put_versions(stream, [1, 2, 9])
-    stream.advance(10)
-    with pytest.raises(BatchTimeout, match="too stale") as caught:
-        stream.take(2, timeout=0)
-    assert caught.value.expired == 2
-    assert caught.value.available == 1
-    assert numbers(stream.take(1, timeout=0)) == [2]
-    audit(stream)
 
 
 def test_the_task_learns_versions_from_the_publisher(client: Client, namespace: str) -> None:
@@ -265,24 +182,6 @@ def test_staleness_is_split_into_flight_and_queue(
     assert report.taken_queued.histogram == {3: 3, 1: 1, 0: 1, 5: 2, 2: 1}
 
 
-def test_a_saved_task_keeps_its_staleness_counters(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
-    stream = stream_of(client, namespace, max_staleness=9, tags=["score"])
-    stream.advance(3)
-    for number in range(4):
-        stream.put(numbered(number), policy_version=2, tags={"score": number})
-    stream.take(1, timeout=0)
-    stream.save(tmp_path / "saved")
-    again = stream_of(client, f"{namespace}2")
-    again.resume(tmp_path / "saved")
-    audit(again)
-    assert again.staleness().taken_in_flight.histogram == {1: 1}
-    assert numbers(again.take(2, timeout=0, where={"score_gt": 1})) == [2, 3]
-    assert again.staleness().taken.histogram == {1: 3}
-    assert again.staleness().taken_in_flight.histogram == {1: 1}  # of groups that were put here
-
-
 def test_a_resume_is_refused_where_a_maker_has_counted_stale_groups(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
@@ -307,16 +206,6 @@ def test_errors_of_expire_name_the_missing_argument(client: Client, namespace: s
         plain.expire(3, max_staleness=3)
     with pytest.raises(ConfigError, match="on_expired"):
         plain.expire(3, max_staleness=3, on_expired="burn")  # type: ignore[arg-type]
-
-
-def test_many_groups_expire_in_parts(client: Client, namespace: str) -> None:
-    stream = stream_of(client, namespace, order="stalest")
-    stream.join_group()
-    items = [numbered(n, policy_version=n) for n in range(2500)]
-    stream.put(make_experience_batch(items))
-    assert stream.expire(3000, max_staleness=700) == 2300
-    assert stream.stats().stored == 200
-    audit(stream)
 
 
 def test_stats_count_waiting_groups_by_status(client: Client, namespace: str) -> None:

@@ -53,37 +53,6 @@ def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -
     assert other.stats().ledger.acked == 3
 
 
-@pytest.mark.parametrize("end", ["ack", "release", "reject"])
-def test_groups_taken_over_cannot_be_ended_by_the_late_consumer(
-    open_stream: Opener, end: str
-) -> None:
-    late, other = open_stream(), open_stream()
-    late.put_many([[numbered(n)] for n in range(2)])
-    lease = late.take(2, timeout=0)
-    kill_consumer(late)
-    taken = other.take(2, timeout=0)
-    with pytest.raises(LeaseLost):
-        lease.reject("late") if end == "reject" else getattr(lease, end)()
-    assert len(lease) == 0
-    audit(other)
-    assert other.stats().ledger.leased == 2
-    taken.ack()
-    ledger = other.stats().ledger
-    assert (ledger.acked, ledger.dead, ledger.waiting) == (2, 0, 0)
-
-
-def test_a_late_consumer_may_go_on_taking(open_stream: Opener) -> None:
-    late, other = open_stream(), open_stream()
-    late.put_many([[numbered(n)] for n in range(3)])
-    lost = late.take(1, timeout=0)
-    kill_consumer(late)
-    other.take(1, timeout=0).ack()
-    with pytest.raises(LeaseLost):
-        lost.ack()
-    with late.take(2, timeout=0) as lease:
-        assert numbers(lease) == [1, 2]
-
-
 def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
     open_stream: Opener,
 ) -> None:
@@ -98,16 +67,6 @@ def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
 
     with pytest.raises(ZeroDivisionError):
         train()
-
-
-def test_takeovers_go_on_in_the_order_of_arrival(open_stream: Opener) -> None:
-    first, second, other = open_stream(), open_stream(), open_stream()
-    first.put_many([[numbered(n)] for n in range(6)])
-    first.take(2, timeout=0)
-    second.take(2, timeout=0)
-    kill_consumer(second)
-    kill_consumer(first)
-    assert numbers(other.take(6, timeout=0)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_heartbeat_takes_over_too(open_stream: Opener) -> None:
@@ -143,19 +102,6 @@ def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(
     assert numbers(letter.items) == [1, 2]
     stats = watcher.stats()
     assert (stats.ledger.dead, stats.stored, stats.dead_letters) == (1, 0, 1)
-
-
-def test_releases_do_not_count_as_failed_deliveries(open_stream: Opener) -> None:
-    stream = open_stream(max_deliveries=2)
-    stream.put(numbered(1))
-    for _ in range(5):
-        stream.take(1, timeout=0).release()
-    with pytest.raises(ValueError, match="once"), stream.take(1, timeout=0):
-        raise ValueError("once")
-    assert len(stream) == 1
-    with pytest.raises(ValueError, match="twice"), stream.take(1, timeout=0):
-        raise ValueError("twice")
-    assert stream.stats().ledger.dead == 1
 
 
 def test_groups_of_a_dropped_lease_are_requeued(
@@ -270,14 +216,6 @@ def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Ope
     assert caught.value.available == 1
     assert stream.stats().ledger.leased == 0
     assert stream.stats().ledger.dead == 1
-
-
-def test_undecodable_groups_alone_are_no_batch(open_stream: Opener) -> None:
-    stream = open_stream()
-    stream._producer.put(PutBatch([garbage(), garbage()]), timeout=5)
-    with pytest.raises(BatchTimeout):
-        stream.take(2, timeout=0)
-    assert stream.stats().ledger.dead == 2
 
 
 def test_entries_deleted_by_others_are_accounted_for(client: Client, open_stream: Opener) -> None:

@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Mixture, Status
-from redrb.connection import Client
-from redrb.connection.deadline import ending_within, within
-from redrb.connection.stop_time import StopTime
+from redrb.connection import Client, deadline
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import AdmissionTimeout, StoreError, StoreFull, StoreUnavailable
 from redrb.experience import BufferItem
-from redrb.stream import waiting
 from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
-
-pytestmark = pytest.mark.every_server
 
 FATES = {
     "available", "unmatched", "other_status", "leased_here", "leased_elsewhere", "acked", "expired",
@@ -160,7 +157,7 @@ def take_of_a_rank(stream: ExperienceStream) -> object:
 
 
 def join_at_once(stream: ExperienceStream) -> object:
-    with within(0.0):
+    with Deadline(at_most=0.0):
         return stream.join_group()
 
 
@@ -182,7 +179,7 @@ def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
     message: str,
     partitions: int,
 ) -> None:
-    monkeypatch.setattr(waiting, "PAGES_S", 0.0)
+    monkeypatch.setattr(deadline, "PAGES_S", 0.0)
     stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
     later = ExperienceStream(
         *(client, "math"), namespace=namespace, partitions=partitions, group="later"
@@ -233,6 +230,7 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         CALLS[call](stream)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -252,7 +250,7 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
     error: type[Exception],
     partitions: int,
 ) -> None:
-    monkeypatch.setattr(waiting, "LAST_REQUESTS_S", 5.0)  # enough on a machine that is busy, too
+    monkeypatch.setattr(deadline, "LAST_REQUESTS_S", 5.0)  # enough on a machine that is busy, too
     settings: dict[str, Any] = {"limit": 2 * partitions}
     if call == "admit":
         settings = {"max_staleness": 0, "groups_per_version": 1}
@@ -260,7 +258,7 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
         if call == "admit":
             pytest.skip("rights are those of one partition")
         settings["partitions"] = partitions
-    stop = StopTime(5.3)
+    stop = Stop(5.3)
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         if call == "put":
             put_many(stream, 2 * partitions)
@@ -268,7 +266,7 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
         with held:
             stop.begin()
             began = time.monotonic()
-            with ending_within(stop), pytest.raises(error):
+            with Deadline(budget=stop), pytest.raises(error):
                 CALLS[call](stream)
             assert time.monotonic() - began < 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,12 +16,13 @@ from redrb.stream.take import taker
 from redrb.stream.take.calls import Take
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 WOKEN_S = 10.0
 """Time for a waiter that is woken: less than LOOK_AGAIN_S of `only_wakes`."""
 
 
-pytestmark = [pytest.mark.usefixtures("only_wakes"), pytest.mark.every_server]
+pytestmark = pytest.mark.usefixtures("only_wakes")
 
 
 @pytest.fixture
@@ -35,14 +36,6 @@ def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
     with ExperienceStream(client, "math", namespace=namespace, limit=12) as stream:
         yield stream
         audit(stream)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def start_take(
@@ -65,6 +58,7 @@ def start_put(
     return future
 
 
+@pytest.mark.every_server
 def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(
     stream: ExperienceStream, pool: ThreadPoolExecutor
 ) -> None:
@@ -133,6 +127,7 @@ def test_a_take_that_only_looks_does_not_overtake_those_that_wait(
     assert took.result(timeout=WOKEN_S) == [1, 2]
 
 
+@pytest.mark.every_server
 def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
     stream: ExperienceStream, pool: ThreadPoolExecutor
 ) -> None:
@@ -182,6 +177,7 @@ def test_closing_a_stream_wakes_takes_that_wait_for_its_groups(
     assert took.result(timeout=WOKEN_S) == [1]
 
 
+@pytest.mark.every_server
 def test_a_blocked_put_is_woken_by_ack(stream: ExperienceStream, pool: ThreadPoolExecutor) -> None:
     stream.put_many([[numbered(n)] for n in range(12)])
     lease = stream.take(4, timeout=0)
@@ -238,6 +234,7 @@ def test_sixty_four_takes_that_wait_are_all_served(
     assert stream.stats().ledger.acked == 128
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.0011, 0.0015, 0.002, 0.0029])
 def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) -> None:
     """A timeout that is rounded to 0 would block for ever."""

@@ -24,27 +24,11 @@ from redrb.weights.reading import replica
 from tests.published import (
     CHUNK_BYTES,
     bits,
-    check_nothing_left,
     every_kind,
     keys_of,
     prefix,
     stored_keys,
 )
-
-
-@pytest.fixture
-def publisher(client, namespace):
-    return redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def subscriber(client, namespace):
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(CHUNK_BYTES, 1024)
 
 
 @pytest.fixture
@@ -112,23 +96,6 @@ def test_poll_loads_into_the_tensors_and_only_newer_versions(publisher, subscrib
     assert subscriber.poll(made) is None
 
 
-def test_poll_skips_to_the_newest(publisher, subscriber):
-    states = [model(seed).state_dict() for seed in range(4)]
-    for state in states:
-        publisher.publish(state)
-    live = model(9).state_dict()
-    assert subscriber.poll(live).version == 4
-    assert same(live, states[-1])
-
-
-def test_bfloat16_loads_into_float32(publisher, subscriber):
-    state = {"a": torch.randn(5, dtype=torch.bfloat16)}
-    publisher.publish(state)
-    live = {"a": torch.zeros(5)}
-    subscriber.poll(live)
-    assert torch.equal(live["a"], state["a"].float())
-
-
 def test_version_describes_the_published_state(publisher, subscriber, client):
     state = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}
     published = publisher.publish(state)
@@ -159,21 +126,6 @@ def test_versions_only_grow(publisher, subscriber):
 def test_a_version_is_a_positive_integer(publisher, version):
     with pytest.raises(ConfigError, match="must be an int"):
         publisher.publish({"a": torch.zeros(1)}, version=version)
-
-
-@pytest.mark.parametrize("keep", [1, 3])
-def test_the_last_versions_are_kept_and_nothing_else(
-    client, namespace, subscriber, keys, small_chunks, keep
-):
-    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=keep, deltas=False)
-    for value in range(1, 6):
-        publisher.publish({"a": torch.full((600,), float(value))})
-    assert [version.version for version in subscriber.versions()] == list(range(6 - keep, 6))
-    assert len([key for key in keys() if key.startswith("chunk:")]) == keep * 3
-    check_nothing_left(client, namespace)
-    assert subscriber.fetch(6 - keep)["a"][0] == 6 - keep
-    with pytest.raises(WeightError, match=f"no version {5 - keep} of"):
-        subscriber.fetch(5 - keep)
 
 
 def test_fetch_before_anything_is_published(subscriber):
@@ -298,19 +250,6 @@ def test_chunks_that_stay_away_are_reported(client, namespace, publisher, subscr
         subscriber.fetch()
 
 
-def test_a_second_publisher_takes_over(client, namespace, publisher, subscriber, keys):
-    state = {"a": torch.zeros(1)}
-    publisher.publish(state)
-    second = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    with pytest.raises(PublisherFenced, match="another publisher"):
-        publisher.publish(state)
-    assert second.publish(state).version == 2
-    with pytest.raises(PublisherFenced):
-        publisher.publish(state, version=50)
-    assert subscriber.latest().version == 2
-    assert len(keys()) == 7
-
-
 def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
     client, namespace, publisher, subscriber, keys, monkeypatch
 ):
@@ -388,12 +327,11 @@ def test_names_that_cannot_be_keys_are_refused(client):
             cls(client, "actor}:x")
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_version_of_no_bytes(publisher, subscriber, dtype, in_place):
-    state = {"a": torch.empty(0, 3, dtype=dtype)}
+def test_a_version_of_no_bytes(publisher, subscriber, in_place):
+    state = {"a": torch.empty(0, 3)}
     assert publisher.publish(state).nbytes == 0
-    live = {"a": torch.empty(0, 3, dtype=dtype)}
+    live = {"a": torch.empty(0, 3)}
     assert subscriber.poll(live, in_place=in_place).version == 1
     assert publisher.publish(state).kind == "delta"
     assert subscriber.poll(live, in_place=in_place).version == 2
@@ -445,40 +383,6 @@ def test_two_models_are_one_version(publisher, subscriber, client, namespace):
         redrb.WeightSubscriber(client, "actor", namespace=namespace).poll(
             alone | {"reward": nn.Linear(3, 2)}, strict="model"
         )
-
-
-def test_two_models_never_are_of_two_versions(publisher, subscriber, small_chunks):
-    """Readers see both change in one step, whoever polls while they are published."""
-    models = {"actor": nn.Linear(40, 30), "critic": nn.Linear(30, 5)}
-    made = {"actor": nn.Linear(40, 30), "critic": nn.Linear(30, 5)}
-
-    def fill(value):
-        with torch.no_grad():
-            for module in models.values():
-                for parameter in module.parameters():
-                    parameter.fill_(value)
-
-    fill(0.0)
-    publisher.publish(models)
-    done = threading.Event()
-    seen = []
-
-    def read():
-        while not done.is_set() or len(seen) < 2:
-            if subscriber.poll(made) is not None:
-                with torch.no_grad():
-                    values = {p.flatten()[0].item() for m in made.values() for p in m.parameters()}
-                seen.append(values)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for step in range(1, 30):
-        fill(float(step))
-        publisher.publish(models)
-    done.set()
-    reader.join(20)
-    assert all(len(values) == 1 for values in seen)
-    assert seen == sorted(seen, key=min)
 
 
 def test_a_wrong_client_lock_or_time_is_refused_at_once(client, namespace):

@@ -18,35 +18,13 @@ from redrb.errors import (
 )
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
-from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix
+from tests.published import CHUNK_BYTES, Lora, check_nothing_left, keys_of, prefix
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
     monkeypatch.setattr("redrb.weights.reading.shared_copy._SHARED_MEMORY", tmp_path)
-
-
-@pytest.fixture
-def publisher(client, namespace):
-    return redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def subscriber(client, namespace):
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
-
-
-class Lora(nn.Module):
-    """A linear layer with LoRA, as ColossalAI's."""
-
-    def __init__(self, linear, r=2, alpha=8.0):
-        super().__init__()
-        self.weight = linear.weight
-        self.lora_A = nn.Parameter(torch.randn(r, linear.in_features))
-        self.lora_B = nn.Parameter(torch.randn(linear.out_features, r))
-        self.r, self.lora_alpha, self.lora_dropout = r, alpha, nn.Dropout(0.0)
-        self.fan_in_fan_out = self.merged = False
 
 
 def plain(seed):

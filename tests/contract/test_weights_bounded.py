@@ -38,8 +38,7 @@ def publisher(client: Client, namespace: str, keep: int, **options: int) -> Call
     return publish
 
 
-@pytest.mark.parametrize("anchor_every", [5, 1000])
-@pytest.mark.parametrize("max_bytes", [0, 10**12])
+@pytest.mark.parametrize(("anchor_every", "max_bytes"), [(5, 10**12), (1000, 0)])
 def test_a_commit_costs_the_same_with_many_kept_versions(
     client: Client, namespace: str, anchor_every: int, max_bytes: int
 ) -> None:

@@ -15,8 +15,6 @@ from redrb.keys import WeightKeys
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.wire import stored_keys
 
-pytestmark = pytest.mark.every_server
-
 KEYS = ["versions", "manifests", "fence", "pins", "attempts", "loads", "fulls", "trash"]
 
 
@@ -32,6 +30,7 @@ def key_of(namespace: str, name: str) -> str:
     return f"{WeightKeys.of(namespace, 'policy').prefix}{name}"
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("name", "published"),
     [(name, count) for name in KEYS for count in (0, 2) if (name, count) != ("fulls", 0)],
@@ -59,6 +58,7 @@ def test_a_key_of_another_type_is_named(
     assert left == [key_of(namespace, "fence").encode()]
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("name", ["versions", "pins"])
 def test_a_reader_names_a_key_of_another_type(client: Client, namespace: str, name: str) -> None:
     publisher(client, namespace).publish(state(1))
@@ -81,6 +81,7 @@ def test_a_token_that_is_no_number_is_replaced(client: Client, namespace: str, t
     assert torch.equal(reader.fetch()["a"], state(2)["a"])
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("number", [2**53, 2**63, 2**64 - 1])
 def test_an_entry_whose_number_no_version_may_have_is_named(
     client: Client, namespace: str, number: int

@@ -8,14 +8,12 @@ import torch
 import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreUnavailable, WeightError
 from redrb.weights.publishing import staging
-from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix, stored_keys
+from tests.published import check_nothing_left, keys_of, prefix, stored_keys
 
 ELEMENTS = 4096  # bfloat16: 8 chunks
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(CHUNK_BYTES, 1024)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
@@ -24,11 +22,6 @@ def make(client, namespace):
         return redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
 
     return make
-
-
-@pytest.fixture
-def subscriber(client, namespace):
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
 
 
 @pytest.fixture

@@ -20,11 +20,10 @@ import redrb
 from redrb.errors import ConfigError, StoreUnavailable, WeightCorrupt, WeightError
 from redrb.weights.host import locks, versions
 from redrb.weights.host.versions import HostVersions
-from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica, shared_copy
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.disks import fill, small_disk
-from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
+from tests.published import CHUNK_BYTES, Lora, bits, copied, keys_of, prefix, same_bits
 
 PATIENCE_S = 30.0
 
@@ -33,11 +32,6 @@ PATIENCE_S = 30.0
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
     monkeypatch.setattr(shared_copy, "_SHARED_MEMORY", tmp_path)
-
-
-@pytest.fixture
-def publisher(client, namespace):
-    return redrb.WeightPublisher(client, "actor", namespace=namespace)
 
 
 @pytest.fixture
@@ -163,26 +157,6 @@ def test_every_version_is_right_while_some_skip_and_keep_theirs(publisher, subsc
     assert problems == []
 
 
-@pytest.mark.long
-def test_a_model_that_skips_versions_stays_as_it_is(publisher, subscribe, tmp_path):
-    source, dice = Model(1), random.Random(3)
-    slow, quick, models = subscribe(), subscribe(), (Model(2), Model(3))
-    publisher.publish(source)
-    for _ in range(3):
-        slow.poll(models[0])
-        before, there = state(models[0]), inodes(models[0], tmp_path)
-        for _ in range(5):
-            change(source, dice)
-            publisher.publish(source)
-            quick.poll(models[1])
-            assert same_bits(state(models[1]), state(source))
-            assert same_bits(state(models[0]), before)
-        assert inodes(models[0], tmp_path) == there
-    slow.poll(models[0])
-    assert same_bits(state(models[0]), state(source))
-    assert inodes(models[0], tmp_path) == inodes(models[1], tmp_path)
-
-
 def test_a_model_outlives_its_subscriber(publisher, subscribe, tmp_path):
     source, dice = Model(1), random.Random(4)
     publisher.publish(source)
@@ -287,22 +261,6 @@ def test_a_distributed_tensor_is_loaded(publisher, subscribe):
         distributed.destroy_process_group()
 
 
-class Adapted(nn.Module):
-    """A layer with LoRA over another's weight."""
-
-    def __init__(self, linear, seed):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.weight = linear.weight
-        self.lora_A = nn.Parameter(torch.randn(2, linear.in_features))
-        self.lora_B = nn.Parameter(torch.randn(linear.out_features, 2))
-        self.r, self.lora_alpha, self.lora_dropout = 2, 8.0, nn.Dropout(0.0)
-        self.fan_in_fan_out = self.merged = False
-
-    def merged_weight(self):
-        return merged(self.weight, self.lora_A, self.lora_B, LoraConfig(2, 8.0))
-
-
 def test_merged_weights_are_private(publisher, subscribe, tmp_path):
     def model():
         return nn.ModuleDict({"a": nn.Linear(30, 50, bias=False), "b": nn.Linear(30, 40)})
@@ -311,7 +269,7 @@ def test_merged_weights_are_private(publisher, subscribe, tmp_path):
     publisher.publish(base)
     for reader, at in zip(readers, models, strict=True):
         reader.poll(at)
-    first, second, before = Adapted(base["a"], 1), Adapted(base["a"], 2), state(base)
+    first, second, before = Lora(base["a"]), Lora(base["a"]), state(base)
     publisher.publish_lora(nn.ModuleDict({"a": first}))
     readers[0].poll(models[0])
     assert torch.equal(models[0]["a"].weight, first.merged_weight())
@@ -559,24 +517,6 @@ def test_processes_have_one_memory_for_their_models(makers, tmp_path):
     assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
 
 
-def test_when_a_leader_is_killed_in_mid_fetch_another_one_leads(makers):
-    source, dice = Model(1), random.Random(9)
-    leader, *others = makers(3)
-    makers.publisher.publish(source)
-    old = others[0].ask()
-    change(source, dice)
-    makers.publisher.publish(source)
-    assert leader.ask("stop in mid-fetch") == "fetching"
-    for maker in others:
-        maker.connection.send("poll")
-    assert not any(maker.connection.poll(0.1) for maker in others)
-    leader.close()
-    replies = [maker.reply() for maker in others]
-    assert replies[0][:2] == (2, digest(source))
-    assert replies[0] == replies[1]
-    assert old[:2] != replies[0][:2]
-
-
 def taken(subscriber):
     return {name: tensor.clone() for name, tensor in subscriber.named_tensors()}
 
@@ -722,24 +662,6 @@ def test_a_damaged_version_is_not_the_base_of_the_next(publisher, subscribe, tmp
     assert publisher.publish(source).kind == "delta"
     assert reader.poll(model).version == 2
     assert same_bits(state(model), state(source))
-
-
-def test_versions_that_killed_processes_left_are_removed(publisher, subscribe, tmp_path):
-    source, reader = Model(1), subscribe()
-    publisher.publish(source)
-    reader.poll(Model(2))
-    (directory,) = tmp_path.iterdir()
-    (current,) = directory.iterdir()
-    others = [f"{'0' * 32}.7-1", f"{'1' * 32}.part", f"{'2' * 32}.3-2"]
-    for name in others:
-        (directory / name).write_bytes(b"of a process that was killed")
-    (directory / "mine.txt").write_text("not ours")
-    used = locks.acquire(directory / others[2], exclusive=False)
-    subscribe().poll(Model(3))
-    assert sorted(directory.iterdir()) == sorted(
-        [current, directory / others[2], directory / "mine.txt"]
-    )
-    used.release()
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])

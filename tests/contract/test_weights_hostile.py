@@ -19,16 +19,6 @@ from tests.published import bits, keys_of, prefix
 
 
 @pytest.fixture
-def publisher(client, namespace):
-    return redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def subscriber(client, namespace):
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
 def keys(client, namespace):
     return lambda: keys_of(client, namespace)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import redrb
-from redrb import WeightPublisher, WeightSubscriber
+from redrb import WeightPublisher
 from redrb.errors import ConfigError, PublisherFenced, WeightError, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
@@ -15,16 +14,6 @@ from redrb.weights.reading import targets
 from redrb.weights.wire import stored_keys
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
-
-
-@pytest.fixture
-def publisher(client, namespace):
-    return WeightPublisher(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def reader(client, namespace):
-    return WeightSubscriber(client, "actor", namespace=namespace)
 
 
 def model():
@@ -40,33 +29,33 @@ def adapter(*layers):
 
 
 @pytest.mark.parametrize("strict", [True, "model", False])
-def test_an_adapter_is_never_left_out(publisher, reader, strict):
+def test_an_adapter_is_never_left_out(publisher, subscriber, strict):
     whole = model()
     publisher.publish(whole)
     publisher.publish_lora(adapter("0"))
     with pytest.raises(WeightMismatch):
-        reader.poll({"0.weight": torch.zeros(4, 4)}, strict=strict)
-    assert reader.version is None
+        subscriber.poll({"0.weight": torch.zeros(4, 4)}, strict=strict)
+    assert subscriber.version is None
 
 
-def test_in_place_refuses_an_adapter_before_anything_changes(publisher, reader):
+def test_in_place_refuses_an_adapter_before_anything_changes(publisher, subscriber):
     target = model()
     publisher.publish(target)
-    reader.poll(target, in_place=True)
+    subscriber.poll(target, in_place=True)
     before = [parameter.clone() for parameter in target.parameters()]
     publisher.publish({name: tensor + 1 for name, tensor in target.state_dict().items()})
     publisher.publish_lora(adapter("0"))
     with pytest.raises(ConfigError, match="in_place"):
-        reader.poll(target, in_place=True)
-    assert reader.version == 1
+        subscriber.poll(target, in_place=True)
+    assert subscriber.version == 1
     assert all(map(torch.equal, before, target.parameters()))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_load_that_breaks_off_has_no_version(publisher, reader, monkeypatch, error):
+def test_a_load_that_breaks_off_has_no_version(publisher, subscriber, monkeypatch, error):
     target = model()
     publisher.publish(target)
-    reader.poll(target)
+    subscriber.poll(target)
     newer = {name: tensor + 1 for name, tensor in target.state_dict().items()}
     publisher.publish(newer)
     load, loaded = targets.load_in_place, []
@@ -78,50 +67,37 @@ def test_a_load_that_breaks_off_has_no_version(publisher, reader, monkeypatch, e
 
     monkeypatch.setattr(targets, "load_in_place", break_off)
     with pytest.raises(error):
-        reader.poll(target)
-    assert reader.version is None
+        subscriber.poll(target)
+    assert subscriber.version is None
     monkeypatch.undo()
-    assert reader.poll(target).version == 2
+    assert subscriber.poll(target).version == 2
     assert all(torch.equal(tensor, newer[name]) for name, tensor in target.state_dict().items())
 
 
-def test_a_layer_that_the_newest_adapter_lacks_has_its_base_weights(publisher, reader):
+def test_a_layer_that_the_newest_adapter_lacks_has_its_base_weights(publisher, subscriber):
     target = model()
     base = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     publisher.publish_lora(adapter("0", "1"))
-    reader.poll(target)
+    subscriber.poll(target)
     publisher.publish_lora(adapter("0"))
-    reader.poll(target)
+    subscriber.poll(target)
     assert torch.equal(target[0].weight, base["0.weight"] + 2)
     assert torch.equal(target[1].weight, base["1.weight"])
 
 
-def test_the_same_number_of_another_history_is_another_version(client, namespace, reader):
-    first = WeightPublisher(client, "actor", namespace=namespace)
-    first.publish({"a": torch.zeros(5)})
-    target = {"a": torch.full((5,), 9.0)}
-    reader.poll(target)
-    keys = client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*")
-    client.execute("DEL", *keys)
-    redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.ones(5)})
-    assert reader.poll(target).version == 1
-    assert target["a"].tolist() == [1.0] * 5
-    assert reader.poll(target) is None
-
-
-def test_a_caller_that_stops_between_tensors_blocks_nobody(publisher, reader):
+def test_a_caller_that_stops_between_tensors_blocks_nobody(publisher, subscriber):
     state = {"a": torch.ones(3), "b": torch.ones(3)}
     publisher.publish(state)
-    taking = reader.named_tensors()
+    taking = subscriber.named_tensors()
     assert next(taking)[0] == "a"
     target = {name: torch.zeros(3) for name in state}
-    assert reader.poll(target).version == 1  # it does not wait for whoever is taking them
+    assert subscriber.poll(target).version == 1  # it does not wait for whoever is taking them
     with pytest.raises(WeightError, match="from the beginning"):
         next(taking)
 
 
 def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(
-    client, namespace, publisher, reader, monkeypatch
+    client, namespace, publisher, subscriber, monkeypatch
 ):
     fence = f"redrb:{{{namespace}:weights:actor}}:fence"
     publisher.publish({"a": torch.zeros(3)})
@@ -134,10 +110,10 @@ def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(
 
     monkeypatch.setattr(staging, "stage", lose_the_token)
     assert publisher.publish({"a": torch.ones(3)}).version == 2
-    assert reader.fetch()["a"].tolist() == [1.0] * 3
+    assert subscriber.fetch()["a"].tolist() == [1.0] * 3
 
 
-def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, reader, monkeypatch):
+def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, subscriber, monkeypatch):
     state = {"a": torch.zeros(1000)}
     commit = publisher._committer.commit
 
@@ -152,19 +128,13 @@ def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, reader,
     for _ in range(3):
         state["a"][7] += 1
         publisher.publish(state)
-        reader.poll(target)
+        subscriber.poll(target)
         assert torch.equal(target["a"], state["a"])
-
-
-def test_a_closed_publisher_publishes_nothing(publisher):
-    publisher.close()
-    with pytest.raises(ConfigError, match="closed"):
-        publisher.publish({"a": torch.ones(3)})
 
 
 @pytest.mark.parametrize("was_told", [False, True])
 def test_a_fenced_publisher_stays_fenced_when_the_data_are_lost(
-    client, namespace, publisher, reader, was_told
+    client, namespace, publisher, subscriber, was_told
 ):
     later = WeightPublisher(client, "actor", namespace=namespace)
     later.publish({"a": torch.zeros(3)})
@@ -175,17 +145,17 @@ def test_a_fenced_publisher_stays_fenced_when_the_data_are_lost(
     if was_told:
         with pytest.raises(PublisherFenced):
             publisher.publish({"a": torch.full((3,), 7.0)})
-        assert reader.latest() is None
+        assert subscriber.latest() is None
     else:
         publisher.publish({"a": torch.full((3,), 7.0)})  # it cannot know that it was replaced
     assert later.publish({"a": torch.ones(3)}).version == 2
     with pytest.raises(PublisherFenced):
         publisher.publish({"a": torch.full((3,), 7.0)})
-    assert reader.fetch()["a"].tolist() == [1.0] * 3
+    assert subscriber.fetch()["a"].tolist() == [1.0] * 3
 
 
 def test_the_later_owner_commits_what_it_has_staged_when_an_earlier_one_came_first(
-    client, namespace, publisher, reader, monkeypatch
+    client, namespace, publisher, subscriber, monkeypatch
 ):
     later = WeightPublisher(client, "actor", namespace=namespace)
     stage, lost = staging.stage, []
@@ -199,12 +169,12 @@ def test_the_later_owner_commits_what_it_has_staged_when_an_earlier_one_came_fir
 
     monkeypatch.setattr(staging, "stage", lose_the_data)
     assert later.publish({"a": torch.ones(3)}).version == 2
-    assert reader.fetch()["a"].tolist() == [1.0] * 3
+    assert subscriber.fetch()["a"].tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("lost", ["token", "versions too"])
 def test_keys_of_an_attempt_whose_token_is_given_again_are_left_alone(
-    client, namespace, reader, lost
+    client, namespace, subscriber, lost
 ):
     """A failover has lost the last token; chunks lie on other nodes, or came before it."""
     before = "redrb:{" + f"{namespace}:weights:actor" + "}:"
@@ -217,13 +187,13 @@ def test_keys_of_an_attempt_whose_token_is_given_again_are_left_alone(
     kept = {key: client.execute("GET", key) for key in client.execute("KEYS", f"{before}chunk:*")}
     later = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=9)
     published = later.publish({"a": torch.ones(3)})
-    assert reader.fetch(published.version)["a"].tolist() == [1.0] * 3
+    assert subscriber.fetch(published.version)["a"].tolist() == [1.0] * 3
     assert {key: client.execute("GET", key) for key in kept} == kept
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["a state", "a delta"])
 def test_keys_that_appear_while_a_version_is_staged_are_not_taken_for_its_own(
-    client, namespace, reader, monkeypatch, small
+    client, namespace, subscriber, monkeypatch, small
 ):
     """Another publisher, which a failover has given the same token, stores its chunks meanwhile."""
     publisher = WeightPublisher(client, "actor", namespace=namespace, deltas=small)
@@ -243,7 +213,7 @@ def test_keys_that_appear_while_a_version_is_staged_are_not_taken_for_its_own(
     monkeypatch.setattr(stored_keys, "count_existing", look)
     state["a"][:2] = 1.0
     published = publisher.publish(state)
-    assert torch.equal(reader.fetch(published.version)["a"], state["a"])
+    assert torch.equal(subscriber.fetch(published.version)["a"], state["a"])
     [(key, value)] = foreign.items()
     assert key.startswith(f"{before}{'delta' if small else 'chunk'}:")
     assert client.execute("GET", key) == value

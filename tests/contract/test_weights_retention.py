@@ -12,7 +12,6 @@ import redrb
 from redrb.errors import WeightError
 from redrb.weights.reading import replica
 from tests.published import (
-    CHUNK_BYTES,
     check_nothing_left,
     keys_of,
     prefix,
@@ -20,10 +19,7 @@ from tests.published import (
     stored_keys,
 )
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(CHUNK_BYTES, 1024)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
@@ -32,11 +28,6 @@ def make(client, namespace):
         return redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
 
     return make
-
-
-@pytest.fixture
-def subscriber(client, namespace):
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
 
 
 def state_of(value):
@@ -68,12 +59,6 @@ def test_keep_counts_fetchable_versions_and_their_base_stays(
     if stay[0] > 1:
         with pytest.raises(WeightError, match="no version 4 of"):
             subscriber.fetch(4)
-    check_nothing_left(client, namespace)
-
-
-def test_full_versions_alone_are_exactly_as_many_as_asked_for(make, subscriber, client, namespace):
-    publish(make(keep=3, deltas=False), *range(1, 8))
-    assert numbers(subscriber) == [5, 6, 7]
     check_nothing_left(client, namespace)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from redrb.errors import (
 )
 from redrb.weights.reading import replica, targets
 from tests.published import CHUNK_BYTES, prefix
+from tests.scenes import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py
@@ -57,16 +56,6 @@ class Versioned(nn.Module):
         return logits
 
 
-@pytest.fixture
-def publisher(client: redrb.Client, namespace: str) -> redrb.WeightPublisher:
-    return redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-
-@pytest.fixture
-def subscriber(client: redrb.Client, namespace: str) -> redrb.WeightSubscriber:
-    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
-
-
 @contextmanager
 def publishing(publisher: redrb.WeightPublisher, source: Versioned) -> Iterator[Callable[[], set]]:
     """Publish one version after the other in a thread; what is yielded ends it."""
@@ -95,13 +84,6 @@ def publishing(publisher: redrb.WeightPublisher, source: Versioned) -> Iterator[
         yield end
     finally:
         end()
-
-
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def check_tokens(done: redrb.algorithms.Completions) -> list[int]:
@@ -133,34 +115,6 @@ def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber) -> None
             seen |= set(check_tokens(done))
         end()
     assert len(seen) > 3
-
-
-def test_another_process_publishes_in_mid_generation(real_url: str, namespace: str) -> None:
-    program = (
-        "import sys, torch, redrb\n"
-        "from tests.contract.test_weights_standby import Versioned\n"
-        "with redrb.connect(sys.argv[1]) as client:\n"
-        "    publisher = redrb.WeightPublisher(client, 'actor', namespace=sys.argv[2])\n"
-        "    for number in range(1, 300):\n"
-        "        publisher.publish(Versioned(number), version=number)\n"
-    )
-    other = subprocess.Popen([sys.executable, "-c", program, real_url, namespace])
-    try:
-        with redrb.connect(real_url) as client:
-            model = Versioned()
-            subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-            with subscriber.standby(model) as standby:
-                standby.wait(60)
-                done = generate(
-                    model,
-                    torch.ones(2, 3, dtype=torch.int64),
-                    max_new_tokens=200,
-                    before_token=standby.swap,
-                )
-        assert len(set(check_tokens(done))) > 3
-    finally:
-        other.kill()
-        other.wait()
 
 
 @pytest.mark.parametrize("host_cache", [False, True])

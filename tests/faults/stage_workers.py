@@ -58,7 +58,7 @@ def work(role: str, death: str, url: str, namespace: str) -> None:
     """Be one process of a role."""
     if death == "stored":
         patched = dying(Lease._end_parts)
-        Lease._end_parts = lambda *arguments: patched(*arguments)  # type: ignore[method-assign]
+        Lease._end_parts = lambda *arguments: patched(*arguments)
     calls: list[int] = []
 
     def add_field(group: list[BufferItem]) -> list[BufferItem]:

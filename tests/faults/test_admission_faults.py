@@ -37,7 +37,6 @@ def start_maker(url: str, namespace: str, count: int) -> subprocess.Popen[str]:
 
 
 def said(maker: subprocess.Popen[str]) -> str:
-    assert maker.stdout is not None
     return maker.stdout.readline().strip()
 
 
@@ -77,7 +76,6 @@ def test_the_rights_of_killed_makers_return_and_waiting_makers_go_on(
                 stream.put_many(groups, policy_version=1, admission=right)
         assert sorted(numbers(stream.take(4, timeout=0))) == [0, 1, 2, 3]
         found = stream.stats().admission
-        assert found is not None
         assert (found.lost, found.used, found.held, found.late) == (4, 4, 0, 0)
         assert found.balanced
         stream.clear()

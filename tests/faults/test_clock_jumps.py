@@ -111,10 +111,10 @@ def test_set_back_a_dead_take_keeps_no_turn(
 ) -> None:
     monkeypatch.setattr("redrb.stream.partitions.turn.TURN_MS", 1000)
     store = open_stream()._task.store
-    assert Turn(store, "default").ask(retry_s=1)
+    assert Turn(store, "default").ask()
     server.set_clock(-HOUR_S)
     other = Turn(store, "default")
-    _until(lambda: other.ask(retry_s=1), 3)
+    _until(lambda: other.ask(), 3)
 
 
 def test_set_back_a_dead_reader_keeps_no_version_of_weights(

@@ -19,8 +19,8 @@ from redrb import (
     ExperienceStream,
     Mixture,
 )
-from redrb.connection.deadline import GRACE_S, ending_within
-from redrb.connection.stop_time import StopTime
+from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import RedrbError, StoreUnavailable
 from tests.proxy import Proxy
 from tests.samples import numbered
@@ -278,10 +278,10 @@ def test_a_request_under_way_is_interrupted_when_the_time_to_end_is_up(
 ) -> None:
     with redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=60) as client:
         stream = ExperienceStream(client, "math", namespace=namespace)
-        stop = StopTime(0.5)
+        stop = Stop(0.5)
         proxy.freeze()
         threading.Timer(0.2, stop.begin).start()
-        with ending_within(stop):
+        with Deadline(budget=stop):
             assert seconds_of(stream.stats) < 0.2 + 0.5 + LATE_S
             for call in (stream.count, stream.stats, stream.clear):
                 assert seconds_of(call) < LATE_S / 2

@@ -45,7 +45,6 @@ def killed_maker(url: str, namespace: str, *indices: int) -> None:
         text=True,
     )
     try:
-        assert maker.stdout is not None
         assert maker.stdout.readline() == "stored\n"
     finally:
         maker.send_signal(signal.SIGKILL)
@@ -66,7 +65,6 @@ def test_a_group_whose_makers_are_killed_is_there_once(real_url: str, namespace:
         lease.ack()
         assert stream.put_part("a", numbered(2), index=2, of=4) == 1
         stats = stream.stats()
-        assert stats.parts is not None
         assert (stats.parts.completed, stats.parts.groups, stats.parts.repeated) == (1, 0, 1)
         assert (stats.ledger.put, stats.ledger.acked) == (1, 1)
         stream.clear()

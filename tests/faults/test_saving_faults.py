@@ -51,7 +51,6 @@ def test_a_resume_that_is_killed_at_any_time_changes_nothing(
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            assert process.stdout is not None
             assert process.stdout.readline() == "begins\n"
             try:
                 process.wait(0.02 + 0.03 * attempt)
@@ -101,7 +100,6 @@ with replacing(Path(sys.argv[1])) as file:
         for _ in range(3)
     ]
     for process in processes:
-        assert process.stdout is not None
         assert process.stdout.readline() == "writes\n"
     alive, *killed = processes
     for process in killed:

@@ -41,7 +41,6 @@ class Worker:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             word, *numbers = line.split()
             with self._changed:
@@ -67,7 +66,6 @@ class Worker:
 
     def tell(self) -> None:
         """Send a line."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -78,7 +76,6 @@ class Worker:
 
     def close(self) -> None:
         """End the process, and hear what it said until then."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         try:
             self.process.wait(5)
@@ -86,7 +83,6 @@ class Worker:
             self.process.kill()
             self.process.wait()
         self._reader.join()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 
@@ -104,7 +100,7 @@ def start() -> Iterator[Callable[..., Worker]]:
         if worker.process.poll() is None:
             worker.process.send_signal(signal.SIGCONT)
             worker.kill()
-        elif worker._reader.is_alive() or not worker.process.stdout.closed:  # type: ignore[union-attr]
+        elif worker._reader.is_alive() or not worker.process.stdout.closed:
             worker.close()
 
 
@@ -192,7 +188,7 @@ def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(
                 acked += numbers(lease)
             until(lambda: stream.stats().ledger.leased == 0)
         ledger = stream.stats().ledger
-        for partition in stream._partitions:  # type: ignore[attr-defined]
+        for partition in stream._partitions:
             audit(partition)
     # a trainer that was killed between its ack and its word cannot tell
     last_batch = set(trainer.numbers("took")[-8:])

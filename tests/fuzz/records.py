@@ -9,7 +9,6 @@ import msgpack
 from redrb.connection.messages import _unpacked
 from redrb.errors import DecodeError
 from redrb.stream.task.facts import unpack_facts
-from redrb.unpacking import MAX_CONTAINERS
 
 
 def one_input(data: bytes) -> None:
@@ -22,7 +21,7 @@ def one_input(data: bytes) -> None:
 
 
 def _message(data: bytes) -> object:
-    return _unpacked("key", [b"m", data], MAX_CONTAINERS)
+    return _unpacked("key", [b"m", data])
 
 
 def seeds() -> Iterator[bytes]:

@@ -28,7 +28,6 @@ class Trainer(redrb.DetachedTrainer):
         super().__init__(*args, **options)
 
     def training_step(self, experience: redrb.Experience) -> dict[str, float]:
-        assert experience.reward is not None
         if self.steps == self.at:
             os.kill(os.getpid(), self.number)
         self.steps += 1

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import redrb
 from redrb.state.model import WorkerState
-from redrb.state.observer import Observer
-from redrb.state.view import View
+from redrb.state.observer import Observer, View
 from tests.conftest import REAL
 
 LEASE_MS = 1500

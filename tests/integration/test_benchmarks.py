@@ -70,7 +70,7 @@ def test_a_peer_gives_the_batches_that_redrb_gives(
     monkeypatch.setattr(rows, "check_full", lambda batch, _: batches.append(batch))
     groups = 2 * SHAPES[shape].take_groups
     with private_server() as server:
-        job = Job(server.url, "peer", shape, groups, threading.Barrier(2))  # type: ignore[arg-type]
+        job = Job(server.url, "peer", shape, groups, threading.Barrier(2))
         producer = threading.Thread(target=module.produce, args=(job,))
         producer.start()
         module.consume(job)

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -112,7 +113,10 @@ def test_without_json_people_get_url_and_token(
     real_url: str,
     namespace: str,
 ) -> None:
-    monkeypatch.setattr("redrb.dashboard.server.serve", lambda *given: given[-1]())
+    async def served(*given: Any) -> None:
+        given[-1]()
+
+    monkeypatch.setattr("redrb.dashboard.server.serve", served)
     words = ["dashboard", "--url", real_url, "--namespace", namespace, "--port", "0"]
     tokens = set()
     for _ in range(2):

@@ -43,7 +43,6 @@ def start_owner(url: str) -> tuple[subprocess.Popen[str], str, psutil.Process]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert owner.stdout is not None
     url, pid = owner.stdout.readline().split()
     return owner, url, psutil.Process(int(pid))
 
@@ -344,7 +343,6 @@ def start_command(*arguments: str) -> tuple[subprocess.Popen[str], str]:
         text=True,
         env=child_environment(),
     )
-    assert command.stdout is not None
     first, second, _ = (command.stdout.readline() for _ in range(3))
     assert "this machine" in first
     return command, second.strip().removeprefix("REDRB_URL=")

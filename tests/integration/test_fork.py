@@ -20,7 +20,7 @@ def in_a_child(work: object) -> None:
     if pid == 0:
         status = 1
         try:
-            work()  # type: ignore[operator]
+            work()
             status = 0
         finally:
             os._exit(status)

@@ -80,7 +80,6 @@ def test_follow_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str,
                 followed(namespace, *more), env=environment, stdout=subprocess.PIPE, text=True
             )
             try:
-                assert follow.stdout is not None
                 while not _blocked(store):
                     assert follow.poll() is None
                 stream.put(numbered(4), policy_version=3)
@@ -109,7 +108,6 @@ def test_follow_ends_when_its_reader_has_ended(store: Client, namespace: str) ->
     environment = child_environment(without=PREFIX, REDRB_URL=store.url)
     command = followed(namespace)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow:
-        assert follow.stdout is not None
         follow.stdout.close()
         assert follow.wait(20) == 141
 

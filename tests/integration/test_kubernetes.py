@@ -106,7 +106,6 @@ def test_the_trainers_shell_ends_with_another_status_after_sigterm(tmp_path: Pat
     # `wait` is interrupted by the trap, whenever the signal comes; `read` may miss it and block
     words = "trap 'echo saved; kill $!; exit 0' TERM; sleep 60 > /dev/null & echo ready; wait"
     with trainer_shell(tmp_path, words) as shell:
-        assert shell.stdout is not None
         assert shell.stdout.readline() == "ready\n"
         shell.send_signal(signal.SIGTERM)
         assert shell.stdout.read() == "saved\n"

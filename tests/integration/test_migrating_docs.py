@@ -36,7 +36,7 @@ def test_a_block_runs_as_printed(word: str, capsys: pytest.CaptureFixture[str]) 
     assert PRINTED[word] in capsys.readouterr().out
     for name in ("buffer", "stream", "client"):
         if hasattr(names.get(name), "close"):
-            names[name].close()  # type: ignore[union-attr]
+            names[name].close()
 
 
 def test_each_block_is_run() -> None:

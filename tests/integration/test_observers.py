@@ -34,7 +34,7 @@ LEASE_MS = 1500
 """So short that workers announce themselves often: `redrb top` waits until they did so twice."""
 
 
-@pytest.fixture(params=["tls", "cluster"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
     """A URL, and its servers: one with TLS, or a cluster."""
     if request.param == "cluster":
@@ -93,7 +93,7 @@ def put_when_followed(stream: ExperienceStream, servers: list[Server]) -> None:
     stream.put(numbered(5), policy_version=1)
 
 
-@pytest.mark.parametrize("task", ["math", ""])
+@pytest.mark.parametrize(("place", "task"), [("tls", "math"), ("cluster", "")], indirect=["place"])
 def test_an_observer_uses_all_that_looks(
     place: tuple[str, list[Server]],
     task: str,

@@ -87,7 +87,6 @@ def test_a_program_without_close_has_ended(
     assert ended.returncode == 0, ended.stderr
     state = StateReader(owner, namespace).look()
     assert lives(state) == ["ended"]
-    assert state.tasks[0].main is not None
     assert state.tasks[0].main.stats.ledger.put == 1
     assert not [each for each in findings_of(state) if each.code == "dead-worker"]
 
@@ -106,7 +105,6 @@ def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(
         ("sys.exit(3)", 0),
         ("1 / 0", 1),
         ("client.close()", 0),
-        ("with client: pass", 0),
         ("with client: 1 / 0", 1),
     ],
 )

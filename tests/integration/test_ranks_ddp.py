@@ -73,7 +73,7 @@ def start(real_url: str, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for rank in started:
         rank.close()
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()
 
 
 def flat(lists: Iterable[list[int]]) -> list[int]:

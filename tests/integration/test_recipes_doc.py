@@ -53,7 +53,7 @@ def test_the_recipe_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_commands_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_recipes.py and test_recipe_ranks.py run the same commands with other recipes."""
+    """test_workers.py and test_recipe_ranks.py run the same commands with other recipes."""
     monkeypatch.chdir(tmp_path)
     Path("my_recipe.py").write_text(block("python"))
     programs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

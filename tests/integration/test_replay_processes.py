@@ -82,7 +82,7 @@ async def hold(buffer: ReplayBuffer) -> None:
         time.sleep(600)
         return lease
 
-    ExperienceStream.take = held  # type: ignore[method-assign]
+    ExperienceStream.take = held
     await buffer.get(1, "math", "completed")
 
 
@@ -150,7 +150,6 @@ def test_groups_of_a_killed_process_are_requeued(real_url: str, namespace: str) 
             ) as buffer:
                 await buffer.put([rollout(1)], "math")
                 holder = start(real_url, namespace, "hold")
-                assert holder.stdout is not None
                 assert await asyncio.to_thread(holder.stdout.readline) == "holds\n"
                 assert await buffer.get(1, "math", "completed") == []
                 holder.kill()

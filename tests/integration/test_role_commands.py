@@ -142,6 +142,8 @@ def test_a_stage(
         assert numbers(target.take(3, timeout=60)) == [0, 1, 2]
         stage.send_signal(signal.SIGTERM)
         assert stage.wait(30) == 0, stage.communicate()
+        ledger = source.stats().ledger
+        assert (ledger.acked, ledger.leased) == (3, 0)
     assert refused() == set()
 
 

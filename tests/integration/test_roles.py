@@ -208,7 +208,6 @@ def test_a_trainer_puts_a_group_whose_maker_died(
         trainer._consumer.beat()
         trainer._consumer.beat()
         parts = maker.stats().parts
-        assert parts is not None
         assert (parts.delivered, parts.dead, parts.groups) == (1, 1, 0)
         assert numbers(trainer.take(1, timeout=0)) == [1]
 

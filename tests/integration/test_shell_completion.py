@@ -51,7 +51,7 @@ def test_zsh_completes_every_program(folder: Path) -> None:
         for words, offered in CASES:
             terminal.output = ""
             terminal.press(f"{words}\t\t")
-            terminal.until(lambda offered=offered: offered in terminal.output)  # type: ignore[misc]
+            terminal.until(lambda offered=offered: offered in terminal.output)
             terminal.press("\x15")  # Ctrl-U empties the line
 
 

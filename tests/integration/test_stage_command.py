@@ -1,4 +1,4 @@
-"""`redrb-stage` as a process: it forwards, ends cleanly at SIGTERM, and refuses wrong arguments."""
+"""`redrb-stage`: it ends at SIGTERM while the next task is full, and refuses wrong arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb import ExperienceStream
 from redrb.environment import PREFIX, child_environment
 from redrb.workers.stage import main
 from tests.contract.test_stage import score
-from tests.samples import numbered, numbers
+from tests.samples import numbered
 
 FUNCTION = "tests.contract.test_stage:score"
 
@@ -46,34 +46,10 @@ def test_a_mistyped_task_is_reported(
             assert told == warned
 
 
-def test_sigterm_ends_a_stage_with_nothing_leased(real_url: str, namespace: str) -> None:
+def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: str) -> None:
     environment = child_environment(
         without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace, REDRB_FROM="rollouts"
     )
-    with (
-        redrb.connect(real_url) as client,
-        ExperienceStream(client, "rollouts", namespace=namespace) as rollouts,
-        ExperienceStream(client, "scored", namespace=namespace) as scored,
-    ):
-        rollouts.put_many([[numbered(n)] for n in range(3)])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workers.stage", FUNCTION, "--to", "scored"],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        with process:
-            try:
-                assert numbers(scored.take(3, timeout=60)) == [0, 1, 2]
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(30) == 0
-            finally:
-                process.kill()
-        assert rollouts.stats().ledger.as_dict()["acked"] == 3
-        assert rollouts.stats().ledger.leased == 0
-
-
-def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: str) -> None:
-    environment = child_environment(without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace)
     with (
         redrb.connect(real_url) as client,
         ExperienceStream(client, "rollouts", namespace=namespace) as rollouts,
@@ -83,7 +59,7 @@ def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: 
         rollouts.put([numbered(1)])
         process = subprocess.Popen(
             [sys.executable, "-m", "workers.stage", FUNCTION]
-            + ["--from", "rollouts", "--to", "full", "--stop-timeout", "2"],
+            + ["--to", "full", "--stop-timeout", "2"],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

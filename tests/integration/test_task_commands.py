@@ -171,7 +171,7 @@ def test_rm_shows_what_it_deletes_and_asks(
     assert "dead letters       1" in out
     for answer, status in (("n\n", 1), ("y\n", 0)):
         terminal = io.StringIO(answer)
-        terminal.isatty = lambda: True  # type: ignore[method-assign]
+        terminal.isatty = lambda: True
         monkeypatch.setattr("sys.stdin", terminal)
         assert run("rm", "math")[0] == status
     status, _, err = run("stats", "math")
@@ -179,7 +179,7 @@ def test_rm_shows_what_it_deletes_and_asks(
     assert run("save", "math", "/nowhere/math")[0] == 2
 
 
-def test_dead_letters_are_listed_shown_requeued_and_dropped(
+def test_dead_letters_are_listed_requeued_and_dropped(
     store: Client, namespace: str, run: Run
 ) -> None:
     with ExperienceStream(store, "math", namespace=namespace) as stream:
@@ -190,11 +190,10 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(
         assert [line.split()[0] for line in lines] == ["id", "3", "2", "1"]
         assert lines[2].endswith("nan loss")
         assert len(json.loads(run("dead", "ls", "math", "--json", "--reason", "nan")[1])) == 2
-        shown = run("dead", "show", "math", "3")[1]
-        assert "rewards            [3.0]" in shown
-        assert f"pid                {os.getpid()}\n" in shown
-        assert "exception" not in run("dead", "show", "math", "1")[1]
-        assert run("dead", "show", "math", "9")[0] == 2
+        shown = run("inspect", "math", "3")[1]
+        assert "reward       3 (mean)" in shown
+        assert "ValueError: too long" in shown
+        assert f"-{os.getpid()}-" in shown
         assert run("dead", "requeue", "math")[0] == 2
         assert run("dead", "requeue", "math", "3")[:2] == (0, "requeued           1\n")
         status, _, err = run("dead", "requeue", "math", "3", "1")

@@ -178,9 +178,7 @@ def test_piped_it_prints_one_picture_or_json(filled: str, namespace: str) -> Non
 
 
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
-@pytest.mark.parametrize(
-    "words", [("top", "--json"), ("ls", "--json"), ("stats", "math", "--json")]
-)
+@pytest.mark.parametrize("words", [("top", "--json"), ("stats", "math", "--json")])
 def test_watched_commands_print_line_after_line(
     filled: str, namespace: str, words: tuple[str, ...]
 ) -> None:
@@ -190,7 +188,6 @@ def test_watched_commands_print_line_after_line(
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         for _ in range(3):
             assert json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)

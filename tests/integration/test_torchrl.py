@@ -160,7 +160,7 @@ def test_other_buffers_take_the_parts_and_prefetch(stream: redrb.ExperienceStrea
 
 def test_wrong_use_is_refused_with_advice(buffer: Any, stream: redrb.ExperienceStream) -> None:
     with pytest.raises(ConfigError, match="ExperienceStream"):
-        task_buffer("math", 4)  # type: ignore[arg-type]
+        task_buffer("math", 4)
     with pytest.raises(ConfigError, match="at least 1"):
         task_buffer(stream, 0)
     with pytest.raises(ConfigError, match="multiple"):
@@ -168,13 +168,13 @@ def test_wrong_use_is_refused_with_advice(buffer: Any, stream: redrb.ExperienceS
     with pytest.raises(ConfigError, match="sampler"):
         task_buffer(stream, 2, sampler=RandomSampler())
     with pytest.raises(ConfigError, match="TaskStorage"):
-        TaskSampler().sample([], 2)  # type: ignore[arg-type]
+        TaskSampler().sample([], 2)
     with pytest.raises(RecordError, match="point"):
         buffer.extend(TensorDict({"a.b": torch.zeros(2)}, batch_size=[2]))
     with pytest.raises(RecordError, match="no rows"):
         TaskStorage(stream).put(TensorDict({"a": torch.zeros(2)}, batch_size=[]))
     with pytest.raises(RecordError, match="TensorDicts"):
-        TaskStorage(stream).put([1])  # type: ignore[arg-type]
+        TaskStorage(stream).put([1])
     with pytest.raises(ConfigError, match=r"stream\.clear"):
         buffer.empty()
     with pytest.raises(ConfigError, match=r"buffer\.extend"):

@@ -62,7 +62,7 @@ def start(server: Server, namespace: str) -> Iterator[Start]:
         process.kill()
         process.join(10)
         orders.close()
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()
 
 
 def shows(code: str, subject: str, command: str) -> Callable[[Record], bool]:

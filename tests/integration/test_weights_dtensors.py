@@ -44,4 +44,4 @@ def test_a_sharded_model_is_gathered_published_and_read_whole_and_in_shards(
         fetched, expected = reader.fetch(), whole(STEPS - 1)
         assert fetched.keys() == expected.keys()
         assert all(torch.equal(fetched[name], expected[name]) for name in expected)
-        assert reader.latest().kind == "delta"  # type: ignore[union-attr]
+        assert reader.latest().kind == "delta"

@@ -123,7 +123,7 @@ def test_a_publisher_that_paused_before_its_commit_commits_nothing(
         assert staged
         assert remove_weights(store, "policy", namespace=namespace).versions == (1,)
         assert keys() == ["policy}:fence"]
-        return commit(self, *arguments)  # type: ignore[arg-type]
+        return commit(self, *arguments)
 
     monkeypatch.setattr(committer.Committer, "commit", late)
     with pytest.raises(PublisherFenced):

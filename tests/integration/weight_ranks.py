@@ -43,7 +43,7 @@ def model(step: int, mesh: object) -> nn.Module:
         if name == "tied":
             made.register_parameter(name, made.get_parameter("rows"))
             continue
-        value = distribute_tensor(tensor, mesh, PLACES[name]) if name in PLACES else tensor  # type: ignore[arg-type]
+        value = distribute_tensor(tensor, mesh, PLACES[name]) if name in PLACES else tensor
         made.register_parameter(name, nn.Parameter(value, requires_grad=False))
     return made
 

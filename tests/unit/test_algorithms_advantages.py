@@ -88,11 +88,6 @@ def test_without_the_division_by_std() -> None:
     close(advantages, [1.0, -1.0, 0.0, -2.0, 2.0, 0.0])
 
 
-def test_equal_rewards_have_advantages_of_zero() -> None:
-    close(group_relative_advantages(torch.full((4,), 0.1), group_size=4), [0.0] * 4)
-    close(group_relative_advantages(torch.tensor([3.0, 8.0]), group_size=1), [0.0, 0.0])
-
-
 def test_groups_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RecordError, match="6 samples are not whole groups of 4"):
         group_relative_advantages(REWARD, group_size=4)

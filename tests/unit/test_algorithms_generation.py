@@ -153,7 +153,7 @@ def test_a_module_with_a_cache_is_used_without_it() -> None:
             return 99.0 * nn.functional.one_hot(sequences + 1, 20).float()
 
     options = {"max_new_tokens": 3, "use_cache": False, "early_stopping": True}
-    done = generate(Counting(), torch.tensor([[4, 5]]), **options)  # type: ignore[arg-type]
+    done = generate(Counting(), torch.tensor([[4, 5]]), **options)
     assert done.completion(0).tolist() == [6, 7, 8]
 
 

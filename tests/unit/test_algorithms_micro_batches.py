@@ -61,12 +61,11 @@ def gradients_of(
         second = torch.optim.SGD(critic.parameters(), lr=0.0)
         step = PPOStep(actor, critic, optimizer, second, max_grad_norm=None, **options)
     metrics = step(experience)
-    return [p.grad for network in networks for p in network.parameters()], metrics  # type: ignore[misc]
+    return [p.grad for network in networks for p in network.parameters()], metrics
 
 
 def of_samples(experience: Experience) -> Experience:
     """Return the batch with one value a sample."""
-    assert experience.values is not None
     experience.values = experience.values.sum(1)
     return experience
 
@@ -113,7 +112,6 @@ def test_parts_are_trimmed_to_their_longest_row() -> None:
     assert shapes(MicroBatches(tokens=3).split(whole))[0] == (1, 10, 1)
     for part in by_tokens:
         assert part.totals is whole.totals
-        assert part.place is not None
         for row, at in zip(part.place.rows.tolist(), range(len(part.sequences)), strict=True):
             tokens = part.sequences[at][part.attention_mask[at].bool()]
             assert torch.equal(tokens, whole.sequences[row][whole.attention_mask[row].bool()])
@@ -126,9 +124,9 @@ def test_a_part_without_actions_has_no_gradient() -> None:
     actor = seeded(PlainActor)
     step = GRPOStep(actor, torch.optim.SGD(actor.parameters()))
     loss, metrics = step.actor_loss(step.batch(batch(), actor).without_actions())
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert loss == 0
-    assert all(not p.grad.any() for p in actor.parameters())  # type: ignore[union-attr]
+    assert all(not p.grad.any() for p in actor.parameters())
     assert all(value == 0 for value in metrics.values())
 
 
@@ -136,4 +134,4 @@ def test_a_part_without_actions_has_no_gradient() -> None:
 def test_a_limit_below_one_is_refused(name: str) -> None:
     actor = seeded(PlainActor)
     with pytest.raises(ConfigError, match=name):
-        GRPOStep(actor, torch.optim.SGD(actor.parameters()), **{name: 0})  # type: ignore[arg-type]
+        GRPOStep(actor, torch.optim.SGD(actor.parameters()), **{name: 0})

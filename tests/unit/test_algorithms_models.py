@@ -131,7 +131,6 @@ def test_a_value_head_makes_a_critic_that_starts_at_0() -> None:
     values = action_values(critic, TOKENS, MASK, 2)
     assert values.tolist() == [[0.0, 0.0]] * 2
     values.sum().backward()
-    assert critic.head.weight.grad is not None
     assert critic.head.weight.grad.abs().sum() > 0
 
 

@@ -19,6 +19,7 @@ from redrb.algorithms import (
     Reward,
     generate,
 )
+from redrb.algorithms.event_loop import submit
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import faults_reported
 from tests.networks import PlainActor, PlainCritic, seeded
@@ -74,7 +75,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(RecordError, match=r"no key 'solution'; .* 'answer', 'level'"):
         made(Reward(len), extras=["solution"])
     with pytest.raises(ConfigError, match="function=3"):
-        Reward(3)  # type: ignore[arg-type]
+        Reward(3)
 
 
 async def slow(completion: Completion) -> float:
@@ -252,3 +253,12 @@ def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind: 
     assert found[0] == (0.5, "")
     assert [why for _, why in found[1:]] == ["raised ValueError: no answer found", "is None"]
     assert all(math.isnan(reward) for reward, _ in found[1:])
+
+
+def test_coroutines_compute_no_gradients() -> None:
+    weight = torch.ones(1, requires_grad=True)
+
+    async def scored() -> torch.Tensor:
+        return weight * 2
+
+    assert not submit(scored()).result(10).requires_grad

@@ -167,8 +167,6 @@ def test_masks_may_be_none() -> None:
 def test_bool_masks_are_masks() -> None:
     batch = of_ppo()
     expected = ppo()(batch)
-    assert batch.attention_mask is not None
-    assert batch.action_mask is not None
     batch.attention_mask, batch.action_mask = batch.attention_mask.bool(), batch.action_mask.long()
     assert_same(ppo()(batch), expected)
 
@@ -204,14 +202,12 @@ def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch() ->
         second = step(experience)
         assert second["ratio_max"] > 1.01
         assert second["importance_mean"] == first["importance_mean"]
-        assert torch.equal(experience.action_log_probs, noted)  # type: ignore[arg-type]
+        assert torch.equal(experience.action_log_probs, noted)
 
 
 def test_answers_of_tools_have_log_probs_of_the_reference_too() -> None:
     """Tokens that no policy chose are no padding, whatever the trainer's policy thinks of them."""
     experience = of_grpo()
-    assert experience.action_mask is not None
-    assert experience.action_log_probs is not None
     experience.action_mask[:, 2] = 0
     experience.action_log_probs[:, 2] = -1.0
     experience.tensors["reference_log_probs"][:, 2] = -2.0
@@ -222,8 +218,6 @@ def test_answers_of_tools_have_log_probs_of_the_reference_too() -> None:
 
 def test_metrics_by_hand() -> None:
     experience = of_grpo()
-    assert experience.action_mask is not None
-    assert experience.reward is not None
     assert experience.action_log_probs is not None
     step = grpo()
     batch = step.batch(experience, step.actor)
@@ -239,7 +233,6 @@ def test_metrics_by_hand() -> None:
     assert metrics["clip_fraction"] == pytest.approx(outside.float().mean().item())
     assert metrics["reward"] == pytest.approx(experience.reward.mean().item())
     made = of_ppo()
-    assert made.kl is not None
     assert made.action_mask is not None
     expected = made.kl[made.action_mask].mean().item()
     assert ppo()(made)["reference_kl"] == pytest.approx(expected, rel=1e-5)
@@ -254,7 +247,6 @@ def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value(
 def test_coatis_experience_with_a_column_of_advantages_trains() -> None:
     batch = of_ppo(SampleCritic)
     expected = ppo(SampleCritic)(batch)
-    assert batch.advantages is not None
     batch.advantages = batch.advantages[:, None]
     assert_same(ppo(SampleCritic)(batch), expected)
 
@@ -268,7 +260,6 @@ def test_importance_weights_multiply_each_samples_loss(critic: type[nn.Module]) 
     both = ppo(critic)(batch)
     for loss in ("actor_loss", "critic_loss"):
         assert both[loss] == pytest.approx((2 * each[0][loss] + 0.5 * each[1][loss]) / 2, rel=1e-4)
-    assert batch.action_mask is not None
     batch.tensors["importance_weights"] = torch.tensor([[2.0], [0.5]]) * batch.action_mask
     assert_same(ppo(critic)(batch), both)
 
@@ -410,11 +401,10 @@ def test_ppo_learns() -> None:
     assert history[-1]["critic_loss"] < history[0]["critic_loss"]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.01])
-def test_grpo_learns(beta: float) -> None:
+def test_grpo_learns() -> None:
     actor = seeded(PlainActor)
     maker = GRPOExperienceMaker(actor, share, copy.deepcopy(actor), group_size=8)
-    step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=beta)
+    step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=0.01)
     history = []
     for number in range(30):
         batch = maker.make_experience(prompts(4, 3, number), **options(number))

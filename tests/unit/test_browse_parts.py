@@ -16,9 +16,9 @@ import torch
 
 from redrb import BufferItem
 from redrb.browse import Tokenizer
+from redrb.browse.choice import LIMITS, Limits
 from redrb.browse.entries import _entry
 from redrb.browse.images import images_of
-from redrb.browse.limits import LIMITS, Limits
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import GroupView, SampleView, TokensView, as_json
 from redrb.browse.samples import Samples
@@ -72,7 +72,6 @@ def test_all_values_of_a_dtype_are_read_as_torch_reads_them(dtype: torch.dtype) 
     item = BufferItem(None, None, tensors={"all": tensor})
     blob = encode_groups([[item]])[0].blob
     ((view, array),) = Samples(blob, LIMITS)._arrays(0)
-    assert array is not None
     expected = tensor.float().numpy()
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(array.astype(np.float32), expected)

@@ -123,11 +123,11 @@ def values_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tens
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 5, 6)])
-def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    items = [make(tensors={"x": values_of(dtype, shape, seed)}) for seed in range(3)]
-    assert_same(trip(items), items)
-    assert_same([trip([item])[0] for item in items], items)
+def test_every_dtype_and_shape_comes_back(dtype: torch.dtype) -> None:
+    for shape in [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 5, 6)]:
+        items = [make(tensors={"x": values_of(dtype, shape, seed)}) for seed in range(3)]
+        assert_same(trip(items), items)
+        assert_same([trip([item])[0] for item in items], items)
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
@@ -262,7 +262,7 @@ def test_views_gradients_and_subclasses_are_welcome() -> None:
         rollout(values=base[1, 1:4].requires_grad_(), kl=torch.ones(4, requires_grad=True)),
     ]
     found = trip(items)
-    assert torch.equal(found[0].values, items[0].values.detach())  # type: ignore[union-attr, arg-type]
+    assert torch.equal(found[0].values, items[0].values.detach())
     assert not any(tensor.requires_grad for tensor in named_tensors(found[1]).values())
     strided = make(tensors={"x": base.t(), "y": base[::2, ::3]})
     assert_same(trip([strided]), [strided])
@@ -431,7 +431,6 @@ def samples(draw: st.DrawFn) -> list[list[BufferItem]]:
             seed = draw(st.integers(0, 9))
             pad = draw(st.integers(0, tokens))
             item = rollout(tokens, actions, seed, values=None, kl=torch.tensor(0.5))
-            assert item.sequences is not None
             item.sequences[:pad] = draw(st.sampled_from([0, -1, 70_000]))
             if masks == "none" or (masks == "some" and draw(st.booleans())):
                 item.attention_mask = item.action_mask = None
@@ -463,7 +462,7 @@ def test_decode_batch_is_make_experience_batch(groups: list[list[BufferItem]], s
 
 
 @given(samples(), samples(), st.sampled_from(["left", "right"]))
-@quick
+@settings(quick, max_examples=40)
 def test_many_parsed_at_once_make_the_same_batch(
     groups: list[list[BufferItem]], others: list[list[BufferItem]], side: Side
 ) -> None:
@@ -524,7 +523,7 @@ def test_a_batch_needs_groups_and_a_side_and_a_limit(monkeypatch: pytest.MonkeyP
     with pytest.raises(RecordError, match="at least one"):
         decode_batch([])
     with pytest.raises(RecordError, match="middle"):
-        decode_batch([layout], side="middle")  # type: ignore[arg-type]
+        decode_batch([layout], side="middle")
     monkeypatch.setattr("redrb.codec.wire.MAX_BATCH_BYTES", 2 * layout.decoded_bytes)
     decode_batch([layout] * 2, pin=True)
     with pytest.raises(RecordError, match="fewer groups"):

@@ -39,7 +39,7 @@ needs_exchange = pytest.mark.skipif(
 
 
 def is_compiled() -> bool:
-    return not kernels.kernel.__name__.endswith("plain")  # type: ignore[attr-defined]
+    return not kernels.kernel.__name__.endswith("plain")
 
 
 def decoded(item: BufferItem, encode: Callable[..., Any] = encode_groups) -> BufferItem:
@@ -147,23 +147,7 @@ def test_a_number_whose_sign_stands_elsewhere_keeps_it() -> None:
     reward = torch.complex(torch.zeros(()), torch.ones(())).conj().imag
     assert reward.is_neg()
     found = decoded(numbered(0, reward=reward), check_and_encode_groups).reward
-    assert found is not None
     assert found.item() == -1
-
-
-@pytest.mark.parametrize(
-    ("tensor", "match"),
-    [
-        (torch.zeros(2, dtype=torch.complex64), "complex64"),
-        (torch.empty(2, device="meta"), "plain memory|meta"),
-        (torch.ones(2, 3).to_sparse(), "plain memory|[Ss]parse"),
-        (torch.empty((1,) * 9), "at most 8 dimensions"),
-        (torch.empty(0, 2**31, 2), "elements"),
-    ],
-)
-def test_tensors_that_cannot_be_stored_are_named(tensor: Tensor, match: str) -> None:
-    with pytest.raises((EncodeError, NotImplementedError), match=match):
-        encode_groups([[numbered(0, tensors={"x": tensor})]])
 
 
 def test_a_tensor_whose_storage_was_freed_is_refused() -> None:
@@ -202,13 +186,11 @@ def test_collected_columns_are_encoded_once() -> None:
     if not is_compiled():
         pytest.skip("the plain kernel collects nothing")
     columns = Collector().plain([numbered(0)])
-    assert columns is not None
     blob, _ = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     assert parse_group(blob).samples == 1
     with pytest.raises(ValueError, match="once"):
         kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     again = Collector().plain([numbered(0)])
-    assert again is not None
     with pytest.raises(ValueError, match="samples"):
         kernels.kernel.encode(2, again.memory, 0, b"", b"")
 

@@ -16,7 +16,7 @@ CORE = "redrb.codec._core"
 
 def installed(patch: pytest.MonkeyPatch, interface: int) -> ModuleType:
     found = ModuleType(CORE)
-    found.INTERFACE = interface  # type: ignore[attr-defined]
+    found.INTERFACE = interface
     patch.setitem(sys.modules, CORE, found)
     return found
 

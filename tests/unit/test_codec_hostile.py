@@ -32,7 +32,7 @@ from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 from tests.unit.test_codec import assert_batches, join
 from tests.unit.test_codec_golden import CASES, golden
 
-quick = settings(deadline=None, derandomize=True, max_examples=600)
+quick = settings(deadline=None, derandomize=True, max_examples=200)
 INT64, UINT16, FLOAT32, BOOL, UINT8 = 4, 6, 10, 0, 5
 
 
@@ -59,7 +59,7 @@ def decode_all(layout: GroupLayout) -> None:
     )
     for side in ("left", "right"):
         try:
-            assert len(decode_batch([layout], side=side).extras) == layout.samples  # type: ignore[arg-type]
+            assert len(decode_batch([layout], side=side).extras) == layout.samples
         except RecordError:
             continue
 
@@ -128,7 +128,7 @@ def test_every_single_changed_byte_is_refused_or_decodes(name: str) -> None:
     for at in range(len(blob)):
         changed = [
             blob[:at] + bytes([byte]) + blob[at + 1 :]
-            for byte in (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xDD, 0xDF, 0xFF, blob[at] ^ 1)
+            for byte in (0, 0x7F, 0x90, 0xC0, 0xC4, 0xDF, 0xFF, blob[at] ^ 1)
         ]
         for other in changed:
             attempt(other)
@@ -439,9 +439,9 @@ def test_extras_of_the_deepest_nesting_can_be_copied_and_pickled() -> None:
         parse_group(blob_of([], [1, [], []], extras=b"\x91\x81\xa1a\x91" + deep))
 
 
-@pytest.mark.parametrize("entry", [b"\x90", b"\x80", b"\x81\xa1a\xc0", b"\x91\xc0"])
+@pytest.mark.parametrize("entry", [b"\x90", b"\x81\xa1a\xc0"])
 def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -> None:
-    count = (8 << 20) // len(entry)
+    count = (2 << 20) // len(entry)
     extras = b"\x91\x81\xa1a\xdd" + count.to_bytes(4, "big") + entry * count
     blob = blob_of([], [1, [], []], extras=extras)
     tracemalloc.start()
@@ -449,7 +449,7 @@ def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -
         parse_group(blob)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 160 << 20
+    assert peak < 64 << 20
 
 
 def test_the_largest_header_stays_small_in_memory() -> None:

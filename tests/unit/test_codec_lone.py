@@ -88,7 +88,7 @@ def batches(draw: st.DrawFn) -> list[BufferItem]:
 @settings(
     deadline=None,
     derandomize=True,
-    max_examples=400,
+    max_examples=120,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(batches(), st.sampled_from([None, 9]))

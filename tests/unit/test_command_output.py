@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,6 @@ from rich.text import Text
 from redrb.commands import output
 from redrb.commands.output import age, counted, percent, size, table
 from redrb.commands.watching import _folded
-from redrb.environment import child_environment
 
 
 def test_tables_are_aligned() -> None:
@@ -92,14 +90,6 @@ def test_lines_of_a_watched_command_fit_the_terminal() -> None:
     assert _folded("  a b", 80) == ["  a b"]
     assert _folded("日本語" * 4, 10) == ["日本語日本", "語日本語日", "本語"]
     assert _folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
-
-
-def test_help_imports_nothing_heavy() -> None:
-    program = "import sys, redrb.cli\ntry: redrb.cli.main(['--help'])\nfinally: print(*sys.modules)"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=child_environment()
-    )
-    assert {"torch", "numpy", "redis", "rich"}.isdisjoint(printed.stdout.split())
 
 
 def test_a_table_of_one_line_a_row_cuts_its_last_column_only(

@@ -12,7 +12,7 @@ import redrb
 from redrb.errors import ConfigError, StoreUnavailable
 
 
-@pytest.mark.parametrize("wrong", ["x", "5", -1, -0.5, None, True, math.nan, [1]])
+@pytest.mark.parametrize("wrong", ["5", -0.5, None, True, math.nan])
 @pytest.mark.parametrize("which", ["retry_s", "connect_timeout"])
 @pytest.mark.parametrize("url", ["fake://arguments", "redis://127.0.0.1:1"])
 def test_seconds_are_numbers(url: str, which: str, wrong: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.connection.sockets import limited
 
 
@@ -27,17 +27,17 @@ class Closing:
 
 def test_a_closed_socket_is_a_connection_error() -> None:
     connection: Any = Closing(1)
-    with within(1.0), pytest.raises(redis.ConnectionError), limited(connection):
+    with Deadline(at_most=1.0), pytest.raises(redis.ConnectionError), limited(connection):
         pytest.fail("nothing may be sent")
 
 
 def test_a_reply_that_came_before_the_close_is_kept() -> None:
     connection: Any = Closing(2)
-    with within(1.0), limited(connection):
+    with Deadline(at_most=1.0), limited(connection):
         pass
 
 
 def test_an_error_of_the_call_is_not_hidden_by_the_close() -> None:
     connection: Any = Closing(2)
-    with within(1.0), pytest.raises(redis.TimeoutError), limited(connection):
+    with Deadline(at_most=1.0), pytest.raises(redis.TimeoutError), limited(connection):
         raise redis.TimeoutError

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 import httpx
 import pytest
 
+from redrb.browse.choice import Choice
 from redrb.dashboard.app import make_app
 from redrb.dashboard.feed import MOST_PAGES, Feed
-from redrb.dashboard.groups import MOST_BYTES, fitting
+from redrb.dashboard.groups import MOST_BYTES, TaskGroups, fitting
 from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
 from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import MOST_BODY, GroupRequest, LetterRequest
-from redrb.dashboard.server import MOST_CONNECTIONS, _serve, bound_socket
+from redrb.dashboard.requests import MOST_BODY
+from redrb.dashboard.server import MOST_CONNECTIONS, bound_socket, serve
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import Observer, View
 from tests.sample_state import sample_state
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,7 @@ LETTERS = {"task": "math", "group": "default", "ids": [7, 9]}
 TOKEN = {TOKEN_HEADER: "secret"}
 
 
-class StillObserver:
+class StillObserver(Observer):
     """Has one view for ever."""
 
     def __init__(self, state: State | None, error: str = "") -> None:
@@ -49,21 +51,21 @@ class StillObserver:
         return self.view
 
 
-class NotedRequests:
+class NotedRequests(TaskGroups):
     """Stands for the tasks: notes requests, or raises an error."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.asked: list[Any] = []
 
-    def read(self, request: GroupRequest) -> Any:
-        return self._noted(request, [{"id": 7, "reward": float("nan")}])
+    def read(self, task: str, choice: Choice) -> Any:
+        return self._noted((task, choice), [{"id": 7, "reward": float("nan")}])
 
     def letters(self, task: str) -> Any:
         return self._noted(task, [])
 
-    def requeue(self, request: LetterRequest) -> int:
-        return int(self._noted(request, len(request.ids)))
+    def requeue(self, task: str, group: str, ids: Sequence[int]) -> int:
+        return int(self._noted((task, group, ids), len(ids)))
 
     def _noted(self, request: object, answer: Any) -> Any:
         if self.error is not None:
@@ -145,7 +147,7 @@ def test_requeue_is_a_post_with_the_token() -> None:
     groups = NotedRequests()
     answer = answers("POST", "/api/requeue", groups, json=LETTERS, headers=TOKEN)
     assert (answer.status_code, answer.json()) == (200, {"requeued": 2})
-    assert groups.asked == [LetterRequest("math", "default", (7, 9))]
+    assert groups.asked == [("math", "default", (7, 9))]
     assert answers("GET", "/api/requeue", headers=TOKEN).status_code == 405
 
 
@@ -202,7 +204,7 @@ def test_groups_come_as_strict_json() -> None:
     groups = NotedRequests()
     answer = answers("GET", "/api/groups?task=math&order=ids&ids=7,9&count=2", groups)
     assert answer.json() == [{"id": 7, "reward": None}]
-    assert groups.asked == [GroupRequest("math", "ids", "", (7, 9), 2)]
+    assert groups.asked == [("math", Choice((7, 9), count=2))]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ async def listening_page(feed: Feed) -> tuple[asyncio.Task[None], socket.socket]
     app = make_app(feed, NotedRequests(), token="secret")
     listening = bound_socket("127.0.0.1", 0)
     ready = asyncio.Event()
-    serving = asyncio.create_task(_serve(app, feed, listening, ready.set))
+    serving = asyncio.create_task(serve(app, feed, listening, ready.set))
     await ready.wait()
     return serving, listening
 
@@ -308,9 +310,9 @@ def test_requests_that_wait_for_redis_do_not_hold_up_events() -> None:
             super().__init__()
             self.released = threading.Event()
 
-        def read(self, request: GroupRequest) -> Any:
+        def read(self, task: str, choice: Choice) -> Any:
             self.released.wait(10)
-            return super().read(request)
+            return super().read(task, choice)
 
     async def follow(groups: Slow) -> None:
         feed = Feed(StillObserver(None))

@@ -29,7 +29,7 @@ class Server(Engine):
             async def close(self) -> None:
                 pass
 
-        super().__init__(Client(), retry_s=10)  # type: ignore[arg-type]
+        super().__init__(Client(), retry_s=10)
         self.arrives = asyncio.Event()
         self.begun = asyncio.Event()
         self.paused = asyncio.Event()

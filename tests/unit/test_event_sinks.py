@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,10 @@ import pytest
 import torch
 
 from redrb import Experience
-from redrb.environment import child_environment
-from redrb.metrics.events import numbers_of
-from redrb.metrics.tensorboard import TensorBoardLog
-from redrb.metrics.wandb import WandbLog
+from redrb.metrics.events import TensorBoardLog, WandbLog, numbers_of
 from redrb.runtime import MakerEvents, TrainerEvents
 from redrb.workers.event_sinks import open_sinks
 from tests.counting_recipe import Counting
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_only_numbers_become_metrics() -> None:
@@ -120,20 +113,3 @@ def test_callbacks_write_for_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row["trained_steps"] for row in rows] == ["1", "2", "1"]
     assert rows[-1]["put/reward"] == "0.5"
     assert (runs[0].project, runs[0].display_name, runs[0].run_group) == ("p", "w", "n/t")
-
-
-def test_the_libraries_are_imported_only_when_they_are_used() -> None:
-    code = (
-        "import sys, redrb.workers.trainer, redrb.workers.maker, redrb.runtime.event_callbacks;"
-        "print([name for name in ('prometheus_client', 'tensorboard', 'wandb', 'opentelemetry')"
-        " if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=child_environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"

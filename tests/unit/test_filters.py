@@ -58,9 +58,9 @@ def test_filters_are_a_sequence_of_functions() -> None:
     assert check_filters([only]) == (only,)
     assert check_filters(()) == ()
     with pytest.raises(ConfigError, match="give a list"):
-        check_filters(only)  # type: ignore[arg-type]
+        check_filters(only)
     with pytest.raises(ConfigError, match="float"):
-        check_filters([0.5])  # type: ignore[list-item]
+        check_filters([0.5])
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, -1e-8, 1e30])

@@ -17,7 +17,6 @@ from tests.troubled_states import (
     with_server,
     with_stats,
     with_task,
-    with_worker,
 )
 
 URL = "redis://looks@h:1/0?client_name=a b"
@@ -107,20 +106,9 @@ def test_commands_name_the_namespace_and_the_server() -> None:
     assert findings_of(server)[0].command == command
 
 
-def test_a_socket_is_named_by_its_path() -> None:
-    command = connection_finding("unix:///run/redis.sock", "timed out").command
-    assert command == "redis-cli -s /run/redis.sock PING"
-
-
 def test_workers_are_started_on_the_task_and_namespace_that_lack_them() -> None:
     starved = replace(only("trainer", waits_for="batch", waits_s=12.0), namespace="lab")
     [found] = findings_of(starved)
     assert found.command == "redrb-maker RECIPE --task math --namespace lab"
     command = worker_command(starved, starved.tasks[0], "stage")
     assert command == "redrb-stage MODULE:FUNCTION --from TASK --to TASK --namespace lab"
-
-
-def test_a_silent_worker_is_looked_for_on_its_host() -> None:
-    silent = findings_of(with_worker("trainer", life="silent", seen_s=9.0))
-    [found] = [each for each in silent if each.code == "silent-worker"]
-    assert found.command.startswith("ps -o pid,stat,etime,args -p ")

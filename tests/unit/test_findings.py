@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from redrb.state.finding import SEVERITIES
-from redrb.state.findings import KINDS, connection_finding, findings_of
+from redrb.state.findings import findings_of
 from redrb.state.histogram import Histogram
-from redrb.state.model import WorkerState
+from redrb.state.model import SEVERITIES, WorkerState
 from redrb.state.tasks import with_holdings
 from redrb.state.workers import in_order
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
+from tests.finding_kinds import finding_kinds
 from tests.sample_state import sample_state
 from tests.troubled_states import (
     TROUBLES,
@@ -39,8 +39,9 @@ def test_a_trouble_is_found_and_no_other(code: str) -> None:
 
 
 def test_every_kind_has_a_state_that_shows_it() -> None:
-    assert {*TROUBLES, "connection"} == {kind.code for kind in KINDS}
-    assert len(KINDS) == len({kind.code for kind in KINDS})
+    kinds = finding_kinds("redrb.state.findings")
+    assert {*TROUBLES, "connection"} == {kind.code for kind in kinds}
+    assert len(kinds) == len({kind.code for kind in kinds})
 
 
 def test_findings_come_worst_first_and_in_the_same_order() -> None:
@@ -116,12 +117,6 @@ def test_rights_keep_the_stalest_group_at_the_bound() -> None:
 def test_settings_that_are_no_numbers_are_left_alone() -> None:
     settings = {"max_staleness": "9" * 5000, "max_dead": "-1"}
     assert findings_of(with_task(settings=settings)) == ()
-
-
-def test_a_failed_look_is_a_critical_finding() -> None:
-    finding = connection_finding("redis://h:1/0", "timed out")
-    assert finding.severity == "critical"
-    assert "redis://h:1/0" in finding.summary
 
 
 def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:

@@ -29,14 +29,11 @@ from redrb.connection.embedded import EmbeddedServer
 from redrb.errors import ConfigError
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
-from redrb.launch.job import Job
+from redrb.launch.job import Job, delete_job
 from redrb.launch.process import Death, OnEnd, WorkerProcess, _event
-from redrb.launch.progress import progress_line
-from redrb.launch.removal import delete_job
-from redrb.launch.report import summary, table
-from redrb.launch.restarts import Restarts
-from redrb.launch.server import ForeignServer, OwnServer, server_for, watch_advice
-from redrb.launch.supervisor import Ended, State, Supervisor
+from redrb.launch.report import progress_line, summary, table
+from redrb.launch.server import RunServer, server_for, watch_advice
+from redrb.launch.supervisor import Ended, Restarts, State, Supervisor
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
@@ -267,7 +264,7 @@ def test_the_server_of_a_run_keeps_the_folder_until_it_has_ended(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as name:  # a short path
         folder = RunFolder(Path(name))
-        server = OwnServer(str(folder.redis))
+        server = RunServer(directory=str(folder.redis))
         with folder.used():
             server.lock = folder.workers_lock
             server.start(lambda _: None)
@@ -380,14 +377,14 @@ def test_the_url_of_the_runs_own_server_starts_it_where_it_does_not_run() -> Non
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listening:
         path = Path(name) / "redis.sock"
         url = f"unix://{path}"
-        assert isinstance(server_for(url, Path(name)), OwnServer)
-        assert isinstance(server_for(f"{url}2", Path(name)), ForeignServer)
+        assert server_for(url, Path(name)).own
+        assert not server_for(f"{url}2", Path(name)).own
         with pytest.raises(ConfigError, match="no replicas"):
             server_for(url, Path(name), min_replicas=1)
         listening.bind(str(path))
-        assert isinstance(server_for(url, Path(name)), OwnServer)  # a killed server leaves its file
+        assert server_for(url, Path(name)).own  # a killed server leaves its file
         listening.listen()
-        assert isinstance(server_for(url, Path(name)), ForeignServer)
+        assert not server_for(url, Path(name)).own
 
 
 @pytest.mark.parametrize(

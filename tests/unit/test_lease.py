@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from redrb.codec import encode_groups, parse_groups
+from redrb.connection.deadline import here
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import Lease
@@ -59,10 +60,8 @@ class Ending:
     def begin(self) -> None:
         self.holder.log.append(f"send {self.holder.name}")
 
-    def result(self, *, retry_s: float | None = None) -> str:
-        assert retry_s is not None
-        assert retry_s <= self.retry_s
-        retries = "with retries" if retry_s else "once"
+    def result(self) -> str:
+        retries = "with retries" if here().repeats_s else "once"
         self.holder.log.append(f"read {self.holder.name} {retries}")
         if self.holder.away:
             self.holder.away -= 1
@@ -79,7 +78,7 @@ def part(
 ) -> LeasePart:
     blobs = [group.blob for group in encode_groups(list(groups.values()))]
     layouts = parse_groups(blobs)
-    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)  # type: ignore[arg-type]
+    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
 
 
 @pytest.fixture
@@ -105,7 +104,6 @@ def test_parts_are_one_batch(lease: Lease) -> None:
     assert (len(lease), lease.samples, lease.ids) == (3, 4, (1, 3, 2))
     assert numbers(lease) == [1, 3, 3, 2]
     batch = lease.batch()
-    assert batch.reward is not None
     assert batch.reward.tolist() == [1, 3, 3, 2]
     assert list(lease.layouts) == [1, 3, 2]
 

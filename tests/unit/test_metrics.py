@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redrb import cli
 from redrb.metrics.collector import FRESH_S, StateCollector
-from redrb.metrics.of_workers import DEAD_S, MOST_WORKERS
+from redrb.metrics.metric import DEAD_S, MOST_WORKERS
 from redrb.metrics.table import AGE, METRICS, UP
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import sample_state
 from tests.tools import need
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from redrb import cli
+from redrb.commands.demo import DemoSettings
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
-from redrb.launch.settings import DemoSettings
 from redrb.options import Settings, add_options, settings_from
 from redrb.recipe.job_settings import JobSettings, MakerSettings, TrainerSettings
 from redrb.recipes.sorting import Sorting

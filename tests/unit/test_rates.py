@@ -35,7 +35,6 @@ def test_a_trainer_with_a_batch_each_three_seconds_has_a_steady_rate() -> None:
     settled = [acked_of(each) for each in found[12:]]
     assert all(each is not None and 9.0 - 1e-9 <= each <= 12.0 for each in settled)
     rates = found[-1].tasks[0].rates
-    assert rates is not None
     assert rates.over_s == pytest.approx(WINDOW_S)
     assert rates.samples_acked == pytest.approx(4 * rates.acked)
     assert found[-1].servers[0].cpu_share == pytest.approx(0.25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -125,14 +124,6 @@ class WithoutTransformers:
 def test_a_name_without_a_recipe(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(name)
-
-
-def test_settings_of_a_recipe_need_no_torch() -> None:
-    code = (
-        "import sys\nfrom redrb import cli\n"
-        "assert cli.main(['settings', 'sorting']) == 0\nassert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "plain"])

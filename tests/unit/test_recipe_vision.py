@@ -54,5 +54,4 @@ def test_it_learns_what_is_in_the_image() -> None:
             models, optimizers, maker.make_experience(drawn, **recipe.generation(generator))
         )
     found = recipe.evaluate(models)
-    assert found is not None
     assert found["reward"] > 0.55  # without the image, at most 5 / 12

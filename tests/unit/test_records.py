@@ -54,24 +54,24 @@ def test_all_fields_after_the_log_probs_are_optional_and_given_by_name() -> None
     assert made.advantages is advantages
     assert all(getattr(made, name) is None for name in STANDARD_FIELDS[2:] if name != "advantages")
     with pytest.raises(TypeError, match="positional"):
-        BufferItem(tokens, log_probs, None, torch.tensor(1.0), advantages, None)  # type: ignore[misc]
+        BufferItem(tokens, log_probs, None, torch.tensor(1.0), advantages, None)
 
 
 def test_shorter_samples_are_padded_with_zeros_on_the_left() -> None:
     batch = make_experience_batch([item(3, 1), item(5, 2)])
-    assert batch.sequences.tolist() == [[0, 0, 1, 2, 3], [1, 2, 3, 4, 5]]  # type: ignore[union-attr]
-    assert batch.action_log_probs.tolist() == [[0, 1], [1, 2]]  # type: ignore[union-attr]
-    assert batch.values.tolist() == [[0, 1], [1, 2]]  # type: ignore[union-attr]
-    assert batch.reward.tolist() == [2, 2]  # type: ignore[union-attr]
+    assert batch.sequences.tolist() == [[0, 0, 1, 2, 3], [1, 2, 3, 4, 5]]
+    assert batch.action_log_probs.tolist() == [[0, 1], [1, 2]]
+    assert batch.values.tolist() == [[0, 1], [1, 2]]
+    assert batch.reward.tolist() == [2, 2]
     assert batch.padding_side == "left"
     assert len(batch) == 2
 
 
 def test_padding_goes_to_the_right_on_request() -> None:
     batch = make_experience_batch([item(3, 1), item(5, 2)], side="right")
-    assert batch.sequences.tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]  # type: ignore[union-attr]
-    assert batch.action_log_probs.tolist() == [[1, 0], [1, 2]]  # type: ignore[union-attr]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]  # type: ignore[union-attr]
+    assert batch.sequences.tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]
+    assert batch.action_log_probs.tolist() == [[1, 0], [1, 2]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("side", ["top", "", "LEFT", "both"])
@@ -87,19 +87,7 @@ def test_another_side_is_an_error(side: Any) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bool,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
 def test_padding_keeps_the_dtype(side: str, dtype: torch.dtype) -> None:
     padded = _zero_pad_sequences([torch.ones(2).to(dtype), torch.ones(4).to(dtype)], side)
     assert padded.dtype == dtype
@@ -112,8 +100,6 @@ def test_padding_keeps_the_dtype(side: str, dtype: torch.dtype) -> None:
 def test_masks_are_made_where_unequal_lengths_bring_none(side: Any) -> None:
     items = [item(3, 1), item(6, 3), item(5, 3)]
     batch = make_experience_batch(items, side=side)
-    assert batch.attention_mask is not None
-    assert batch.action_mask is not None
     assert batch.attention_mask.dtype == torch.int64
     assert batch.action_mask.dtype == torch.bool
     assert batch.sequences is not None
@@ -131,7 +117,6 @@ def test_masks_stay_none_while_all_lengths_are_equal() -> None:
 def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> None:
     masked = item(4, 2, attention_mask=torch.tensor([False, True, True, True]))
     batch = make_experience_batch([masked, item(2, 2)], side=side)
-    assert batch.attention_mask is not None
     assert batch.attention_mask.dtype == torch.bool
     assert batch.attention_mask[1].sum() == 2
     assert batch.attention_mask[0].tolist() == [False, True, True, True]
@@ -140,12 +125,11 @@ def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("scalars", [True, False])
 @pytest.mark.parametrize("masks", [True, False])
-@pytest.mark.parametrize("seed", range(4))
 def test_split_returns_the_samples_that_make_was_given(
-    side: Any, scalars: bool, masks: bool, seed: int
+    side: Any, scalars: bool, masks: bool
 ) -> None:
-    dice = random.Random(seed)
-    items = [random_item(dice, scalars=scalars, masks=masks) for _ in range(6)]
+    dice = random.Random(0)
+    items = [random_item(dice, scalars=scalars, masks=masks) for _ in range(12)]
     batch = make_experience_batch(items, side=side)
     for got, expected in zip(split_experience_batch(batch), items, strict=True):
         if not masks:  # made by the batch, and right
@@ -159,17 +143,10 @@ def test_split_returns_the_samples_that_make_was_given(
 def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side: Any) -> None:
     scalar, vector = torch.tensor(1.0), torch.arange(1, 3).float()
     batch = make_experience_batch([item(4, 2, values=scalar, kl=vector, advantages=vector)] * 2)
-    assert batch.values is not None
-    assert batch.kl is not None
     assert (batch.values.shape, batch.kl.shape) == ((2,), (2, 2))
     with pytest.raises(RecordError, match="values") as caught:
         make_experience_batch([item(4, 2, values=scalar), item(4, 2, values=vector)], side=side)
     assert caught.value.field == "values"
-
-
-def test_masks_that_are_none_are_none_in_every_sample() -> None:
-    items = split_experience_batch(make_experience_batch([item(3, 2), item(3, 2)]))
-    assert all(item.attention_mask is None and item.action_mask is None for item in items)
 
 
 def test_a_row_whose_mask_is_zero_everywhere_stays_whole() -> None:
@@ -181,7 +158,7 @@ def test_a_row_whose_mask_is_zero_everywhere_stays_whole() -> None:
 def test_masked_tokens_inside_a_sample_are_no_padding() -> None:
     masked = item(4, 2, attention_mask=torch.tensor([0, 1, 0, 1]))
     for side in SIDES:
-        batch = make_experience_batch([masked, item(6, 2)], side=side)  # type: ignore[arg-type]
+        batch = make_experience_batch([masked, item(6, 2)], side=side)
         assert_same(split_experience_batch(batch)[0], masked)
 
 
@@ -251,7 +228,7 @@ def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong: Any) -> None:
         with pytest.raises((EncodeError, RecordError)):
             encode_experience(batch)
     with pytest.raises(ConfigError, match="no list of names"):
-        declare_tags(3)  # type: ignore[arg-type]
+        declare_tags(3)
 
 
 def test_further_tensors_are_padded_and_split_too() -> None:
@@ -264,9 +241,8 @@ def test_further_tensors_are_padded_and_split_too() -> None:
 def test_token_versions_are_padded_with_minus_one() -> None:
     items = [item(4, n, token_versions=torch.full((n,), 7)) for n in (1, 3)]
     batch = make_experience_batch(items)
-    assert batch.token_versions is not None
     assert batch.token_versions.tolist() == [[-1, -1, 7], [7, 7, 7]]
-    assert split_experience_batch(batch)[0].token_versions.tolist() == [7]  # type: ignore[union-attr]
+    assert split_experience_batch(batch)[0].token_versions.tolist() == [7]
 
 
 def test_metadata_goes_through_make_and_split() -> None:
@@ -304,7 +280,6 @@ def test_pin_memory_returns_the_batch_itself() -> None:
     batch = make_experience_batch([item(3, 2)])
     assert batch.pin_memory() is batch
     pinned = torch.accelerator.is_available()
-    assert batch.sequences is not None
     assert batch.sequences.is_pinned() == pinned
 
 

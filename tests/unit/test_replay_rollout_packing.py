@@ -190,7 +190,7 @@ def test_subclasses_of_plain_types_become_plain() -> None:
     class Text(str):
         __slots__ = ()
 
-    class Bag(dict):  # type: ignore[type-arg]
+    class Bag(dict):
         pass
 
     (got,) = there_and_back([{"a": Text("x"), "b": Bag(y=1)}])
@@ -298,11 +298,11 @@ def test_objects_of_other_classes_are_dicts_or_refused() -> None:
 def test_a_model_converts_its_nested_fields() -> None:
     pydantic = pytest.importorskip("pydantic")
 
-    class Part(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+    class Part(pydantic.BaseModel):
         name: str
         level: Level = Level.LOW
 
-    class State(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+    class State(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
         rollout_id: int
         status: Colour

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import redrb
 from redrb.commands.top.job import JobScreen, show_job
-from redrb.launch.history import History
-from redrb.launch.progress import progress_line
-from redrb.launch.rate import Rate
-from redrb.launch.report import summary, table
+from redrb.launch.history import History, Rate
+from redrb.launch.report import progress_line, summary, table
 from tests.sample_state import sample_state, view_of
+from tests.samples import numbered
 from tests.unit.test_top_screen import WHERE, Observer, drawn, shown
 
 
@@ -138,3 +138,17 @@ def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyP
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="a fault"):
         show_job(observer, WHERE, "math", follow, list, lambda: None)
+
+
+def test_the_table_says_what_waiting_groups_are(namespace: str) -> None:
+    history = History()
+    history.reward_first, history.reward_last = 0.1, 0.9
+    with (
+        redrb.connect(f"fake://{namespace}") as client,
+        redrb.ExperienceStream(client, "sort", namespace=namespace) as stream,
+    ):
+        stream.put(numbered(1))
+        stats = stream.stats()
+    text = io.StringIO()
+    Console(file=text, width=100).print(table(summary(1.0, history, stats), history, stats))
+    assert "groups waiting, made but not trained by the end" in text.getvalue()

@@ -55,7 +55,7 @@ def test_all_contents_are_restored(tmp_path: Path) -> None:
     trainer, other = Trainer(), Trainer()
     trainer.step()
     kept = batch()
-    position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])  # type: ignore[list-item]
+    position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])
     unacked = {"a1": {5: 1, 9: 4}, "b2": {5: 2}}
     checkpoints = Checkpoints(tmp_path / "run", owner="me")
     checkpoints.save(stateful_parts(trainer), position, unacked)
@@ -66,7 +66,7 @@ def test_all_contents_are_restored(tmp_path: Path) -> None:
     assert found_unacked == unacked
     assert (found.episode, found.epoch, found.batch, found.step, found.taken) == (2, 1, 3, 11, 7)
     assert found.order == [2, 0, 1]
-    assert torch.equal(found.kept[0].sequences, kept.sequences)  # type: ignore[attr-defined, arg-type]
+    assert torch.equal(found.kept[0].sequences, kept.sequences)
     assert found.kept[0].policy_version == [3, 3]
     assert torch.equal(torch.rand(3), drawn[0])
     assert (random.random(), np.random.rand()) == drawn[1:]
@@ -123,11 +123,11 @@ def test_metadata_has_the_limits_of_groups(tmp_path: Path) -> None:
     for _ in range(62):  # as deep as a put allows
         deepest = [deepest]
     kept = batch()
-    kept.extras = [{"deep": deepest, "many": [[]] * 200_000}] * 2  # type: ignore[attr-defined]
+    kept.extras = [{"deep": deepest, "many": [[]] * 200_000}] * 2
     checkpoints = Checkpoints(tmp_path, owner="me")
-    checkpoints.save({}, Position(step=1, kept=[kept]), {})  # type: ignore[list-item]
+    checkpoints.save({}, Position(step=1, kept=[kept]), {})
     restored = checkpoints.load(1, {})[0].kept[0].extras
-    assert restored == kept.extras  # type: ignore[attr-defined]
+    assert restored == kept.extras
     path = tmp_path / "checkpoint-1.pt"
     content = torch.load(path, weights_only=True)
     nested, many = b"\x91" * 66 + b"\xc0", b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)

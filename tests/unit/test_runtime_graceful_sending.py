@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
+from redrb.connection.stop import Stop
 from redrb.errors import SendFailed, StoreUnavailable
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.stopping import StopRequest
 from redrb.stream.sending import ExperienceSender
 
 
@@ -41,7 +41,7 @@ class FullSender:
 def test_groups_that_are_given_up_are_counted_in_one_warning(
     cause: Exception | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stop = StopRequest()
+    stop = Stop()
     stop.ask("SIGTERM")
     sender = cast(ExperienceSender, FullSender(cause))
     graceful = GracefulSender(sender, stop, stop_timeout=0.1)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from redrb import ConfigError
+from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.maker_settings import SendSettings
 from redrb.runtime.model_placement import place_models
-from redrb.runtime.stopping import StopRequest
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
 
@@ -59,7 +59,6 @@ def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
     assert CheckpointSettings("step", None, 1).open("me", 1) is None
     for rank in (None, 1):
         checkpoints = CheckpointSettings("step", tmp_path, 1).open("me", rank)
-        assert checkpoints is not None
         checkpoints.save({}, Position(step=1), {})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pt")) == [
         "checkpoint-1.pt",
@@ -87,10 +86,10 @@ def test_models_are_placed_and_counted() -> None:
 
 
 def test_the_first_request_to_stop_counts_and_ends_waits() -> None:
-    request, woken = StopRequest(), []
+    request, woken = Stop(), []
     assert not request
     with request.waking(lambda: woken.append(request.reason)):
         request.ask("first")
         request.ask("second")
     assert (request.reason, woken) == ("first", ["first"])
-    assert request.waits.wait(60)
+    assert request.wait(60)

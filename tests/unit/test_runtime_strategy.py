@@ -77,7 +77,7 @@ class Checkpointing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(1, 1)
-        self.inner.gradient_checkpointing_enable = self.enable  # type: ignore[assignment]
+        self.inner.gradient_checkpointing_enable = self.enable
         self.options: dict[str, Any] = {}
 
     def enable(self, options: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_gradient_checkpointing_of_transformers_gives_the_same_gradient() -> Non
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="mixed_precision"):
-        AccelerateStrategy("cpu", mixed_precision="fp16")  # type: ignore[arg-type]
+        AccelerateStrategy("cpu", mixed_precision="fp16")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(ConfigError, match=r"pip install 'accelerate>="):
         AccelerateStrategy("cpu", mixed_precision="bf16").prepare(PlainActor())

@@ -15,8 +15,7 @@ OF_REDIS = {*IN_MAY, "66373", "81934"}
 
 def found(kind: str, version: str) -> tuple[str, set[str], str]:
     """Return code, faults and advice; "" where there is no finding."""
-    name = f"{kind}_version"
-    for finding in server_fixes.find(ServerState("h:1", kind), {name: version}):
+    for finding in server_fixes.find(ServerState("h:1", kind, version)):
         numbers = set(re.findall(r"CVE-2026-(\d+)", finding.summary))
         return finding.code, numbers, finding.summary.rpartition("upgrade to ")[2]
     return "", set(), ""
@@ -52,7 +51,7 @@ def test_versions_that_distributions_patch(
     kind: str, version: str, faults: set[str], advice: str
 ) -> None:
     assert found(kind, version) == ("unknown-security-fixes", faults, advice)
-    [finding] = server_fixes.find(ServerState("h:1", kind), {f"{kind}_version": version})
+    [finding] = server_fixes.find(ServerState("h:1", kind, version))
     assert "check that your distribution's update is in" in finding.summary
 
 

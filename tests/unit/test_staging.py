@@ -66,7 +66,6 @@ def _until_it_writes(program: str, path: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "writes\n"
     return process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -9,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from redrb import ConfigError
-from redrb.connection.deadline import ending_within, left_s, most_s, within
-from redrb.connection.stop_time import StopTime
-from redrb.runtime.stopping import StopRequest, checked_stop_seconds
+from redrb.connection.deadline import Deadline, here
+from redrb.connection.stop import Stop
+from redrb.runtime.stopping import checked_stop_seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The time that a `StopTime` sees, which a test moves on."""
+    """The time that a `Stop` sees, which a test moves on."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     yield now
@@ -24,10 +25,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 def test_only_time_on_redis_after_the_signal_counts(clock: list[float]) -> None:
-    stop = StopTime(10.0)
+    stop = Stop(10.0)
     stop.enter()
     clock[0] += 50
-    assert stop.left_s is None
+    assert stop.left_s == math.inf
     stop.begin()
     clock[0] += 4
     stop.begin()
@@ -37,54 +38,44 @@ def test_only_time_on_redis_after_the_signal_counts(clock: list[float]) -> None:
     assert stop.left_s == 6.0
     stop.enter()
     clock[0] += 7
-    assert stop.over
+    assert not stop.left_s
     stop.leave()
     assert stop.left_s == 0.0
 
 
 def test_a_deadline_is_no_later_than_the_time_to_end() -> None:
-    stop = StopTime(30.0)
-    with ending_within(stop), ending_within(stop):
-        assert left_s() is None
-        assert most_s(7.0) == 7.0
-        with within(60.0):
-            assert 30 < (left_s() or 0) <= 60
+    stop = Stop(30.0)
+    with Deadline(budget=stop), Deadline(budget=stop):
+        assert here().left_s == math.inf
+        with Deadline(at_most=60.0):
+            assert 30 < here().left_s <= 60
             stop.begin()
-            assert 1 < (left_s() or 0) <= 30
-            with within(1.0):
-                assert most_s(7.0) <= 1.0
-    assert left_s() is None
+            assert 1 < here().left_s <= 30
+            with Deadline(at_most=1.0):
+                assert here().left_s <= 1.0
+    assert here().left_s == math.inf
     assert all(thread.name != "redrb-stop" for thread in threading.enumerate())
 
 
 def test_what_is_under_way_is_interrupted_when_the_time_is_up() -> None:
-    stop, interrupted = StopTime(0.2), threading.Event()
-    with ending_within(stop), within(60.0):
+    stop, interrupted = Stop(0.2), threading.Event()
+    with Deadline(budget=stop), Deadline(at_most=60.0):
         stop.interrupts.add(interrupted.set)
         stop.begin()
         began = time.monotonic()
         assert interrupted.wait(10)
         assert time.monotonic() - began >= 0.1
-        assert stop.over
+        assert not stop.left_s
 
 
 def test_other_threads_have_all_their_time() -> None:
-    stop, seen = StopTime(0.0), list[float | None]()
-    with ending_within(stop):
+    stop, seen = Stop(0.0), list[float]()
+    with Deadline(budget=stop):
         stop.begin()
-        thread = threading.Thread(target=lambda: seen.append(left_s()))
+        thread = threading.Thread(target=lambda: seen.append(here().left_s))
         thread.start()
         thread.join(10)
-    assert seen == [None]
-
-
-def test_a_postponed_request_shares_the_time_and_is_not_asked() -> None:
-    request = StopRequest(3.0)
-    never = request.postponed()
-    request.ask("SIGTERM")
-    request.time.begin()
-    assert not never
-    assert never.time.left_s == 3.0
+    assert seen == [math.inf]
 
 
 @pytest.mark.parametrize("seconds", [-1, float("inf"), 1e12, "20", None])

@@ -113,8 +113,8 @@ def test_put_many_wants_lists_of_lists(stream: ExperienceStream, groups: Any) ->
 
 
 def test_samples_may_come_from_any_iterable(stream: ExperienceStream) -> None:
-    stream.put(numbered(n) for n in range(2))  # type: ignore[arg-type]
-    stream.put_many((numbered(n),) for n in range(3))  # type: ignore[arg-type]
+    stream.put(numbered(n) for n in range(2))
+    stream.put_many((numbered(n),) for n in range(3))
     assert len(stream) == 4
 
 
@@ -158,13 +158,13 @@ def test_a_tag_that_the_task_does_not_declare_is_refused(stream: ExperienceStrea
 
 
 def test_options_may_be_numpys_and_torchs(stream: ExperienceStream) -> None:
-    stream.put(numbered(1), policy_version=np.int64(3), priority=np.float32(2))  # type: ignore[arg-type]
-    ids = stream.put(numbered(2), priority=torch.tensor(3.0), status="completed")  # type: ignore[arg-type]
-    assert stream.update_priority(np.array(ids), torch.tensor([1.0])) == 1  # type: ignore[arg-type]
-    lease = stream.take(np.int64(2), timeout=0)  # type: ignore[arg-type]
+    stream.put(numbered(1), policy_version=np.int64(3), priority=np.float32(2))
+    ids = stream.put(numbered(2), priority=torch.tensor(3.0), status="completed")
+    assert stream.update_priority(np.array(ids), torch.tensor([1.0])) == 1
+    lease = stream.take(np.int64(2), timeout=0)
     assert numbers(lease) == [1, 2]
     assert lease.policy_versions == [3, None]
-    lease.ack(np.array(ids))  # type: ignore[arg-type]
+    lease.ack(np.array(ids))
     assert len(lease) == 1
 
 
@@ -175,7 +175,7 @@ def test_a_status_may_be_given_by_its_name(stream: ExperienceStream) -> None:
     with stream.take(1, status="failed", timeout=0) as lease:
         assert lease.ids == (first,)
     with pytest.raises(ConfigError, match="current_version"):
-        stream.expire(1.5, statuses="aborted")  # type: ignore[arg-type]
+        stream.expire(1.5, statuses="aborted")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_status_may_be_given_by_its_name(stream: ExperienceStream) -> None:
 def test_counts_are_ints(stream: ExperienceStream, count: Any, least: Any) -> None:
     for take in (stream.take, stream.leases):
         with pytest.raises(ConfigError, match="1 <= at_least <= count"):
-            take(count, at_least=least, timeout=0)  # type: ignore[operator]
+            take(count, at_least=least, timeout=0)
 
 
 @pytest.mark.parametrize("ids", [3, "12", None, [1.0], ["1"], [True], [0], [-1], {1: 2}, [None]])
@@ -216,14 +216,14 @@ def test_other_calls_check_their_arguments(stream: ExperienceStream) -> None:
     lease = stream.take(1, timeout=0)
     calls: dict[str, Callable[[], object]] = {
         "version": lambda: stream.advance(-1),
-        "current_version": lambda: stream.staleness("3"),  # type: ignore[arg-type]
-        "groups": lambda: stream.discard_expired(1.5),  # type: ignore[arg-type]
+        "current_version": lambda: stream.staleness("3"),
+        "groups": lambda: stream.discard_expired(1.5),
         "count": lambda: stream.dead_letters(-1),
-        "since": lambda: stream.history(since=5),  # type: ignore[arg-type]
-        "give a reason": lambda: lease.reject([1]),  # type: ignore[arg-type]
+        "since": lambda: stream.history(since=5),
+        "give a reason": lambda: lease.reject([1]),
         "give seconds": lambda: stream.take(1, timeout=-1),
-        "the lease before": lambda: stream.take(1, ack=3, timeout=0),  # type: ignore[arg-type]
-        "current_version=None": lambda: lease.staleness(None),  # type: ignore[arg-type]
+        "the lease before": lambda: stream.take(1, ack=3, timeout=0),
+        "current_version=None": lambda: lease.staleness(None),
     }
     for match, call in calls.items():
         with pytest.raises(ConfigError, match=match):

@@ -173,4 +173,4 @@ def test_an_unknown_argument_is_named_with_the_known_settings(
     with pytest.raises(
         ConfigError, match=r"'max_stalness'; the settings of a task are .*max_stale"
     ):
-        ExperienceStream(client, "math", partitions=partitions, max_stalness=2)  # type: ignore[call-arg]
+        ExperienceStream(client, "math", partitions=partitions, max_stalness=2)

@@ -8,15 +8,14 @@ import pytest
 
 from redrb.commands.output import show
 from redrb.commands.top.columns import Column, fitted
-from redrb.commands.top.pages import task_page
-from redrb.commands.top.picture import picture
+from redrb.commands.top.pages import picture, task_page
 from redrb.commands.top.staleness import staleness_table
 from redrb.commands.top.tables import task_table, weights_table, worker_table
 from redrb.commands.top.text import amount, line, rate, short, sparkline, wrapped
 from redrb.state.findings import connection_finding
 from redrb.state.history import History
 from redrb.state.model import Staleness, State, WorkerState
-from redrb.state.view import View
+from redrb.state.observer import View
 from redrb.stream.task.ledger import Ledger, StreamStats
 from tests.sample_state import history_of, sample_state, view_of
 
@@ -63,14 +62,13 @@ def test_versions_in_use_are_those_of_makers_that_name_the_weights() -> None:
 def test_no_figure_changes_the_columns(width: int) -> None:
     def headings(state: State) -> list[str]:
         math, history = state.tasks[1], history_of(state)
-        assert math.main is not None
         tables = (
             task_table(state.tasks, state.tasks_total, history, width),
             worker_table(math, math.name, width),
             weights_table(state, width),
             staleness_table(math.name, math.main.staleness, width),
         )
-        return [table.head.plain for table in tables]
+        return [table[0].plain for table in tables]
 
     before = sample_state()
     code, math = before.tasks
@@ -147,6 +145,6 @@ def test_a_narrow_table_uses_the_whole_width(width: int) -> None:
         Column("waits for", 13, left=True),
     )
     row = [line("a" * 30), line("1.0"), line("b" * 13)]
-    shown = fitted(columns, [row], width).rows[0].plain
+    shown = fitted(columns, [row], width)[1].plain
     assert len(shown) == width
     assert shown.endswith("b" * 13 if width >= 8 + 14 + 13 + 6 else "…")

@@ -12,7 +12,7 @@ import pytest
 
 from redrb.commands import top
 from redrb.state.history import History
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import sample_state
 
 
@@ -38,7 +38,7 @@ def printed(observer: Observer, *words: str) -> None:
     if words:
         options.once, options.watch = False, float(words[-1])
     client: Any = argparse.Namespace(where="there")
-    top._print(observer, client, options)  # type: ignore[arg-type]
+    top._print(observer, client, options)
 
 
 def view_without_rates(number: int, *missing: str) -> View:

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from redrb.commands.top.app import Top
 from redrb.state.history import History
 from redrb.state.model import State
-from redrb.state.view import View
+from redrb.state.observer import View
 from tests.sample_state import history_of, sample_state, view_of
 from tests.unit.test_top_picture import HOSTILE
 
@@ -39,7 +39,7 @@ class Observer:
 
 
 def top(view: View, **options: Any) -> Top:
-    return Top(Observer(view), options.pop("where", WHERE), **options)  # type: ignore[arg-type]
+    return Top(Observer(view), options.pop("where", WHERE), **options)
 
 
 def shown(pilot: Pilot[Any]) -> list[str]:
@@ -106,8 +106,14 @@ def hostile_state() -> State:
     return replace(state, namespace=HOSTILE, tasks=tasks, weights=weights, servers=servers * 3)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (20, 3), (1, 1)])
-@pytest.mark.parametrize("view", [view_of(hostile_state()), view_of(None, error=HOSTILE)])
+@pytest.mark.parametrize(
+    ("view", "size"),
+    [
+        (view_of(hostile_state()), (80, 24)),
+        (view_of(hostile_state()), (20, 3)),
+        (view_of(None, error=HOSTILE), (1, 1)),
+    ],
+)
 def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]) -> None:
     async def visit(pilot: Pilot[Any]) -> None:
         for key in ("enter", "escape", "tab", "enter", "escape", "tab", "enter", "question_mark"):
@@ -115,29 +121,6 @@ def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]
             assert all(line.isprintable() for line in shown(pilot))
 
     run(top(view, where=HOSTILE), visit, size)
-
-
-def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
-    async def look(pilot: Pilot[Any]) -> None:
-        await drawn(pilot)
-        text = "\n".join(shown(pilot))
-        for part in (
-            "figures are 0.4 s old",
-            "512.0 MB of 1.0 GB (51%)",
-            "code            1.5      0.0      800",
-            "math            6.4      6.2      511",
-            "32/640",
-            "room 4.5 s",
-            "31, 11 behind",
-            "dead    40, 2 behind",
-            "2 makers: 42, 1 maker: 31",
-            "4 warnings, 1 info",
-            "do: redrb dead ls math",
-            "q end",
-        ):
-            assert part in text
-
-    run(top(view_of(sample_state())), look)
 
 
 def test_keys_select_rows_and_open_pages() -> None:
@@ -207,24 +190,10 @@ def test_a_row_stays_selected_when_others_come_and_go() -> None:
         assert "WORKERS of math (400)" in "\n".join(shown(pilot))
         assert "maker-148" in "\n".join(shown(pilot))
         fewer = replace(crowded, workers=many[100:])
-        app.observer.view = view_of(replace(state, tasks=(fewer, code)))  # type: ignore[attr-defined]
-        app.screen.draw()  # type: ignore[attr-defined]
+        app.observer.view = view_of(replace(state, tasks=(fewer, code)))
+        app.screen.draw()
         await pilot.press("enter")
         assert "maker-148" in "\n".join(shown(pilot))
         assert "maker of task math" in "\n".join(shown(pilot))
 
     run(app, use)
-
-
-def test_a_task_that_is_gone_is_named() -> None:
-    async def look(pilot: Pilot[Any]) -> None:
-        assert "there is no task gone now" in "\n".join(shown(pilot))
-
-    run(top(view_of(sample_state()), task="gone"), look)
-
-
-def test_an_empty_namespace_says_so() -> None:
-    async def look(pilot: Pilot[Any]) -> None:
-        assert "This namespace has no tasks" in "\n".join(shown(pilot))
-
-    run(top(View(State("lab", "localhost:6379/0", 0.0), 1)), look)

@@ -19,7 +19,7 @@ from redrb.weights.wire.delta import Bytes, Run, largest_encoding
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.delta_encoding import encode_block
 
-quick = settings(deadline=None, derandomize=True, max_examples=300)
+quick = settings(deadline=None, derandomize=True, max_examples=100)
 WIDTHS = (1, 2, 4, 8)
 DENSE = 0xFFFF_FFFF
 DOC_RUNS = (Run(0, 1024, 2), Run(1024, 16, 4))
@@ -77,8 +77,8 @@ def change(width: int, items: int, places: Sequence[int], by: int | None = 1) ->
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.3, 0.49, 0.51, 0.9, 1.0])
-@pytest.mark.parametrize("items", [1, 7, 8, 9, 1000, 70_001, 600_000])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.49, 0.51, 1.0])
+@pytest.mark.parametrize("items", [1, 8, 9, 70_001, 300_000])
 def test_every_width_and_share(width: int, share: float, items: int) -> None:
     rng = np.random.default_rng(items)
     base = random_block(items * width)

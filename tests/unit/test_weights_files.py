@@ -93,7 +93,7 @@ def test_metadata_that_reads_as_a_tie_is_refused(path: Path) -> None:
     state = Tied().state_dict()
     for metadata in ({"read.weight": "x"}, {"author": "embed.weight"}, {"step": 12}):
         with pytest.raises(ConfigError, match="metadata"):
-            save_safetensors(path, state, metadata=metadata)  # type: ignore[arg-type]
+            save_safetensors(path, state, metadata=metadata)
     assert not path.exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from redrb import forks
 from redrb.weights.host import locks
 from redrb.weights.host.versions import HostVersions
 
@@ -221,7 +222,7 @@ def test_a_waiter_wakes_even_if_the_next_one_locks_at_once(tmp_path):
 
 def watchers(path):
     """How many descriptors of this process are at `path`; none of them in passing."""
-    with locks._process.guard:
+    with forks.guard:
         descriptors = list(Path("/proc/self/fd").iterdir())
         return sum(at.exists() and at.samefile(path) for at in descriptors)
 

@@ -145,7 +145,7 @@ def test_without_declared_tags_the_error_says_how_to_declare_some() -> None:
         parse_where({"scores": 1}, [])
 
 
-@pytest.mark.parametrize("operator", ["gt", "gte", "lt", "lte"])
+@pytest.mark.parametrize("operator", ["gt", "lte"])
 @pytest.mark.parametrize("operand", ["math", [1], {"$gt": 1}, None, math.nan, 2**53 + 1, {1}, b"1"])
 def test_comparisons_want_a_number(operator: str, operand: Any) -> None:
     for where in ({f"scores_{operator}": operand}, {"scores": {f"${operator}": operand}}):

@@ -37,7 +37,6 @@ def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signal
         "    threading.Event().wait()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(20) == 0

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import Commands, add_command
+from redrb.commands.arguments import Commands, add_command, add_flag
 from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
     from redrb.launch.run import Show
     from redrb.state.history import History
-    from redrb.state.observer import Observer
-    from redrb.state.view import View
+    from redrb.state.observer import Observer, View
 
 _TEXT = (
     "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
@@ -47,7 +46,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "task", metavar="TASK", nargs="?", default="", help="the task that is selected first"
     )
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    add_flag(parser, "--once", "print one picture and end")
     add_watch(parser, default_s=_EVERY_S, repeats=False)
 
 
@@ -107,7 +106,7 @@ def _print_pictures(options: argparse.Namespace) -> int:
     except StoreUnavailable as error:
         from redrb.state.findings import connection_finding
         from redrb.state.history import History
-        from redrb.state.view import View
+        from redrb.state.observer import View
 
         where = error.where or "Redis"
         url = options.url or environment.variable(environment.URL)
@@ -169,7 +168,7 @@ def _show(view: View, history: History, options: argparse.Namespace, place: str)
     from dataclasses import asdict
 
     from redrb.commands.output import show
-    from redrb.commands.top.picture import picture
+    from redrb.commands.top.pages import picture
 
     lines = picture(view, history, options.task, place)
     show(asdict(view), (each.plain.rstrip() for each in lines), as_json=options.json)

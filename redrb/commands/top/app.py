@@ -17,15 +17,12 @@ from textual.widgets import Footer, OptionList, Static
 
 from redrb.commands.top.findings import finding_lines, finding_page, findings_head
 from redrb.commands.top.heading import heading
-from redrb.commands.top.pages import help_page, task_page, worker_page
-from redrb.commands.top.picture import NOTHING, chosen_task
+from redrb.commands.top.pages import NOTHING, chosen_task, help_page, task_page, worker_page
 from redrb.commands.top.staleness import staleness_table
 from redrb.commands.top.tables import task_table, weights_table, worker_table
 from redrb.commands.top.text import HEAD, line
-from redrb.state.finding import Finding
-from redrb.state.model import State
-from redrb.state.observer import Observer
-from redrb.state.view import View
+from redrb.state.model import Finding, State
+from redrb.state.observer import Observer, View
 
 _DRAW_S = 0.5
 """Seconds between two pictures."""
@@ -70,11 +67,7 @@ class Rows(OptionList):
 
 
 class Section(Vertical):
-    """A heading, and rows that scroll if there is no room for all.
-
-    Attributes:
-        rows: The rows.
-    """
+    """A heading, and rows that scroll if there is no room for all."""
 
     def __init__(self) -> None:
         """Make a section without rows."""
@@ -86,10 +79,9 @@ class Section(Vertical):
         yield self._head
         yield self.rows
 
-    def fill(
-        self, head: Text, rows: Sequence[Text], names: Sequence[str], chosen: str = ""
-    ) -> None:
+    def fill(self, lines: Sequence[Text], names: Sequence[str], chosen: str = "") -> None:
         """Show heading and rows, and select the row of this name, or the one as before."""
+        head, *rows = lines
         self._head.update(head)
         self.rows.fill(rows, names, chosen or self.rows.chosen)
         self.styles.max_height = 1 + sum(1 + row.plain.count("\n") for row in rows)
@@ -157,8 +149,10 @@ class Overview(Picture):
     def draw_below(self, view: View, size: Size) -> None:
         """Show the sections for which the view has something."""
         self._findings.fill(
-            findings_head(view.findings),
-            [_joined(finding_lines(finding, size.width)) for finding in view.findings],
+            [
+                findings_head(view.findings),
+                *(_joined(finding_lines(finding, size.width)) for finding in view.findings),
+            ],
             [_name(finding) for finding in view.findings],
         )
         state = view.state
@@ -174,16 +168,14 @@ class Overview(Picture):
         task = chosen_task(state, self.app.selected)
         name = self.app.selected or (task.name if task else "")
         table = task_table(state.tasks, state.tasks_total, self.app.observer.history, width)
-        self._tasks.fill(table.head, table.rows, [each.name for each in state.tasks], name)
+        self._tasks.fill(table, [each.name for each in state.tasks], name)
         table = worker_table(task, name, width)
         workers = [each.name for each in task.workers] if task else []
-        self._workers.fill(table.head, table.rows, workers)
+        self._workers.fill(table, workers)
         if state.weights:
-            table = weights_table(state, width)
-            _show(self._weights, [table.head, *table.rows])
+            _show(self._weights, weights_table(state, width))
         if task is not None and task.main is not None:
-            table = staleness_table(name, task.main.staleness, width)
-            _show(self._staleness, [table.head, *table.rows])
+            _show(self._staleness, staleness_table(name, task.main.staleness, width))
 
     def _share(self, height: int) -> None:
         """Part the sections by empty lines, and show staleness, if there is room for it."""
@@ -272,8 +264,6 @@ class Top(App[int]):
     """The live screen.
 
     Attributes:
-        observer: Has the views.
-        where: Namespace and Redis.
         selected: Name of the selected task; "": the first with workers.
     """
 

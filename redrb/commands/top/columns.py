@@ -19,11 +19,9 @@ class Column:
     """One column.
 
     Attributes:
-        name: Its heading.
         width: Its width on a terminal. Where the terminal is wider than all columns, the first one
             grows; then the last one, if its cells begin at the left.
         importance: Columns with a larger number are left out first; 0: it always stays.
-        left: Whether its cells begin at the left; others end at the right.
     """
 
     name: str
@@ -32,41 +30,24 @@ class Column:
     left: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
-    """The lines of a table.
+def fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int | None
+) -> list[Text]:
+    """Return the lines of a table, headings first, of at most `width` columns of the terminal.
 
-    Attributes:
-        head: The line of headings.
-        rows: A line for each row.
+    The first column stands for the row; without `width` it is as wide as the table is.
     """
-
-    head: Text
-    rows: list[Text]
-
-
-def fitted(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int | None) -> Table:
-    """Return a table of at most `width` columns of the terminal.
-
-    Args:
-        columns: Its columns; the first one stands for the row.
-        rows: Cells of each row.
-        width: Columns of the terminal; None: as wide as the table is.
-    """
-    needs = [_need(column, rows, number) for number, column in enumerate(columns)]
+    needs = [
+        max([line(column.name).cell_len, *(row[number].cell_len for row in rows)])
+        for number, column in enumerate(columns)
+    ]
     if width is None:
         shown, widths = [*range(len(columns))], dict(enumerate(needs))
     else:
         shown = _within(columns, width)
         widths = _spread(columns, shown, needs, width)
     heads = [line((columns[number].name, HEAD)) for number in range(len(columns))]
-    head, *lines = (_joined(columns, shown, widths, row) for row in [heads, *rows])
-    return Table(head, lines)
-
-
-def _need(column: Column, rows: Sequence[Sequence[Text]], number: int) -> int:
-    """Return the width that a column needs to show all of its cells."""
-    return max([line(column.name).cell_len, *(row[number].cell_len for row in rows)])
+    return [_joined(columns, shown, widths, row) for row in [heads, *rows]]
 
 
 def _within(columns: Sequence[Column], width: int) -> list[int]:

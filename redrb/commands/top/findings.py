@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from redrb.commands.top.text import BAD, GOOD, HEAD, NOTE, WARN, line, wrapped
-from redrb.state.finding import SEVERITIES, Finding, Severity
+from redrb.state.model import SEVERITIES, Finding, Severity
 
 STYLES: dict[Severity, str] = {"critical": BAD, "warning": WARN, "info": NOTE}
 _WIDE = 100

@@ -9,7 +9,7 @@ from rich.text import Text
 from redrb.commands.output import age, size
 from redrb.commands.top.text import BAD, DIM, GOOD, HEAD, WARN, amount, line, time_of
 from redrb.state.model import ServerState
-from redrb.state.view import View
+from redrb.state.observer import View
 
 _OLD_S = 3.0
 """Age of figures from which on they are shown as old."""
@@ -19,13 +19,7 @@ _SERVERS = 4
 
 
 def heading(view: View, where: str, width: int | None) -> list[Text]:
-    """Return the lines: title with the age of the figures, a failed look, the servers.
-
-    Args:
-        view: The newest view.
-        where: Namespace and Redis, for a view without a state.
-        width: Columns of the terminal; None: no limit.
-    """
+    """Return the lines: title with the age of the figures, a failed look, the servers."""
     state = view.state
     title = line(("redrb top  ", HEAD), where)
     if state is None:

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from redrb.commands.top.app import Top
 from redrb.commands.top.text import line
-from redrb.state.observer import Observer
-from redrb.state.view import View
+from redrb.state.observer import Observer, View
 
 
 class JobScreen(Top):
@@ -21,14 +20,7 @@ class JobScreen(Top):
     def __init__(
         self, observer: Observer, where: str, task: str, said: Callable[[], Sequence[str]]
     ) -> None:
-        """Make the screen.
-
-        Args:
-            observer: Has the views.
-            where: Namespace and Redis.
-            task: The job's task.
-            said: Returns the newest lines of the run.
-        """
+        """Make the screen."""
         super().__init__(observer, where, task=task)
         self._said = said
 

@@ -1,4 +1,4 @@
-"""The pages of one task and of one worker, and the help."""
+"""The pages of one task and of one worker, the help, and the picture that is printed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from rich.text import Text
 
 from redrb.commands.output import age, counted, size
 from redrb.commands.top.columns import Column, fitted
+from redrb.commands.top.findings import finding_lines, findings_head
+from redrb.commands.top.heading import heading
 from redrb.commands.top.staleness import staleness_bars, staleness_table
-from redrb.commands.top.tables import LIFE, curve, weights_in_use, worker_table
+from redrb.commands.top.tables import (
+    LIFE,
+    curve,
+    task_table,
+    weights_in_use,
+    weights_table,
+    worker_table,
+)
 from redrb.commands.top.text import DIM, HEAD, NOTE, amount, line, rate, sparkline, time_of, wrapped
 from redrb.state.history import History
-from redrb.state.model import ConsumerGroupState, TaskState, WorkerState
+from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+from redrb.state.observer import View
 
 _CURVES = {
     "put": "put/s",
@@ -87,19 +97,17 @@ def task_page(task: TaskState | None, name: str, history: History, width: int | 
     }
     lines += [*_facts(facts), line()]
     if len(task.groups) > 1:
-        table = fitted(_GROUP_COLUMNS, [_group_row(each) for each in task.groups], width)
-        lines += [table.head, *table.rows, line()]
-    table = staleness_table(task.name, task.main.staleness, width)
-    lines += [table.head, *table.rows, line(), line(("  WAITING BY STALENESS", HEAD))]
+        rows = [_group_row(each) for each in task.groups]
+        lines += [*fitted(_GROUP_COLUMNS, rows, width), line()]
+    lines += [*staleness_table(task.name, task.main.staleness, width), line()]
+    lines.append(line(("  WAITING BY STALENESS", HEAD)))
     lines += [*staleness_bars(task.main.staleness.waiting, _BARS), line()]
     lines += [
         line(("  SETTINGS", HEAD)),
         *(_facts(task.settings) or [line(("  none", DIM))]),
         line(),
     ]
-    table = worker_table(task, task.name, width)
-    lines += [table.head, *table.rows]
-    return lines
+    return [*lines, *worker_table(task, task.name, width)]
 
 
 def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text]:
@@ -191,3 +199,35 @@ def _facts(facts: Mapping[str, str | Text]) -> list[Text]:
         for name, fact in facts.items()
         if (fact.plain if isinstance(fact, Text) else fact)
     ]
+
+
+NOTHING = "This namespace has no tasks and no weights; --namespace names another one."
+
+
+def chosen_task(state: State, name: str) -> TaskState | None:
+    """Return the task of a name, or without a name the first with workers; None if it is gone."""
+    if name:
+        return state.task(name)
+    return next((task for task in state.tasks if task.workers), next(iter(state.tasks), None))
+
+
+def picture(view: View, history: History, task: str, where: str) -> list[Text]:
+    """Return the lines of a picture.
+
+    `task` is the only one whose workers are shown; "": those of all.
+    """
+    blocks = [heading(view, where, None)]
+    chosen = None
+    if view.state is not None:
+        state, chosen = view.state, chosen_task(view.state, task)
+        shown = [state.task(task)] if task else [each for each in state.tasks if each.workers]
+        tables = [task_table(state.tasks, state.tasks_total, history, None)]
+        tables += [worker_table(each, task or (each.name if each else ""), None) for each in shown]
+        if state.weights:
+            tables.append(weights_table(state, None))
+        blocks += tables if state.tasks or state.weights else [[line(NOTHING)]]
+    findings = [each for finding in view.findings for each in finding_lines(finding, None)]
+    blocks.append([findings_head(view.findings), *findings])
+    if chosen is not None and chosen.main is not None:
+        blocks.append(staleness_table(chosen.name, chosen.main.staleness, None))
+    return [each for block in blocks for each in (*block, line())][:-1]

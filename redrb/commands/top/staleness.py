@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from redrb.commands.top.columns import Column, Table, fitted
+from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.text import DIM, NOTE, amount, bar, line
 from redrb.state.histogram import Histogram, bucket_names
 from redrb.state.model import Staleness
 
 
-def staleness_table(name: str, staleness: Staleness, width: int | None) -> Table:
+def staleness_table(name: str, staleness: Staleness, width: int | None) -> list[Text]:
     """Return the histograms of a consumer group: waiting, leased, and taken groups."""
     histograms = {
         "waiting": staleness.waiting,

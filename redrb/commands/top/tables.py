@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from redrb.commands.output import age, size
-from redrb.commands.top.columns import Column, Table, fitted
+from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.text import (
     BAD,
     DIM,
@@ -38,7 +38,7 @@ LIFE = {"live": GOOD, "silent": WARN, "dead": BAD, "ended": DIM}
 
 def task_table(
     tasks: Sequence[TaskState], total: int, history: History, width: int | None
-) -> Table:
+) -> list[Text]:
     """Return the table of tasks."""
     curve = _CURVES[width is None or width >= _NARROW]
     columns = (
@@ -96,14 +96,8 @@ def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
     ]
 
 
-def worker_table(task: TaskState | None, name: str, width: int | None) -> Table:
-    """Return the table of the workers of a task.
-
-    Args:
-        task: The task; None if it is not there.
-        name: Its name; "" if no task is selected.
-        width: Columns of the terminal; None: no limit.
-    """
+def worker_table(task: TaskState | None, name: str, width: int | None) -> list[Text]:
+    """Return the table of the workers of a task."""
     workers = task.workers if task else ()
     total = task.workers_total if task else 0
     columns = (
@@ -126,7 +120,7 @@ def worker_table(task: TaskState | None, name: str, width: int | None) -> Table:
     if workers or not name:
         return table
     why = "no worker has announced itself" if task else f"there is no task {name} now"
-    return Table(table.head, [line((f"  {why}", DIM))])
+    return [*table, line((f"  {why}", DIM))]
 
 
 def _worker_row(worker: WorkerState) -> list[Text]:
@@ -159,7 +153,7 @@ def weights_in_use(worker: WorkerState) -> Text:
     return line(f"{worker.weight_version}, ", (f"{worker.behind} behind", WARN))
 
 
-def weights_table(state: State, width: int | None) -> Table:
+def weights_table(state: State, width: int | None) -> list[Text]:
     """Return the table of published weights."""
     columns = (
         Column(f"WEIGHTS ({len(state.weights):,})", 13, left=True),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
-from redrb.state.model import State, TaskState
+from redrb.state.model import Finding, FindingKind, State, TaskState
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
 UNBALANCED_LEDGER = FindingKind(
@@ -35,7 +34,6 @@ DEAD_LETTERS = FindingKind(
     "They are not trained until they are requeued. Look at them, and mend what failed; then redrb "
     "dead requeue lets them wait again, and redrb dead drop deletes them.",
 )
-KINDS = (UNBALANCED_LEDGER, GROWING_DEAD_LETTERS, FULL_DEAD_LETTERS, DEAD_LETTERS)
 
 
 def find(state: State) -> Iterator[Finding]:

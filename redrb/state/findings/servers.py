@@ -1,4 +1,4 @@
-"""Findings about servers: memory, eviction, failed saves, load, version."""
+"""Findings about servers: away, memory, eviction, failed saves, load, version, damaged data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 from redrb.connection.server_program import OLDEST_SERVER
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState, State
+from redrb.state.findings.wording import server_command, url_command
+from redrb.state.model import Finding, FindingKind, ServerState, State
 
 NEAR_LIMIT = 0.8
 AT_LIMIT = 0.95
@@ -56,23 +55,46 @@ WOULD_EVICT_KEYS = FindingKind(
     "The server has no memory limit now. Once it gets one, it deletes keys by its "
     "maxmemory-policy, also groups that nobody has trained.",
 )
-KINDS = (
-    EVICTS_KEYS,
-    MEMORY_FULL,
-    FAILED_SAVE,
-    OLD_SERVER,
-    MEMORY_NEAR_LIMIT,
-    BUSY_SERVER,
-    WOULD_EVICT_KEYS,
+CONNECTION = FindingKind(
+    "connection",
+    "critical",
+    "Redis has stopped, is overloaded, or cannot be reached from this machine; or the URL or the "
+    "password is wrong. Makers and trainers wait until Redis is back, for as long as their retries "
+    "allow.",
+)
+FAILED_CHECK = FindingKind(
+    "failed-check",
+    "critical",
+    "A key of redrb has another type or content than it should have: another program changed it. "
+    "CLIENT LIST shows which programs are connected. If you have a file of `redrb save`, restore "
+    "the task from it.",
 )
 
 
 def find(state: State) -> Iterator[Finding]:
-    """Yield the findings about servers."""
+    """Yield the findings about servers, and about tasks and weights whose data is damaged."""
+    words = ("CLIENT", "LIST")
+    command = (
+        server_command(state.servers[0], *words)
+        if state.servers
+        else url_command(state.url, state.where, *words)
+    )
+    for kind, named in (("task", state.tasks), ("weights", state.weights)):
+        for each in named:
+            if each.damage:
+                yield FAILED_CHECK.found(f"{kind} {each.name}", each.damage, command)
     for server in state.servers:
         yield from _memory(server)
-        yield from _eviction(server)
         yield from _health(server)
+
+
+def connection_finding(where: str, error: str, url: str | None = None) -> Finding:
+    """Return the finding of a look that failed.
+
+    `url` has user and TLS for the command; without it `where`, which has no password, is enough.
+    """
+    command = url_command(url, where, "PING")
+    return CONNECTION.found("server", f"{where} could not be read: {error}", command)
 
 
 def _memory(server: ServerState) -> Iterator[Finding]:
@@ -87,7 +109,7 @@ def _memory(server: ServerState) -> Iterator[Finding]:
         )
 
 
-def _eviction(server: ServerState) -> Iterator[Finding]:
+def _health(server: ServerState) -> Iterator[Finding]:
     if server.maxmemory_policy not in ("", "noeviction"):
         kind = EVICTS_KEYS if server.maxmemory > 0 else WOULD_EVICT_KEYS
         yield kind.found(
@@ -95,9 +117,6 @@ def _eviction(server: ServerState) -> Iterator[Finding]:
             f"maxmemory-policy is {server.maxmemory_policy}.",
             server_command(server, "CONFIG", "SET", "maxmemory-policy", "noeviction"),
         )
-
-
-def _health(server: ServerState) -> Iterator[Finding]:
     if not server.last_save_ok:
         text = "The last snapshot, or the last write of the append-only file, failed."
         yield FAILED_SAVE.found(

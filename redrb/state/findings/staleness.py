@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
-from redrb.state.model import State, TaskState
+from redrb.state.model import Finding, FindingKind, State, TaskState
 from redrb.stream.task.settings import NO_BOUND
 
 EXPIRED_SHARE = 0.05
@@ -37,7 +36,6 @@ UNKNOWN_STALENESS = FindingKind(
     "The groups were put without policy_version, or nobody has published weights that the task "
     "follows. max_staleness has no effect on these groups.",
 )
-KINDS = (EXPIRING_GROUPS, ABOVE_BOUND, AT_BOUND, UNKNOWN_STALENESS)
 
 
 def find(state: State) -> Iterator[Finding]:

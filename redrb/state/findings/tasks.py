@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
     command_line,
     counted,
@@ -16,7 +15,14 @@ from redrb.state.findings.wording import (
     worker_command,
 )
 from redrb.state.findings.workers import hanging
-from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+from redrb.state.model import (
+    ConsumerGroupState,
+    Finding,
+    FindingKind,
+    State,
+    TaskState,
+    WorkerState,
+)
 from redrb.state.reader import MOST_NAMES
 
 LONG_WITHOUT_MAKER_S = 5.0
@@ -69,16 +75,6 @@ UNREAD_TASKS = FindingKind(
     "unread-tasks",
     "info",
     "The namespace has more tasks than one look reads. Their troubles are not shown.",
-)
-KINDS = (
-    STARVED_TRAINER,
-    BLOCKED_MAKERS,
-    SLOW_MAKERS,
-    NOBODY_TAKES,
-    FULL_TASK,
-    IDLE_TASK,
-    UNREADABLE_TASK,
-    UNREAD_TASKS,
 )
 
 
@@ -194,7 +190,10 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
                 subject_of(task), summary, _taking_command(state, task, task.main)
             )
     elif puts and not hanging(task):
-        yield FULL_TASK.found(subject_of(task), summary, _room_command(state, task))
+        limits = {name: number_of(task, name) for name in ("limit", "max_bytes")}
+        larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)
+        words = ("set", task.name, larger) if larger else ("stats", task.name)
+        yield FULL_TASK.found(subject_of(task), summary, redrb_command(state, *words))
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
@@ -213,12 +212,3 @@ def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) ->
     if group.name == GROUP_OF_TRAINERS:
         return worker_command(state, task, "trainer")
     return redrb_command(state, "stats", task.name, f"--group={group.name}")
-
-
-def _room_command(state: State, task: TaskState) -> str:
-    """Return the command that doubles the task's limit; the server's memory may be the limit."""
-    for setting in ("limit", "max_bytes"):
-        limit = number_of(task, setting)
-        if limit:
-            return redrb_command(state, "set", task.name, f"{setting}={2 * limit}")
-    return redrb_command(state, "stats", task.name)

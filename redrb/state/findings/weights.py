@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import command_line, counted, redrb_command, seconds
-from redrb.state.model import State, WeightsState
+from redrb.state.model import Finding, FindingKind, State
 
 LONG_UNUSED_S = 86_400.0
 
@@ -27,7 +26,6 @@ UNREADABLE_WEIGHTS = FindingKind(
     "info",
     "This user of Redis has no right to read the weights.",
 )
-KINDS = (EXPIRED_PINS, UNUSED_WEIGHTS, UNREADABLE_WEIGHTS)
 
 
 def find(state: State) -> Iterator[Finding]:
@@ -46,7 +44,8 @@ def find(state: State) -> Iterator[Finding]:
         if weights.expired_pins:
             text = f"{counted(weights.expired_pins, 'pin')} of readers that died."
             yield EXPIRED_PINS.found(subject, text, redrb_command(state, "doctor", "--repair"))
-        if unused and _is_old(weights):
+        old = weights.version > 0 and weights.pins == 0 and weights.age_s >= LONG_UNUSED_S
+        if unused and old:
             yield UNUSED_WEIGHTS.found(
                 subject,
                 f"{counted(weights.versions, 'version')} with "
@@ -54,7 +53,3 @@ def find(state: State) -> Iterator[Finding]:
                 f"{seconds(weights.age_s)} ago.",
                 redrb_command(state, "weights", "rm", weights.name),
             )
-
-
-def _is_old(weights: WeightsState) -> bool:
-    return weights.version > 0 and weights.pins == 0 and weights.age_s >= LONG_UNUSED_S

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.finding import Finding, FindingKind
-from redrb.state.model import Role, ServerState, State, TaskState, WorkerState
+from redrb.state.model import Finding, FindingKind, Role, ServerState, State, TaskState, WorkerState
 
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
@@ -29,10 +28,7 @@ def worker_command(state: State, task: TaskState, role: Role) -> str:
 def command_line(words: Sequence[str], *, namespace: str, url: str = "") -> str:
     """Return a command for a namespace.
 
-    Args:
-        words: The command and its arguments.
-        namespace: The namespace.
-        url: Value of `--url`; "": the command reads REDRB_URL.
+    Without `url` the command reads REDRB_URL.
     """
     options = () if namespace == "default" else ("--namespace", namespace)
     return shlex.join((*words, *options, *(("--url", url) if url else ())))
@@ -77,6 +73,18 @@ def seconds(amount: float) -> str:
     return f"{amount / 60:.0f} min" if amount < 6000 else f"{amount / 3600:.1f} h"
 
 
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """Return names with commas between, and the number of those that are too many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def shown(text: str, *, longest: int = 60) -> str:
+    """Return a name, or another text, that is safe to print, and not too long."""
+    safe = text if text.isascii() and text.isprintable() else ascii(text)
+    return safe if len(safe) <= longest else f"{safe[:longest]}..."
+
+
 def subject_of(task: TaskState) -> str:
     """Return the subject of a task's findings."""
     return f"task {task.name}"
@@ -105,6 +113,6 @@ def of_workers(
             subject = f"{worker.role} {worker.name} of {task.name}"
             yield kind.found(subject, summary(worker), command_for(worker))
         return
-    names = ", ".join(worker.name for worker in workers[:NAMED])
-    text = f"{len(workers):,} workers: {names} and {len(workers) - NAMED:,} more. The first: "
+    names = listed([worker.name for worker in workers])
+    text = f"{len(workers):,} workers: {names}. The first: "
     yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))

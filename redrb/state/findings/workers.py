@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
     counted,
     number_of,
@@ -16,7 +15,7 @@ from redrb.state.findings.wording import (
     seconds,
     worker_command,
 )
-from redrb.state.model import State, TaskState, WorkerState
+from redrb.state.model import Finding, FindingKind, State, TaskState, WorkerState
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
@@ -69,14 +68,6 @@ MIXED_REDRB = FindingKind(
     "warning",
     "An upgrade has not reached all machines. Versions may disagree on what they store.",
 )
-KINDS = (
-    DEAD_WORKER,
-    HANGING_TRAINER,
-    WAITS_FOR_WEIGHTS,
-    MAKER_BEHIND,
-    MIXED_REDRB,
-    SILENT_WORKER,
-)
 
 
 def find(state: State) -> Iterator[Finding]:
@@ -104,7 +95,11 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
-        *(SILENT_WORKER, task, silent, _silence),
+        *(SILENT_WORKER, task, silent),
+        lambda worker: (
+            f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
+            f"{seconds(worker.period_s)}."
+        ),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
     )
 
@@ -169,13 +164,6 @@ def _death(worker: WorkerState) -> str:
     held = " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
     holds = f"; it still holds {held}" if held else ""
     return f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}{holds}."
-
-
-def _silence(worker: WorkerState) -> str:
-    return (
-        f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
-        f"{seconds(worker.period_s)}."
-    )
 
 
 def _place(worker: WorkerState) -> str:

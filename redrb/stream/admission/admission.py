@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import os
 import threading
 import time
 import weakref
@@ -46,9 +45,9 @@ class Admission(RightsSource):
         self._series = series
         self._left = list(numbers)
         self._over = False
-        self._pid = os.getpid()
+        self._holder = maker.name
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _drop, maker, series, self._left, self._pid)
+        self._finalizer = weakref.finalize(self, _drop, maker, series, self._left, maker.name)
         self._finalizer.atexit = False
 
     def __enter__(self) -> Self:
@@ -114,10 +113,10 @@ class Admission(RightsSource):
 
     @property
     def _is_here(self) -> bool:
-        return self._pid == os.getpid()
+        return self._holder == self._maker.name
 
 
-def _drop(maker: Maker, series: str, left: list[int], pid: int) -> None:
+def _drop(maker: Maker, series: str, left: list[int], holder: str) -> None:
     """Return the rights of an object that is deleted without `cancel`."""
-    if left and pid == os.getpid():
+    if left and holder == maker.name:  # a forked child's maker has another name
         maker.drop(series, tuple(left))

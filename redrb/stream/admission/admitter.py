@@ -7,13 +7,12 @@ import time
 import uuid
 from typing import Protocol
 
-from redrb.connection import stopping
+from redrb.connection.deadline import here
 from redrb.errors import AdmissionRefused, AdmissionTimeout, ConfigError
 from redrb.stream.admission.admission import Admission
 from redrb.stream.admission.calls import Admit, AdmitReply
 from redrb.stream.admission.maker import Maker
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import Wait
 from redrb.stream.worker import Worker
 
 HOLD_S = 3600.0
@@ -37,7 +36,7 @@ _log = logging.getLogger("redrb")
 class Admits(Protocol):
     """Gives rights to begin groups: `Admitter`, or the refusal of a task with partitions."""
 
-    def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
+    def admit(self, count: int, least: int, hold_s: float) -> Admission:
         """Wait for rights."""
 
     @property
@@ -64,23 +63,22 @@ class Admitter:
         self._maker = Maker(task, lease_ms, worker)
         self._slice_s = min(SLICE_S, lease_ms / 3000)
 
-    def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
+    def admit(self, count: int, least: int, hold_s: float) -> Admission:
         """Wait for rights.
 
         Args:
             count: Rights.
             least: Fewest rights to accept.
-            timeout: Seconds to wait.
             hold_s: Seconds after which the task takes them back.
 
         Raises:
             As `ExperienceStream.admit`.
         """
         self._worker.puts()
-        wait, waiter = Wait(timeout), self._maker.request()
+        waiter = self._maker.request()
         try:
-            with wait.deadline(), self._worker.waiting("right"):
-                reply = self._granted(waiter, count, least, wait, round(hold_s * 1000))
+            with self._worker.waiting("right"):
+                reply = self._granted(waiter, count, least, round(hold_s * 1000))
         except (AdmissionTimeout, ConfigError):  # it was given none, and is not queued
             raise
         except BaseException:
@@ -111,45 +109,46 @@ class Admitter:
         """Return all rights that are held."""
         self._maker.close()
 
-    def _granted(self, waiter: str, count: int, least: int, wait: Wait, hold_ms: int) -> AdmitReply:
+    def _granted(self, waiter: str, count: int, least: int, hold_ms: int) -> AdmitReply:
         """Ask until rights are given."""
         while True:
-            last = wait.over
+            last = here().over
             ttl_ms = 0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000))
             admit = Admit(
                 *(waiter, count, least, ttl_ms, self._maker.lease_ms, hold_ms),
                 *(self._task.description.incarnation, uuid.uuid4().hex),
             )
-            reply = self._task.store.call(admit, retry_s=wait.retry_s)
+            reply = self._task.store.call(admit)
             if reply.outcome == "granted":
                 return reply
             if reply.outcome == "gone":
-                self._task.reopen(wait)
+                self._task.reopen(refused_here=True)
                 continue
             self._refuse(reply, least)
             if reply.more:
                 continue
             if last:
-                raise self._timeout(reply, least, wait)
-            self._log(wait, reply, least)
-            self._block(wait, waiter)
+                raise self._timeout(reply, least)
+            self._log(reply, least)
+            self._block(waiter)
 
-    def _block(self, wait: Wait, waiter: str) -> None:
+    def _block(self, waiter: str) -> None:
         """Block until the waiter is woken, or is to look again."""
-        end = time.monotonic() + wait.slice_s(self._slice_s)
-        longest_s = STOP_S if stopping.stoppable_here() else self._slice_s
-        while not wait.over and (left := end - time.monotonic()) > 0:
+        deadline = here()
+        end = time.monotonic() + deadline.slice_s(self._slice_s)
+        longest_s = STOP_S if deadline.stop is not None else self._slice_s
+        while not deadline.over and (left := end - time.monotonic()) > 0:
             if self._task.store.wait_for_wake(min(left, longest_s), waiter):
                 return
 
-    def _log(self, wait: Wait, reply: AdmitReply, least: int) -> None:
+    def _log(self, reply: AdmitReply, least: int) -> None:
         if reply.outcome == "unset":
             missing = "no process has given groups_per_version: start the trainer, or open the "
             missing += "stream with groups_per_version=, the groups that it trains for each version"
         else:
             missing = f"{reply.held} rights are held and {reply.stored} groups are stored"
         name = self._task.name
-        wait.log(f"task {name!r}: a maker waits for the right to begin {least} groups; {missing}")
+        here().log(f"task {name!r}: a maker waits for the right to begin {least} groups; {missing}")
 
     def _refuse(self, reply: AdmitReply, least: int) -> None:
         """Raise the error of a request that no waiting can help."""
@@ -167,11 +166,11 @@ class Admitter:
                 "max_staleness or groups_per_version."
             )
 
-    def _timeout(self, reply: AdmitReply, least: int, wait: Wait) -> AdmissionTimeout:
+    def _timeout(self, reply: AdmitReply, least: int) -> AdmissionTimeout:
         return AdmissionTimeout(
             task=self._task.name,
             wanted=least,
-            waited_s=wait.waited_s,
+            waited_s=here().waited_s,
             held=reply.held,
             stored=reply.stored,
             trained=reply.trained,

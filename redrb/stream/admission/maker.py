@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from redrb.errors import StoreError, StoreUnavailable
+from redrb.forks import in_child
 from redrb.stream.admission.calls import BeatMaker, GiveBack
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.task.task import Task
@@ -38,11 +39,11 @@ class Maker:
         self._worker = worker
         self.lease_ms = lease_ms
         self._begin()
+        in_child(self._begin)
 
     def _begin(self) -> None:
         """Become a maker that Redis does not know yet: at first, and in a forked process."""
-        self._pid = os.getpid()
-        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self.name = f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._requests = itertools.count(1)
         self._held: set[tuple[str, int]] = set()
         self._unused: deque[tuple[str, tuple[int, ...]]] = deque()
@@ -51,19 +52,12 @@ class Maker:
         self._heartbeat: Heartbeat | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether this process holds the rights: a forked process does not."""
-        return self._pid == os.getpid()
-
-    @property
     def held(self) -> int:
         """Rights that it holds."""
         return len(self._held)
 
     def request(self) -> str:
         """Return the name of a new request."""
-        if not self.is_here:
-            self._begin()
         return f"{self.name}/{next(self._requests)}"
 
     def hold(self, series: str, numbers: Sequence[int]) -> None:
@@ -130,8 +124,6 @@ class Maker:
 
     def close(self) -> None:
         """Stop the heartbeat and return all rights that are held."""
-        if not self.is_here:
-            return
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:

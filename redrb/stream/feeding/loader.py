@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +13,11 @@ from typing import Any, Self
 import torch
 
 from redrb.checks import checked_int, checked_int_or_none, checked_timeout
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import Experience, Status
 from redrb.experience.records import Side
+from redrb.forks import in_child
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.feeding.placing import Placer
@@ -102,8 +103,8 @@ class ExperienceLoader:
         status = checked_status(status)
         self._keywords = {**take, "at_least": least, "status": status, "where": where}
         self._prefetcher: Prefetcher | None = None
-        self._pid = os.getpid()
         self.lease: Lease | None = None
+        in_child(self._forget_lease)
         self.wait_for_batch_s = self.last_wait_for_batch_s = 0.0
         self.batches = 0
 
@@ -158,8 +159,6 @@ class ExperienceLoader:
 
     def _begin(self) -> Prefetcher:
         self.close()
-        if self._pid != os.getpid():  # forked: the lease belongs to the parent
-            self._pid, self.lease = os.getpid(), None
         stream, count, keywords, first = self._stream, self._batch_size, self._keywords, self._step
 
         def take(number: int) -> Lease:
@@ -167,11 +166,8 @@ class ExperienceLoader:
             with stream.worker.steps.ahead():
                 return stream.take(count, **keywords, **step)
 
-        def is_fresh(lease: Lease, timeout: float | None) -> bool:
-            return stream.is_fresh(lease, timeout=timeout)
-
         prefetcher = Prefetcher(
-            take, is_fresh, self._placer, prefetch=self._prefetch, steps=self._steps
+            take, stream.is_fresh, self._placer, prefetch=self._prefetch, steps=self._steps
         )
         self._prefetcher = prefetcher
         return prefetcher
@@ -186,7 +182,8 @@ class ExperienceLoader:
         began = time.monotonic()
         self._stream.worker.steps.end()
         try:
-            batch = prefetcher.next(self._timeout)
+            with Deadline(self._timeout):
+                batch = prefetcher.next()
         finally:
             self.last_wait_for_batch_s = time.monotonic() - began
             self.wait_for_batch_s += self.last_wait_for_batch_s
@@ -199,9 +196,12 @@ class ExperienceLoader:
         return batch.placed.ready()
 
     def _unended_lease(self) -> Lease | None:
-        """Return the lease of the last batch if this object ends it; a forked copy ends none."""
-        ours = self._acknowledge and self._pid == os.getpid()
-        return self.lease if ours and self.lease else None
+        """Return the lease of the last batch if this object ends it."""
+        return self.lease if self._acknowledge and self.lease else None
+
+    def _forget_lease(self) -> None:
+        """In a forked child: the lease is the parent's."""
+        self.lease = None
 
 
 class _Loop:

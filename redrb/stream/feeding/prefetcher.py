@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,13 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from redrb.connection.deadline import most_s, within
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
+from redrb.forks import mark
 from redrb.stream import Lease
 from redrb.stream.feeding.placing import PlacedBatch, Placer
-from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
 
@@ -51,7 +50,7 @@ class Prefetcher:
     def __init__(
         self,
         take: Callable[[int], Lease],
-        is_fresh: Callable[[Lease, float | None], bool],
+        is_fresh: Callable[[Lease], bool],
         placer: Placer,
         *,
         prefetch: int,
@@ -63,8 +62,7 @@ class Prefetcher:
             take: Takes the batch of a number, from 0 on; it waits for ever, or until the thread is
                 asked to stop.
             is_fresh: Returns whether a batch may be handed over; otherwise its lease is over, and
-                another batch is taken in its place. It may raise StoreUnavailable after so many
-                seconds.
+                another batch is taken in its place. It may raise StoreUnavailable.
             placer: Makes it a batch on its device.
             prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read.
             steps: Batches in all; None: no end.
@@ -74,7 +72,7 @@ class Prefetcher:
         self._placer = placer
         self._steps = steps
         self._on_demand = prefetch == 0
-        self._pid = os.getpid()
+        self._owner = mark()
         self._stopped = False
         self._ended = False
         self._placed_count = self._read_count = 0
@@ -102,7 +100,7 @@ class Prefetcher:
         """Batches that could be read now."""
         return 0 if self.over else self._placed_count - self._read_count - self._returned_count
 
-    def next(self, timeout: float | None) -> Prefetched | None:
+    def next(self) -> Prefetched | None:
         """Return the next batch as soon as it is ready; None at the end, and after `stop`.
 
         When the time is up the thread looks a last time, and takes a batch that is there. Redis
@@ -115,7 +113,7 @@ class Prefetcher:
             ConfigError: The process was forked since the thread was started.
             BaseException: An error of the thread, after the batches before it; no more will come.
         """
-        if self._pid != os.getpid():
+        if self._owner is not mark():
             raise ConfigError(
                 "this loop was begun before the process forked: begin another loop in the child."
             )
@@ -123,10 +121,9 @@ class Prefetcher:
             self._ended = True
         if self.over:
             return None
-        wait = Wait(timeout)
         if self._on_demand:
             self._permits.put(True)
-        while (batch := self._read(wait)) is not None and not self._may_go(batch.lease, wait):
+        while (batch := self._read()) is not None and not self._may_go(batch.lease):
             self._returned_count += 1
             self._permits.put(True)
         if batch is not None:
@@ -135,10 +132,10 @@ class Prefetcher:
                 self._permits.put(True)
         return batch
 
-    def _read(self, wait: Wait) -> Prefetched | None:
+    def _read(self) -> Prefetched | None:
         """Wait until a batch is placed; None after `stop`."""
         try:
-            batch = self._ready.get(timeout=wait.left_s)
+            batch = self._ready.get(timeout=min(here().waits_s, threading.TIMEOUT_MAX))
         except Empty:
             self._overdue = self._read_count + self._returned_count
             self._stop_take.ask()
@@ -151,19 +148,19 @@ class Prefetcher:
                 del batch  # it references this frame
         return batch
 
-    def _may_go(self, lease: Lease, wait: Wait) -> bool:
+    def _may_go(self, lease: Lease) -> bool:
         """Return whether a batch is fresh enough to be handed over, however long Redis is away."""
         while True:
             try:
-                with stoppable(self._stop_check):
-                    fresh = self._is_fresh(lease, wait.left_s)
+                with Deadline(stop=self._stop_check):
+                    fresh = self._is_fresh(lease)
                 self._unchecked.over()
                 return fresh
             except StoreUnavailable as error:
                 if self._stopped:
                     lease.abandon()
                     return False
-                if wait.over:
+                if here().over:
                     self._ended = True
                     lease.abandon()
                     raise
@@ -172,7 +169,7 @@ class Prefetcher:
 
     def stop(self) -> None:
         """Let the thread end; never blocks."""
-        if self._pid == os.getpid():
+        if self._owner is mark():
             self._stopped = True
             self._stop_take.ask()
             self._stop_check.ask()
@@ -182,10 +179,11 @@ class Prefetcher:
     def close(self, timeout: float = JOIN_S) -> None:
         """Let the thread end, and wait until the batches that were not read are released."""
         self.stop()
-        if self._pid == os.getpid() and threading.current_thread() is not self._thread:
+        if self._owner is mark() and threading.current_thread() is not self._thread:
             _running.discard(self)
-            with within(2 * timeout):  # half of a process's time to end is left for other requests
-                self._thread.join(most_s(2 * timeout) / 2)
+            # half of a process's time to end is left for other requests
+            with Deadline(at_most=2 * timeout) as deadline:
+                self._thread.join(deadline.left_s / 2)
             if self._thread.is_alive():
                 _log.warning("a loader's thread still waits for Redis: it ends when Redis answers")
 
@@ -199,7 +197,7 @@ class Prefetcher:
         del end
         while not self._stopped:  # batches stay ready until the loop is over
             self._permits.get()
-        with stoppable(self._stop_take):
+        with Deadline(stop=self._stop_take):
             self._release_unread()
 
     def _take_all(self) -> None:
@@ -224,14 +222,14 @@ class Prefetcher:
             if self._stopped or self._overdue == number:  # asked before this `Stop` was made
                 stop.ask()
             try:
-                with stoppable(stop):
+                with Deadline(stop=stop):
                     lease = self._take(number)
                 self._untaken.over()
                 return lease
             except (BatchTimeout, StoreUnavailable) as error:
                 if self._stopped or self._overdue == number:
                     raise
-                if stop.asked:  # it was meant for the batch before
+                if stop:  # it was meant for the batch before
                     continue
                 if isinstance(error, BatchTimeout):
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
 from redrb.experience.records import Scalar
@@ -83,7 +84,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
                 groups to filter; or a dict by task of dicts by id: other groups stay leased; or
                 `lease.batch()` with added fields, all samples as one Experience.
             priority, status, tags: Of the puts, as in `ExperienceStream.put`.
-            timeout: Seconds to wait for room, for each task.
+            timeout: Seconds to wait for room in all tasks.
 
         Returns:
             The id of each group in its next task, in the order of `groups`; None for filtered ones.
@@ -94,7 +95,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
             As `ExperienceStream.put`: the groups are still leased, and the call may be repeated.
         """
         self._check_held()
-        options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
+        options = ForwardOptions(priority=priority, status=status, tags=tags)
         names = [(part.task, seq) for part in self._parts for seq in part.layouts]
         samples = [layout.samples for layout in self._layouts()]
         chosen = chosen_groups(_by_name(groups), names, samples)
@@ -114,7 +115,8 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
             for part in self._parts
             if part.task in tasks
         ]
-        ids, stored = store_in_turn(parts, chosen, options)
+        with Deadline(timeout):
+            ids, stored = store_in_turn(parts, chosen, options)
         self._end_parts("ack", stored, NO_CAUSE)
         return tuple(ids[name] for name in chosen)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,9 @@ from typing import Self
 
 from redrb.checks import checked_int
 from redrb.connection import Client
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import BatchTimeout, StoreUnavailable
+from redrb.forks import in_child
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.ratio import Ratio, Split
@@ -21,7 +21,6 @@ from redrb.stream.mixture.starvation import Shortages, Starvation, Waiting
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
-from redrb.stream.waiting import SHORT_OUTAGE_S, Wait
 
 _log = logging.getLogger("redrb")
 
@@ -83,13 +82,13 @@ class Mixture:
         }
         self._client = client
         self._begin()
+        in_child(self._begin)
 
     def _begin(self) -> None:
         """Count from 0; in a forked process no thread is left that could end its turn."""
         self._turn = threading.Lock()
         self._split = Split(self._ratio)
         self._shortages = Shortages()
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
@@ -133,17 +132,14 @@ class Mixture:
             StoreUnavailable: Redis stayed away.
         """
         count = checked_int("count", count, 1)
-        wait = Wait(timeout)
-        if self._pid != os.getpid():
-            self._begin()
-        with wait.deadline(), ExitStack() as scope:
+        with Deadline(timeout), ExitStack() as scope:
             for stream in self._streams.values():
                 scope.enter_context(stream.worker.steps.fetching())
             if ack:
                 ack.ack()
-            scope.enter_context(self._its_turn(count, wait))
+            scope.enter_context(self._its_turn(count))
             shares = self._split.shares(count)
-            leases = self._take_shares(shares, wait)
+            leases = self._take_shares(shares)
             self._split.keep(shares)
         return MixtureLease([part for lease in leases.values() for part in lease.parts])
 
@@ -160,21 +156,22 @@ class Mixture:
 
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
-        with within(self._client.retry_s + GRACE_S), ExitStack() as scope:
+        with Deadline(self._client.retry_s), ExitStack() as scope:
             for stream in self._streams.values():  # one that fails keeps no other open
                 scope.callback(stream.close)
 
     @contextmanager
-    def _its_turn(self, count: int, wait: Wait) -> Iterator[None]:
+    def _its_turn(self, count: int) -> Iterator[None]:
         """Wait until no other thread takes; a take that waits for no task is over soon."""
-        while not self._turn.acquire(timeout=wait.slice_s()):
+        deadline = here()
+        while not self._turn.acquire(timeout=deadline.slice_s()):
             starving = self._shortages.now
-            if starving is None and self._turn.acquire(timeout=wait.most_s(SHORT_OUTAGE_S)):
+            if starving is None and self._turn.acquire(timeout=min(SHORT_OUTAGE_S, here().left_s)):
                 break
-            if wait.over:
-                raise self._behind(starving, count, wait)
+            if deadline.over:
+                raise self._behind(starving, count)
             if starving is not None:
-                wait.log(
+                deadline.log(
                     f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
                     f"one waits for task {starving.task!r}"
                 )
@@ -183,7 +180,7 @@ class Mixture:
         finally:
             self._turn.release()
 
-    def _take_shares(self, shares: Mapping[str, int], wait: Wait) -> dict[str, Lease]:
+    def _take_shares(self, shares: Mapping[str, int]) -> dict[str, Lease]:
         """Lease the share of each task, or nothing; always in the same order of tasks.
 
         So two trainers with tasks in common never wait for groups that the other one holds.
@@ -192,27 +189,27 @@ class Mixture:
         try:
             for task, share in shares.items():
                 if share:
-                    leases[task] = self._take_share(task, share, wait)
+                    leases[task] = self._take_share(task, share)
         except BatchTimeout as error:
-            raise self._out_of_time(shares, leases, error, wait) from error
+            raise self._out_of_time(shares, leases, error) from error
         finally:
             if len(leases) < sum(share > 0 for share in shares.values()):
                 _release(leases)
         return leases
 
-    def _take_share(self, task: str, share: int, wait: Wait) -> Lease:
+    def _take_share(self, task: str, share: int) -> Lease:
         stream = self._streams[task]
         try:
             return stream.take(share, timeout=0)
         except (BatchTimeout, StoreUnavailable) as error:
             if isinstance(error, BatchTimeout):
                 self._shortages.add(task)
-            if wait.over:
+            if here().over:
                 raise
         with self._shortages.waiting(task, share):
-            return stream.take(share, timeout=wait.left_s)
+            return stream.take(share)
 
-    def _behind(self, starving: Waiting | None, count: int, wait: Wait) -> BatchTimeout:
+    def _behind(self, starving: Waiting | None, count: int) -> BatchTimeout:
         """Return the error of a take while another thread's take had not ended in time."""
         needed = self._split.shares(count)
         if starving is not None:
@@ -222,14 +219,13 @@ class Mixture:
         note = (
             f"An earlier take from the mixture {self._ratio} has not ended: it needs these groups."
         )
-        return self._timeout(counts, note, wait)
+        return self._timeout(counts, note)
 
     def _out_of_time(
         self,
         shares: Mapping[str, int],
         leases: dict[str, Lease],
         error: BatchTimeout,
-        wait: Wait,
     ) -> BatchTimeout:
         """Return the error of a take that names all tasks that were short."""
         counts = {error.task: (error.available, error.wanted)}
@@ -240,13 +236,12 @@ class Mixture:
                     counts[task] = (available, share)
                     self._shortages.add(task)
         note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
-        return self._timeout(counts, note, wait, error)
+        return self._timeout(counts, note, error)
 
     def _timeout(
         self,
         counts: Mapping[str, tuple[int, int]],
         note: str,
-        wait: Wait,
         first: BatchTimeout | None = None,
     ) -> BatchTimeout:
         """Return the error that names the tasks that had too few groups.
@@ -254,7 +249,6 @@ class Mixture:
         Args:
             counts: Task -> groups that wait, and groups needed.
             note: A sentence about the take.
-            wait: The wait that is over.
             first: Error of the task for which the take waited.
         """
         alone = first if len(counts) == 1 else None
@@ -263,7 +257,7 @@ class Mixture:
             namespace=self.namespace,
             wanted=sum(needed for _, needed in counts.values()),
             available=sum(available for available, _ in counts.values()),
-            waited_s=wait.waited_s,
+            waited_s=here().waited_s,
             blocked=first.blocked if first else 0,
             expired=first.expired if first else 0,
             others=first.others if first else 0,

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.waiting import SHORT_OUTAGE_S
 
 _log = logging.getLogger("redrb")
 
@@ -65,7 +64,7 @@ class Collection:
     def release(self) -> None:
         """Requeue the groups of an incomplete batch."""
         parts, self.parts = self.parts, []
-        with within(SHORT_OUTAGE_S + GRACE_S):
+        with Deadline(SHORT_OUTAGE_S):
             errors = end_parts("release", [(part, part.ids) for _, part in parts])
         for number, part in parts:
             if part in errors:

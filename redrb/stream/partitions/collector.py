@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
 from redrb.stream.partitions.collection import Collection, fill, spread
 from redrb.stream.partitions.lease import PartitionedLease
@@ -22,7 +22,7 @@ from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
-from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
+from redrb.stream.task.store import QUEUE_TTL_MS
 
 _log = logging.getLogger("redrb")
 
@@ -56,19 +56,14 @@ class Collector:
         first, *_ = random.sample(range(len(partitions)), 1)  # not the same one in all processes
         self._firsts = itertools.count(first)
 
-    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+    def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none; raises as `Taker.take` does."""
-        wait = Wait(timeout)
-        with wait.deadline():
-            self._acknowledge(ack)
-            return self._take(request, wait)
-
-    def _take(self, request: TakeRequest, wait: Wait) -> Lease:
+        self._acknowledge(ack)
         with self._collecting(request) as collection:
-            self._sweep(collection, wait)
-            if collection.missing and not (wait.over and self._enough(collection)):
+            self._sweep(collection)
+            if collection.missing and not (here().over and self._enough(collection)):
                 with self._partitions[0].worker.waiting("batch"):
-                    self._wait(collection, wait)
+                    self._wait(collection)
             return self._lease(collection)
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
@@ -83,16 +78,14 @@ class Collector:
         self,
         collection: Collection,
         sent: list[tuple[int, InFlightTake]],
-        timeout: float | None,
     ) -> bool:
         """Read the replies to takes that were sent; returns whether the batch is full.
 
         What it lacks is taken from the other partitions; an incomplete batch is released.
         """
-        wait = Wait(timeout)
         try:
-            self._receive(collection, sent, wait)
-            self._sweep(collection, wait)
+            self._receive(collection, sent)
+            self._sweep(collection)
         except BaseException:
             collection.release()
             raise
@@ -104,7 +97,7 @@ class Collector:
         """Return the lease on a full batch."""
         return self._lease(collection)
 
-    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+    def is_fresh(self, lease: Lease) -> bool:
         """Return whether a batch that was taken ahead may be handed over; see `Taker.is_fresh`.
 
         Each partition compares its groups with the version that it knows.
@@ -112,7 +105,7 @@ class Collector:
         takers = {partition.holder: partition.taker for partition in self._partitions}
         for part in lease.parts:
             taker = takers.get(getattr(part.holder, "consumer", None))  # type: ignore[arg-type]
-            if taker is not None and not taker.is_fresh(Lease([part]), timeout):
+            if taker is not None and not taker.is_fresh(Lease([part])):
                 if lease:
                     lease.release()
                 return False
@@ -134,8 +127,8 @@ class Collector:
     def _leave(self, collection: Collection) -> None:
         """Leave the queues of all partitions, so that others need not wait until places expire."""
         try:
-            with within(SHORT_OUTAGE_S + GRACE_S):
-                self._look(collection, Wait(0), need=1, ttl_ms=0)
+            with Deadline(SHORT_OUTAGE_S):
+                self._look(collection, need=1, ttl_ms=0)
         except StoreError as error:
             _log.warning(
                 "task %r: a take that is over keeps its places in queues for %.0f s: %s",
@@ -169,50 +162,49 @@ class Collector:
         places = [(first + place) % len(near) for place in range(some)]
         return spread(collection.missing, [near[place] for place in places])
 
-    def _sweep(self, collection: Collection, wait: Wait) -> None:
+    def _sweep(self, collection: Collection) -> None:
         """Take what is there: of some partitions, of the others, then of all that have more.
 
         Raises:
             StoreUnavailable: No partition could be reached for as long as the take waits.
         """
         if not collection.left:
-            self._ask(collection, self._first_shares(collection), wait)
+            self._ask(collection, self._first_shares(collection))
         while unasked := [one for one in self._reach.near() if one not in collection.left]:
             shares = spread(collection.missing, unasked)
             if not shares:
                 break
-            self._ask(collection, shares, wait)
-            if wait.pages_over:
+            self._ask(collection, shares)
+            if here().pages_over:
                 break
         while collection.missing:
             shares = fill(collection.missing, collection.left)
             if not shares:
                 break
-            self._ask(collection, shares, wait)
+            self._ask(collection, shares)
         if collection.missing and self._reach.all_away:
             collection.left.clear()
-            self._ask(collection, self._first_shares(collection), wait, patient=True)
-            self._sweep(collection, wait)
+            self._ask(collection, self._first_shares(collection), patient=True)
+            self._sweep(collection)
 
     def _ask(
         self,
         collection: Collection,
         shares: Mapping[int, int],
-        wait: Wait,
         *,
         patient: bool = False,
     ) -> None:
         """Take up to a share of each partition; all are asked before the first reply is read."""
         sent: list[tuple[int, InFlightTake]] = []
         try:
-            with within(GRACE_S):  # it may have to connect
+            with Deadline(at_most=GRACE_S):  # it may have to connect
                 for number, share in shares.items():
                     sent.append((number, self._send(collection, number, share)))
         except BaseException:
             for _, take in sent:
                 take.abandon()
             raise
-        self._receive(collection, sent, wait, patient=patient)
+        self._receive(collection, sent, patient=patient)
 
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
         request = collection.asked(share)
@@ -222,7 +214,6 @@ class Collector:
         self,
         collection: Collection,
         sent: list[tuple[int, InFlightTake]],
-        wait: Wait,
         *,
         patient: bool = False,
     ) -> None:
@@ -233,7 +224,7 @@ class Collector:
         Raises:
             StoreUnavailable: The take is patient, and a partition could not be reached.
         """
-        outage = Wait(SHORT_OUTAGE_S)
+        short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
         try:
             while sent:
                 number, take = sent.pop()
@@ -242,7 +233,8 @@ class Collector:
                     take.abandon()
                     continue
                 try:
-                    full = take.read(wait.retry_s if patient else outage.left_s)
+                    with short:
+                        full = take.receive()
                 except StoreUnavailable as error:
                     self._reach.lose(number, error)
                     if patient:
@@ -256,7 +248,7 @@ class Collector:
                     del collection.left[number]  # it is asked again
                 else:
                     collection.note(number, reply)
-                self._partitions[number].taker.accept(collection.request, reply, wait)
+                self._partitions[number].taker.accept(collection.request, reply)
                 lease = take.lease() if full else None
                 if lease is not None:
                     collection.parts += [(number, part) for part in lease.parts]
@@ -267,7 +259,7 @@ class Collector:
 
     # waiting
 
-    def _wait(self, collection: Collection, wait: Wait) -> None:
+    def _wait(self, collection: Collection) -> None:
         """Wait for the turn, and then for groups.
 
         While the node that keeps the turns is away, the take gets what is there.
@@ -278,70 +270,71 @@ class Collector:
         """
         outage = None
         try:
-            self._wait_in_turn(collection, wait)
+            self._wait_in_turn(collection)
         except StoreUnavailable as error:
             outage = error
-            self._sweep_again(collection, wait)
+            self._sweep_again(collection)
         if collection.missing and not self._enough(collection):
-            raise outage or self._timeout(collection, wait)
+            raise outage or self._timeout(collection)
 
-    def _wait_in_turn(self, collection: Collection, wait: Wait) -> None:
+    def _wait_in_turn(self, collection: Collection) -> None:
         home = self._partitions[0]
         turn = Turn(home.opened.store, home.group)
         try:
-            if self._await_turn(collection, turn, wait):
-                self._await_groups(collection, turn, wait)
+            if self._await_turn(collection, turn):
+                self._await_groups(collection, turn)
             if collection.missing:  # the time is up
-                self._sweep_again(collection, wait)
+                self._sweep_again(collection)
         finally:
             turn.end()
 
-    def _await_turn(self, collection: Collection, turn: Turn, wait: Wait) -> bool:
+    def _await_turn(self, collection: Collection, turn: Turn) -> bool:
         """Wait until it is this take's turn; False when the time is up before."""
-        while not wait.over:
-            if turn.ask(retry_s=wait.retry_s):
+        deadline = here()
+        while not deadline.over:
+            if turn.ask():
                 return True
             collection.release()  # the take whose turn it is may need these groups
-            wait.log(f"task {self._task!r}: a take waits for the take before it")
-            turn.wait(wait.slice_s())
+            deadline.log(f"task {self._task!r}: a take waits for the take before it")
+            turn.wait(deadline.slice_s())
         return False
 
-    def _await_groups(self, collection: Collection, turn: Turn, wait: Wait) -> None:
+    def _await_groups(self, collection: Collection, turn: Turn) -> None:
         """Take groups as they come, until the batch is full or the time is up.
 
         The take is woken as soon as one partition has its part of the groups that are missing in
         all: while fewer have come to each of them, fewer have come in all than are missing.
         """
-        count = len(self._partitions)
+        count, deadline = len(self._partitions), here()
         free = dict.fromkeys(range(count), 0)
-        while collection.missing and not wait.over:
+        while collection.missing and not deadline.over:
             share = -(-(collection.missing - sum(free.values())) // count)
             needs = {number: free[number] + share for number in free}
-            free = self._look(collection, wait, need=needs, ttl_ms=QUEUE_TTL_MS)
+            free = self._look(collection, need=needs, ttl_ms=QUEUE_TTL_MS)
             if sum(free.values()) >= collection.missing:
-                self._ask(collection, fill(collection.missing, free), wait)
+                self._ask(collection, fill(collection.missing, free))
                 free = dict.fromkeys(range(count), 0)
                 continue
             if any(free[number] >= needs[number] for number in free):
                 continue
-            wait.log(
+            deadline.log(
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
                 f"{collection.request.count} groups are waiting in {count} partitions"
             )
             waiter = collection.waiter
             wait_for_any(
                 [(self._partitions[number].opened.store, waiter) for number in self._reach.near()],
-                wait.slice_s(),
+                deadline.slice_s(),
             )
-            if not self._await_turn(collection, turn, wait):
+            if not self._await_turn(collection, turn):
                 return  # this process stood still, and another take has had the turn since
 
-    def _sweep_again(self, collection: Collection, wait: Wait) -> None:
+    def _sweep_again(self, collection: Collection) -> None:
         collection.left.clear()
-        self._sweep(collection, wait)
+        self._sweep(collection)
 
     def _look(
-        self, collection: Collection, wait: Wait, *, need: int | Mapping[int, int], ttl_ms: int
+        self, collection: Collection, *, need: int | Mapping[int, int], ttl_ms: int
     ) -> dict[int, int]:
         """Return how many groups are free in each partition, and queue in each; 0: leave.
 
@@ -351,9 +344,10 @@ class Collector:
         collection.queued = ttl_ms > 0
         free = dict.fromkeys(range(len(self._partitions)), 0)
         todo = self._reach.near()
-        while todo and not (collection.queued and wait.pages_over):
+        while todo and not (collection.queued and here().pages_over):
             sent = []
-            patient, outage = self._reach.all_away, Wait(SHORT_OUTAGE_S)
+            patient = self._reach.all_away
+            short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
             try:
                 for number in todo:
                     least = need if isinstance(need, int) else need[number]
@@ -368,7 +362,8 @@ class Collector:
                 while sent:
                     number, look = sent.pop()
                     try:
-                        reply = look.result(retry_s=wait.retry_s if patient else outage.left_s)
+                        with short:
+                            reply = look.result()
                     except StoreUnavailable as error:
                         self._reach.lose(number, error)
                         if patient:
@@ -379,7 +374,7 @@ class Collector:
                         free[number] = reply.free
                         continue
                     if reply.outcome == "gone":
-                        self._partitions[number].opened.reopen(wait)
+                        self._partitions[number].opened.reopen(refused_here=True)
                     todo.append(number)
             finally:
                 for _, look in sent:
@@ -388,7 +383,7 @@ class Collector:
                 todo = self._reach.near()
         return free
 
-    def _timeout(self, collection: Collection, wait: Wait) -> BatchTimeout:
+    def _timeout(self, collection: Collection) -> BatchTimeout:
         """Return the error of a take whose time is up; its groups are released."""
         available = len(collection)
         fates = collection.fates([partition.holder.held for partition in self._partitions])
@@ -398,7 +393,7 @@ class Collector:
             namespace=self._partitions[0].namespace,
             wanted=collection.request.least,
             available=available,
-            waited_s=wait.waited_s,
+            waited_s=here().waited_s,
             blocked=sum(reply.blocked for reply in replies),
             expired=collection.expired,
             others=sum(reply.others for reply in replies),
@@ -422,9 +417,9 @@ class InFlightCollection:
         self._collection = collection
         self._sent = sent
 
-    def receive(self, timeout: float | None) -> bool:
+    def receive(self) -> bool:
         """Read the replies; returns whether the batch is full and leased."""
-        return self._collector.receive(self._collection, self._sent, timeout)
+        return self._collector.receive(self._collection, self._sent)
 
     def lease(self) -> Lease | None:
         """Return the lease on the batch received."""

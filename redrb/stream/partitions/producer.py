@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from redrb.stream.partitions.partition import Partition
@@ -19,7 +20,6 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.put.scripts import PutReply
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
-from redrb.stream.waiting import Wait
 
 PUTS_A_LOOK = 4
 """One put of so many a partition goes to the partition that was not put to for the longest time.
@@ -143,11 +143,11 @@ class PartitionedProducer:
         self._on_full = on_full
         self._least_full = LeastFull(len(partitions))
 
-    def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
+    def put(self, batch: PutBatch) -> tuple[int, ...]:
         """Store groups; returns their ids in order. Raises as `Producer.put` does."""
         put = SpreadPut(batch, self._numbering)
         try:
-            return self.finish(put, timeout)
+            return self.finish(put)
         finally:
             self.abandon(put)
 
@@ -158,17 +158,16 @@ class PartitionedProducer:
             self._begin(put)
         return put
 
-    def finish(self, put: SpreadPut, timeout: float | None) -> tuple[int, ...]:
+    def finish(self, put: SpreadPut) -> tuple[int, ...]:
         """Wait until all groups are stored; raises as `put` does, and may be called again then."""
-        wait = Wait(timeout)
         put.refused.clear()
         try:
             while not put.over:
                 if put.current is None and put.refusal is not None and self._on_full == "block":
-                    self._await_room(put, put.refusal, wait)
+                    self._await_room(put, put.refusal)
                 elif put.current is None:
                     self._begin(put)
-                self._advance(put, wait)
+                self._advance(put)
         except (StoreError, ConfigError) as error:
             error.stored = len(put.ids)
             raise
@@ -195,7 +194,7 @@ class PartitionedProducer:
         put.current = (number, self._partitions[number].producer.send(self._fitted(piece, number)))
         put.pieces.popleft()
 
-    def _await_room(self, put: SpreadPut, refusal: StoreFull, wait: Wait) -> None:
+    def _await_room(self, put: SpreadPut, refusal: StoreFull) -> None:
         """Wait until a partition has room for some of the next groups, and choose it.
 
         Raises:
@@ -203,25 +202,25 @@ class PartitionedProducer:
         """
         piece, every = put.pieces[0], range(len(self._partitions))
         places = put.places = put.places or RoomPlaces(self._task, self._partitions, self._reach)
+        deadline = here()
         while True:
-            with wait.deadline():
-                room = places.look(lambda number: self._fitted(piece, number), wait.retry_s)
+            room = places.look(lambda number: self._fitted(piece, number))
             for number in put.refused:  # the server has no memory, or another put was faster
                 room[number] = 0
             most = max(room.values(), default=0)
             if most > 0:
                 break
-            if wait.over:
+            if deadline.over:
                 raise refusal
-            wait.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
-            places.wait(wait.slice_s())
+            deadline.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
+            places.wait(deadline.slice_s())
             put.refused.clear()
         others = [number for number in every if room.get(number, 0) < most]
         number = self._least_full.choose(len(piece.groups), others)
         put.current = (number, places.use(number))
         put.pieces.popleft()
 
-    def _advance(self, put: SpreadPut, wait: Wait) -> None:
+    def _advance(self, put: SpreadPut) -> None:
         """Wait until the current groups are stored, or leave a partition that has no room."""
         if put.current is None:
             return
@@ -229,21 +228,21 @@ class PartitionedProducer:
         producer = self._partitions[number].producer
         try:
             if pending.repeated:
-                producer.finish(pending, wait.left_s)
+                producer.finish(pending)
             else:
-                self._finish_soon(number, pending, wait)
+                self._finish_soon(number, pending)
         except StoreFull as error:
             blocks = self._on_full == "block"
             if put.refusal is not None or not blocks:
                 put.refused.add(number)
             put.refusal = error
-            if pending.repeated and blocks and not wait.over:
+            if pending.repeated and blocks and not here().over:
                 return  # it stays with this partition
             if pending.repeated or (not blocks and len(put.refused) == len(self._partitions)):
                 raise
             put.pieces.appendleft(pending.batch.part(len(pending.ids), len(pending.batch.groups)))
         except StoreUnavailable as error:
-            if not self._moves(number, error) or wait.over:
+            if not self._moves(number, error) or here().over:
                 raise
             put.pieces.appendleft(pending.batch.part(len(pending.ids), len(pending.batch.groups)))
         self.abandon(put)
@@ -253,16 +252,17 @@ class PartitionedProducer:
         """Return whether a put may go to another partition: nothing of it can still arrive."""
         return not error.uncertain and number not in self._reach.near()
 
-    def _finish_soon(self, number: int, pending: PendingPut, wait: Wait) -> None:
+    def _finish_soon(self, number: int, pending: PendingPut) -> None:
         """Store groups without waiting for room; a put that cannot move waits for Redis."""
         producer = self._partitions[number].producer
         try:
-            producer.finish(pending, 0.0)
+            with Deadline(0.0):
+                producer.finish(pending)
         except StoreUnavailable as error:
             self._reach.lose(number, error)
-            if wait.over or self._moves(number, error):
+            if here().over or self._moves(number, error):
                 raise
-            producer.finish(pending, wait.left_s)
+            producer.finish(pending)
 
     def _fitted(self, batch: PutBatch, number: int) -> PutBatch:
         """Return groups that were prepared for the first partition as another one needs them."""

@@ -34,16 +34,12 @@ class PartitionedRanks:
         self._numbering = Numbering(len(partitions))
         self._incarnation = incarnation
 
-    def take(
-        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
-    ) -> Lease:
+    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step; raises as `Ranks.take` does."""
         count = len(self._partitions)
         here, number = divmod(place.step, count)
         try:
-            lease = self._partitions[number].ranks.take(
-                replace(place, step=here), take, balance, timeout
-            )
+            lease = self._partitions[number].ranks.take(replace(place, step=here), take, balance)
         except WrongStep as error:
             raise WrongStep(
                 task=error.task,

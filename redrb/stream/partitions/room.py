@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.connection.request import Request
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.partitions.partition import Partition
@@ -14,7 +14,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import RoomReply
 from redrb.stream.task.reach import Reach
-from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
+from redrb.stream.task.store import QUEUE_TTL_MS
 
 _log = logging.getLogger("redrb")
 
@@ -41,12 +41,11 @@ class RoomPlaces:
         self._partitions = partitions
         self._puts: dict[int, PendingPut] = {}
 
-    def look(self, fitted: Callable[[int], PutBatch], retry_s: float | None) -> dict[int, int]:
+    def look(self, fitted: Callable[[int], PutBatch]) -> dict[int, int]:
         """Queue in all partitions, or renew the places.
 
         Args:
             fitted: Returns the groups to put, as a partition needs them.
-            retry_s: Seconds for which Redis may be away.
 
         Returns:
             How many of the groups each partition has room for now.
@@ -57,7 +56,7 @@ class RoomPlaces:
                 self._puts[number].batch = batch
             else:
                 self._puts[number] = partition.producer.new(batch)
-        replies = self._ask(QUEUE_TTL_MS, retry_s)
+        replies = self._ask(QUEUE_TTL_MS)
         return {number: reply.granted for number, reply in replies.items()}
 
     def use(self, number: int) -> PendingPut:
@@ -77,8 +76,8 @@ class RoomPlaces:
     def leave(self) -> None:
         """Leave the queues, so that others need not wait until the places expire."""
         try:
-            with within(SHORT_OUTAGE_S + GRACE_S):
-                self._ask(0, SHORT_OUTAGE_S)
+            with Deadline(SHORT_OUTAGE_S):
+                self._ask(0)
         except StoreError as error:
             _log.warning(
                 "task %r: a put that is over keeps its places in queues for room for %.0f s: %s",
@@ -93,11 +92,12 @@ class RoomPlaces:
         near = self._reach.near()
         return {number: put for number, put in self._puts.items() if number in near}
 
-    def _ask(self, ttl_ms: int, retry_s: float | None) -> dict[int, RoomReply]:
+    def _ask(self, ttl_ms: int) -> dict[int, RoomReply]:
         """Ask all partitions that can be reached before the first reply is read."""
         sent: list[tuple[int, Request[RoomReply]]] = []
         replies = {}
-        patient, outage = self._reach.all_away, Wait(SHORT_OUTAGE_S)
+        patient = self._reach.all_away
+        short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
         try:
             for number, put in self._near().items():
                 sent.append(
@@ -107,7 +107,8 @@ class RoomPlaces:
             while sent:
                 number, request = sent.pop(0)
                 try:
-                    replies[number] = request.result(retry_s=retry_s if patient else outage.left_s)
+                    with short:
+                        replies[number] = request.result()
                     self._reach.find(number)
                 except StoreUnavailable as error:
                     self._reach.lose(number, error)
@@ -117,5 +118,5 @@ class RoomPlaces:
             for _, request in sent:
                 request.drop()
         if self._reach.all_away and not patient:
-            return self._ask(ttl_ms, retry_s)
+            return self._ask(ttl_ms)
         return replies

@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 from zlib import crc32
 
-from redrb.checks import checked_timeout
 from redrb.connection import Client, check_client
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import Deadline
 from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.stream.admission import Admission
@@ -43,7 +42,6 @@ from redrb.stream.task.settings import (
 )
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings
-from redrb.stream.waiting import Wait
 
 
 def summed_reports(parts: Sequence[StalenessReport]) -> StalenessReport:
@@ -165,7 +163,6 @@ class PartitionedStream(ExperienceStream):
     ) -> list[int | None]:
         """Store forwarded groups: the same source always in the same partition."""
         self._check_open()
-        wait = Wait(checked_timeout(options.timeout))
         places: dict[int, list[int]] = {}
         for place, source in enumerate(sources):
             places.setdefault(source.seq % len(self._partitions), []).append(place)
@@ -175,7 +172,7 @@ class PartitionedStream(ExperienceStream):
                 [groups[place] for place in places[number]],
                 [sources[place] for place in places[number]],
                 origin,
-                replace(options, timeout=wait.left_s),
+                options,
             )
 
         found: dict[int, int | None] = {}
@@ -425,7 +422,7 @@ class PartitionedStream(ExperienceStream):
         Where a partition cannot be reached, the others are closed, and another `close` goes on.
         """
         self._closed = True
-        with within(self._task.store.client.retry_s + GRACE_S):
+        with Deadline(self._task.store.client.retry_s):
             self._each(lambda number: self._partitions[number].close())
 
     @property

@@ -6,10 +6,10 @@ import logging
 import uuid
 from typing import ClassVar, Literal
 
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.errors import StoreError
 from redrb.lua.calls import Call
-from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 TURN_MS = 5000
 """Silence of the take whose turn it is after which the turn passes to the next take."""
@@ -46,10 +46,10 @@ class Turn:
         self._group = group
         self._caller = uuid.uuid4().hex
 
-    def ask(self, *, retry_s: float | None) -> bool:
+    def ask(self) -> bool:
         """Ask for the turn, or keep it for `TURN_MS` more; while another take has it, queue."""
         ask = AskTurn(self._group, self._caller, TURN_MS, QUEUE_TTL_MS)
-        return self._store.call(ask, retry_s=retry_s) == "turn"
+        return self._store.call(ask) == "turn"
 
     def wait(self, seconds: float) -> None:
         """Block until it may be this take's turn, or `seconds` are over."""
@@ -58,6 +58,7 @@ class Turn:
     def end(self) -> None:
         """End the turn, or leave the queue; while Redis is away both end by themselves, soon."""
         try:
-            self._store.call(AskTurn(self._group, self._caller, 0, 0), retry_s=SHORT_OUTAGE_S)
+            with Deadline(repeat_s=SHORT_OUTAGE_S):
+                self._store.call(AskTurn(self._group, self._caller, 0, 0))
         except StoreError as error:
             _log.warning("a take that is over keeps its turn for %.0f s: %s", TURN_MS / 1000, error)

@@ -10,14 +10,11 @@ from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.client import Sent
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreError
-from redrb.stream.task.store import TaskStore
-
-_SHORTEST_BLOCK_S = 0.001
-"""Smallest timeout of BLPOP; 0 would block for ever."""
+from redrb.stream.task.store import SHORTEST_BLOCK_S, TaskStore
 
 _WAKE_MS = 10_000
 """A wake-up that nobody reads is forgotten."""
@@ -29,12 +26,12 @@ def wait_for_any(waiters: Iterable[tuple[TaskStore, str]], seconds: float) -> No
     On one server this is one request on one connection. On a cluster each partition has one, since
     a request must not name keys of different slots. The wait ends early when a connection breaks.
     """
-    seconds = max(seconds, _SHORTEST_BLOCK_S)
+    seconds = max(seconds, SHORTEST_BLOCK_S)
     wakes: dict[Client, list[str]] = {}
     for store, waiter in waiters:
         wakes.setdefault(store.client, []).append(store.keys.wake(waiter))
     try:
-        with within(seconds + GRACE_S):
+        with Deadline(seconds):
             if len(wakes) == 1:
                 (client, names), *_ = wakes.items()
                 client.once("BLPOP", *names, f"{seconds:.3f}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
-from redrb.connection import deadline
+from redrb.connection.deadline import Deadline, here
 from redrb.damage import Reading
 from redrb.errors import (
     ConfigError,
@@ -42,7 +42,6 @@ from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import Wait
 
 GRACE_MS = 10_000
 """Time after which another process puts a group whose parts are all there: its maker has died."""
@@ -77,9 +76,7 @@ class PartCollector:
         self._prepare = prepare
         self._producer = producer
 
-    def put(
-        self, part: Part, groups: Groups, options: PutOptions, timeout: float | None
-    ) -> int | None:
+    def put(self, part: Part, groups: Groups, options: PutOptions) -> int | None:
         """Store one part, and the group if it is the last one.
 
         Returns:
@@ -89,22 +86,20 @@ class PartCollector:
             As `ExperienceStream.put_part`.
         """
         batch = self._preparer.prepare_part(groups, replace(options, admission=None))
-        wait = Wait(timeout)
         rights, kept = self._right(options), False
-        with wait.deadline():
-            try:
-                reply = self._stored(part, batch, rights, options, wait)
-                kept = reply.keeps_right
-            finally:
-                if kept:
-                    rights.note_ended(rights.numbers)
-                else:
-                    rights.hand_back(rights.numbers)
-            group = reply.group
-            if reply.outcome == "whole" and reply.parts is not None:
-                group = self._put_parts(reply.parts, reply.parts.claim("completed"), wait.left_s)
-            if reply.due:
-                self.finish_due()
+        try:
+            reply = self._stored(part, batch, rights, options)
+            kept = reply.keeps_right
+        finally:
+            if kept:
+                rights.note_ended(rights.numbers)
+            else:
+                rights.hand_back(rights.numbers)
+        group = reply.group
+        if reply.outcome == "whole" and reply.parts is not None:
+            group = self._put_parts(reply.parts, reply.parts.claim("completed"))
+        if reply.due:
+            self.finish_due()
         return group
 
     def finish_due(self, seconds: float = 0.0) -> bool:
@@ -148,7 +143,8 @@ class PartCollector:
             else:
                 claim = parts.claim("delivered")
                 _log.warning("task %r: group %r is put with %s", self._task.name, parts.key, there)
-            self._put_parts(parts, claim, 0.0)
+            with Deadline(0.0):
+                self._put_parts(parts, claim)
         except PartsEnded:
             return True
         except Exception as error:  # noqa: BLE001 (also one of a filter, which the user wrote)
@@ -172,7 +168,7 @@ class PartCollector:
         return source.hand_over(1)
 
     def _stored(
-        self, part: Part, batch: PutBatch, rights: Rights, options: PutOptions, wait: Wait
+        self, part: Part, batch: PutBatch, rights: Rights, options: PutOptions
     ) -> PartReply:
         """Store one part."""
         blob, finished = batch.groups[0].blob, False
@@ -186,10 +182,10 @@ class PartCollector:
             )
             first, self._known = not self._known, True  # it brings the text of the script
             request = add.storing(self._task.store, blob, self._replication, whole=first)
-            reply = request.result(retry_s=wait.retry_s)
+            reply = request.result()
             if reply.outcome == "gone":
-                self._task.reopen(wait)
-            elif reply.outcome == "full" and reply.due and not finished and not deadline.over():
+                self._task.reopen(refused_here=True)
+            elif reply.outcome == "full" and reply.due and not finished and not here().passed:
                 finished = not self._finish_one()
             else:
                 self._refuse(part, reply)
@@ -223,14 +219,14 @@ class PartCollector:
                 reason="most_parts",
             )
 
-    def _put_parts(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
+    def _put_parts(self, parts: Parts, claim: bytes) -> int | None:
         """Put a group, if its parts have not become one before.
 
         A group that can never be put is removed: at once if that is due to its samples, and at its
         age limit if another process, or another setting, could put it before.
         """
         try:
-            return self._put_group(parts, claim, timeout)
+            return self._put_group(parts, claim)
         except PartsEnded as ended:
             return ended.group
         except (StoreError, OutcomeUnknown) as error:
@@ -251,7 +247,7 @@ class PartCollector:
             f"put the group later{end}."
         )
 
-    def _put_group(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
+    def _put_group(self, parts: Parts, claim: bytes) -> int | None:
         """Put a group; returns its id, or None if a filter dropped it.
 
         Raises:
@@ -271,7 +267,7 @@ class PartCollector:
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()
-        ids = self._producer.put(replace(batch, parts=claim), timeout)
+        ids = self._producer.put(replace(batch, parts=claim))
         return ids[0] if ids else None
 
     def _end(self, parts: Parts, reason: str, error: Exception | None = None) -> None:

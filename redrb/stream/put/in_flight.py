@@ -28,13 +28,13 @@ class UnfinishedPut(Protocol):
 class Puts(Protocol):
     """Stores groups exactly once: `Producer`, or that of a task with partitions."""
 
-    def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
+    def put(self, batch: PutBatch) -> tuple[int, ...]:
         """Store groups; returns their ids in order."""
 
     def send(self, batch: PutBatch) -> UnfinishedPut:
         """Send groups without waiting for the reply; `finish` must follow."""
 
-    def finish(self, pending: Any, timeout: float | None, /) -> tuple[int, ...]:
+    def finish(self, pending: Any, /) -> tuple[int, ...]:
         """Wait until all groups are stored; may be called again after an error."""
 
     def abandon(self, pending: Any, /) -> None:
@@ -78,7 +78,7 @@ class PutInFlight:
         self._pending = self._producer.send(batch)
         return self._pending.sent is not None
 
-    def finish(self, timeout: float | None = None) -> tuple[int, ...]:
+    def finish(self) -> tuple[int, ...]:
         """Wait until the put in flight is stored; returns the ids of its groups.
 
         Raises:
@@ -86,7 +86,7 @@ class PutInFlight:
         """
         if self._pending is None:
             return ()
-        ids = self._producer.finish(self._pending, timeout)
+        ids = self._producer.finish(self._pending)
         self._producer.abandon(self._pending)
         self._pending = None
         return ids

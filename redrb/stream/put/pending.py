@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from dataclasses import dataclass, field
 
 from redrb.connection.request import Request
@@ -39,6 +40,7 @@ class PendingPut:
     Attributes:
         identity: The producer that puts them.
         batch: All groups of the put.
+        idle: Where the identity waits for the next put. A forked child has none of its parent's.
         ids: Ids of the groups that are certainly stored, from the first.
         numbered: Whether the next chunk has its operation number: the identity's last one.
         incarnation: Incarnation of the task in which the chunk got its number.
@@ -50,6 +52,7 @@ class PendingPut:
 
     identity: ProducerIdentity
     batch: PutBatch
+    idle: deque[ProducerIdentity]
     ids: list[int] = field(default_factory=list)
     numbered: bool = False
     incarnation: str = ""

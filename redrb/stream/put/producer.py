@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import deque
 
-from redrb.connection import deadline
+from redrb.connection.deadline import WARN_EVERY_S, here
 from redrb.connection.request import Request
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
+from redrb.forks import in_child
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.fitting import fitted
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
@@ -21,7 +21,6 @@ from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import WARN_EVERY_S, Wait
 from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
@@ -78,14 +77,14 @@ class Epoch:
         fresh = time.monotonic() - learned < FRESH_S
         return fresh and incarnation == self._task.description.incarnation
 
-    def current(self, retry_s: float | None) -> tuple[str, int]:
+    def current(self) -> tuple[str, int]:
         """Return the task's incarnation and the epoch in it; reads it again when it is old.
 
         Raises:
             StoreUnavailable: Redis stayed away.
         """
         if not self.is_fresh:
-            self.learn(self._scripts.epoch(retry_s=retry_s))
+            self.learn(self._scripts.epoch())
         incarnation, epoch, _ = self._learned
         return incarnation, epoch
 
@@ -137,13 +136,16 @@ class Producer:
         self._task = task
         self._scripts = PutScripts(task, replication)
         self._room = Room(task.store, self._scripts, on_full)
-        self._pid = os.getpid()
-        self._idle: deque[ProducerIdentity] = deque()
         self._arrivals = StaleArrivals(task.name)
         self._epoch = Epoch(task, self._scripts)
         self.backlog = 0
+        self._begin()
+        in_child(self._begin)
 
-    def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
+    def _begin(self) -> None:
+        self._idle: deque[ProducerIdentity] = deque()
+
+    def put(self, batch: PutBatch) -> tuple[int, ...]:
         """Store groups; returns their ids in order.
 
         Raises:
@@ -156,14 +158,18 @@ class Producer:
         """
         pending = self.new(batch)
         try:
-            return self.finish(pending, timeout)
+            return self.finish(pending)
         finally:
             self.abandon(pending)
 
     def new(self, batch: PutBatch) -> PendingPut:
         """Return a put of which nothing was sent; `abandon` must follow."""
         self._worker.puts()
-        return PendingPut(self._identity(), batch)
+        try:
+            identity = self._idle.pop()
+        except IndexError:
+            identity = ProducerIdentity()
+        return PendingPut(identity, batch, self._idle)
 
     def ask_room(self, pending: PendingPut, *, ttl_ms: int) -> Request[RoomReply]:
         """Return the request that queues for room for the next groups of a put; 0: leave."""
@@ -181,7 +187,7 @@ class Producer:
         whole = len(chunk.groups) == len(batch.groups)
         if whole and not self._room.scarce and self._epoch.is_fresh:
             try:
-                self._number(pending, None)
+                self._number(pending)
                 pending.sent = self._scripts.put(pending, chunk)
                 pending.sent.begin()
             except BaseException:
@@ -189,17 +195,15 @@ class Producer:
                 raise
         return pending
 
-    def finish(self, pending: PendingPut, timeout: float | None) -> tuple[int, ...]:
+    def finish(self, pending: PendingPut) -> tuple[int, ...]:
         """Wait until all groups are stored; raises as `put` does, and may be called again then."""
-        wait = Wait(timeout)
         ids, over = pending.ids, False
         try:
-            with wait.deadline():
-                while not over:
-                    reply = self._put_chunk(pending, wait)
-                    ids += range(reply.last - reply.stored + 1, reply.last + 1)
-                    pending.numbered, pending.counted = False, True
-                    over = len(ids) == len(pending.batch.groups)
+            while not over:
+                reply = self._put_chunk(pending)
+                ids += range(reply.last - reply.stored + 1, reply.last + 1)
+                pending.numbered, pending.counted = False, True
+                over = len(ids) == len(pending.batch.groups)
         except BaseException as error:
             pending.identity.interrupted = True
             if isinstance(error, StoreUnavailable):
@@ -225,41 +229,29 @@ class Producer:
         pending.batch.end_spans(pending.ids)
         if pending.batch.rights:
             pending.batch.rights.end(len(pending.ids), counted=pending.counted)
-        if self._pid == os.getpid():
-            self._idle.append(pending.identity)
+        pending.idle.append(pending.identity)
 
     def close(self) -> None:
         """Delete the last operation numbers of this producer in Redis; its groups stay.
 
         Identities with an interrupted attempt are kept: the attempt may still arrive.
         """
-        if self._pid != os.getpid():
-            return
         idle, self._idle = self._idle, deque()
         over = [identity.name for identity in idle if not identity.interrupted]
         if over:
             self._scripts.forget(over)
 
-    def _identity(self) -> ProducerIdentity:
-        """Return an idle identity; a forked process uses none of its parent's."""
-        if self._pid != os.getpid():
-            self._pid, self._idle = os.getpid(), deque()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return ProducerIdentity()
-
-    def _put_chunk(self, pending: PendingPut, wait: Wait) -> PutReply:
+    def _put_chunk(self, pending: PendingPut) -> PutReply:
         """Store the next chunk, or as many of its groups, from the first, as there is room for."""
-        self._number(pending, wait.retry_s)
+        self._number(pending)
         chunk = pending.chunk()
-        attempt = Attempt(pending, wait, chunk, len(chunk.groups))
+        attempt = Attempt(pending, chunk, len(chunk.groups))
         while True:
             request = pending.sent
             if request is None:
                 attempt.queued = self._room.scarce and self._room.reserve(attempt)
                 request = self._scripts.put(pending, attempt.batch, evict=attempt.evict)
-            reply = self._reply(pending, request, wait)
+            reply = self._reply(pending, request)
             pending.repeated |= request.attempts > 1
             if reply.outcome in ("ok", "again"):
                 self._note_kind(pending.batch)
@@ -274,12 +266,12 @@ class Producer:
             if reply.outcome == "ended":
                 raise PartsEnded(reply.last or None)
             if reply.outcome in ("gone", "changed"):
-                self._reopen(pending, wait)
+                self._reopen(pending)
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
-                wait.refused(self._task.name, self._task.store.keys.puts, reply.epoch)
+                self._task.store.refused(self._task.store.keys.puts, reply.epoch)
             else:
-                self._make_room(attempt, reply, wait)
+                self._make_room(attempt, reply)
             attempt.chunk = pending.chunk()
 
     def _free_history(self, attempt: Attempt) -> None:
@@ -290,10 +282,10 @@ class Producer:
         """
         nbytes = sum(group.nbytes for group in attempt.batch.groups)
         while self._task.store.call(Trim(nbytes)).more:
-            if deadline.over():
+            if here().passed:
                 raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
 
-    def _make_room(self, attempt: Attempt, reply: PutReply, wait: Wait) -> None:
+    def _make_room(self, attempt: Attempt, reply: PutReply) -> None:
         """Make room, or wait for it.
 
         Raises:
@@ -305,14 +297,14 @@ class Producer:
         try:
             if reply.outcome == "more":
                 self._free_history(attempt)
-                if wait.pages_over:
+                if here().pages_over:
                     raise self._task.store.unfinished()
             else:
                 with self._worker.waiting("room"):
                     self._room.make(attempt, reply)
         except StoreFull as error:
             pending = attempt.pending
-            stored = pending.repeated and self._scripts.find_stored(pending, wait.retry_s)
+            stored = pending.repeated and self._scripts.find_stored(pending)
             if not stored:
                 raise
             raise OutcomeUnknown(
@@ -323,19 +315,19 @@ class Producer:
                 groups=stored.stored,
             ) from error
 
-    def _number(self, pending: PendingPut, retry_s: float | None) -> None:
+    def _number(self, pending: PendingPut) -> None:
         """Give the next chunk its number, if it has none."""
         if not pending.numbered:
-            pending.number(*self._epoch.current(retry_s))
+            pending.number(*self._epoch.current())
 
-    def _reopen(self, pending: PendingPut, wait: Wait) -> None:
+    def _reopen(self, pending: PendingPut) -> None:
         """Prepare a put for the task as it is now.
 
         In another incarnation nothing of an earlier attempt is stored, nor can it be any more.
         """
-        self._task.reopen(wait)
+        self._task.reopen(refused_here=True)
         pending.batch = fitted(pending, self._task, self._on_bad_group)
-        incarnation, epoch = self._epoch.current(wait.retry_s)
+        incarnation, epoch = self._epoch.current()
         if incarnation != pending.incarnation:
             pending.incarnation, pending.epoch, pending.repeated = incarnation, epoch, False
 
@@ -361,17 +353,17 @@ class Producer:
         if batch.kind != description.kind == "" and batch.revision == description.revision:
             self._task.note_kind(batch.kind)
 
-    def _reply(self, pending: PendingPut, request: Request[PutReply], wait: Wait) -> PutReply:
+    def _reply(self, pending: PendingPut, request: Request[PutReply]) -> PutReply:
         """Return the reply to an attempt; a server without memory counts as a task without room.
 
         Such a server refuses a repetition before it can say that an earlier attempt was stored.
         """
         try:
-            return request.result(retry_s=wait.retry_s)
+            return request.result()
         except StoreFull:
             memory, again = PutReply("memory"), None
             if (pending.repeated or request.attempts > 1) and not self._scripts.replicated:
-                again = self._scripts.find_stored(pending, wait.retry_s)
+                again = self._scripts.find_stored(pending)
             return again or memory
         except StoreUnavailable as error:
             pending.sent, pending.repeated = None, pending.repeated or error.uncertain

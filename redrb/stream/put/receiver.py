@@ -16,7 +16,6 @@ from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
 from redrb.stream.task.origin import Look, Origin, OriginState, Source
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import Wait
 
 MOST_GROUPS = 256
 """Most groups of one put, dropped ones included: the script looks at the records of all."""
@@ -56,7 +55,6 @@ class Receiver:
         sources: Sequence[Source],
         origin: Origin,
         options: PutOptions,
-        timeout: float | None,
     ) -> list[int | None]:
         """Store groups whose sources were not stored before.
 
@@ -65,7 +63,6 @@ class Receiver:
             sources: Source of each.
             origin: Origin of all.
             options: Options of the put.
-            timeout: Seconds to wait for room.
 
         Returns:
             Id of each group, also of those that were stored before; None for filtered ones.
@@ -74,29 +71,25 @@ class Receiver:
             As `ExperienceStream.put` does; the groups stored until then are recognized later.
             LeaseLost: The groups have left the origin: others have forwarded or ended them.
         """
-        wait = Wait(timeout)
         found: dict[int, int] = {}
         left = list(range(len(groups)))
-        with wait.deadline():
-            self._look_at_times(origin, len(groups), sources[0].seq)
-            while left:
-                page = left[:MOST_GROUPS]
-                wanted = [sources[place] for place in page]
-                chosen = [groups[place] for place in page]
-                try:
-                    stored = self._put(chosen, wanted, origin, options, wait)
-                except SourcesRefused as refusal:
-                    if refusal.row is not None:
-                        self._adopt(origin, wanted, refusal.row)
-                    stored = self._known(origin, wanted)
-                except OutcomeUnknown:  # the records tell what is stored
-                    stored = self._known(origin, wanted)
-                found |= {
-                    place: stored[sources[place]] for place in page if sources[place] in stored
-                }
-                before, left = len(left), [place for place in left if place not in found]
-                if len(left) == before:
-                    wait.refused(self._task.name, origin.name, before)
+        self._look_at_times(origin, len(groups), sources[0].seq)
+        while left:
+            page = left[:MOST_GROUPS]
+            wanted = [sources[place] for place in page]
+            chosen = [groups[place] for place in page]
+            try:
+                stored = self._put(chosen, wanted, origin, options)
+            except SourcesRefused as refusal:
+                if refusal.row is not None:
+                    self._adopt(origin, wanted, refusal.row)
+                stored = self._known(origin, wanted)
+            except OutcomeUnknown:  # the records tell what is stored
+                stored = self._known(origin, wanted)
+            found |= {place: stored[sources[place]] for place in page if sources[place] in stored}
+            before, left = len(left), [place for place in left if place not in found]
+            if len(left) == before:
+                self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
     def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:
@@ -116,7 +109,6 @@ class Receiver:
         sources: Sequence[Source],
         origin: Origin,
         options: PutOptions,
-        wait: Wait,
     ) -> dict[Source, int]:
         """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
         kept = [(group, source) for group, source in zip(groups, sources, strict=True) if group]
@@ -134,7 +126,7 @@ class Receiver:
         else:
             batch = PutBatch((), self._task.description.revision, sources=named)
         batch = replace(batch, filtered=batch.filtered + len(dropped))
-        ids = self._producer.put(batch, wait.left_s)
+        ids = self._producer.put(batch)
         if len(ids) < len(batch.sources.kept):  # the task's fields changed, and some were dropped
             return self._known(origin, sources)
         return dict.fromkeys(sources, 0) | dict(zip(batch.sources.kept, ids, strict=True))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from redrb.connection.deadline import here
 from redrb.errors import ConfigError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import PutReply, PutScripts
-from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 
@@ -24,7 +24,6 @@ class Attempt:
 
     Attributes:
         pending: The put.
-        wait: How long it may take.
         chunk: Groups of the chunk.
         count: How many of them to store, from the first.
         evict: Least number of groups to evict in the same transaction; None: evict nothing.
@@ -33,7 +32,6 @@ class Attempt:
     """
 
     pending: PendingPut
-    wait: Wait
     chunk: PutBatch
     count: int
     evict: int | None = None
@@ -124,17 +122,17 @@ class Room:
             return
         more = True
         # a limit was lowered, or leased groups stand before those that may go
-        while more and not attempt.wait.pages_over:
+        while more and not here().pages_over:
             more, _ = self._scripts.evict(attempt.pending, batch, least=0)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
-        name, wait = attempt.pending.identity.name, attempt.wait
-        if wait.over:
+        name, deadline = attempt.pending.identity.name, here()
+        if deadline.over:
             self._scripts.room(name, [], ttl_ms=0)
             raise self.full(attempt, reply)
-        wait.log(f"task {self._store.task!r} has no room: a put waits")
-        self._store.wait_for_wake(wait.slice_s(), name)
+        deadline.log(f"task {self._store.task!r} has no room: a put waits")
+        self._store.wait_for_wake(deadline.slice_s(), name)
 
     def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
         """Return the error of an attempt that found no room."""

@@ -166,10 +166,10 @@ class PutScripts:
                 f"put is not stored: run `redrb doctor {self._store.task} --repair`, and put again."
             )
 
-    def find_stored(self, put: PendingPut, retry_s: float | None) -> PutReply | None:
+    def find_stored(self, put: PendingPut) -> PutReply | None:
         """Return the reply of an earlier attempt that was stored; None if none was."""
         client, keys = self._store.client, self._store.keys
-        record = client.execute("HGET", keys.puts, put.identity.name, retry_s=retry_s)
+        record = client.execute("HGET", keys.puts, put.identity.name)
         with Reading(f"the record of producer {put.identity.name}"):
             operation, last, count = map(int, record.split()[:3]) if record else (0, 0, 0)
         stored = operation == put.identity.operation
@@ -208,10 +208,10 @@ class PutScripts:
 
         return self._store.raw_request("put/room", [producer, ttl_ms, *sizes], read)
 
-    def epoch(self, *, retry_s: float | None) -> int:
+    def epoch(self) -> int:
         """Return the epoch of the task's records of producers."""
         puts = self._store.keys.puts
-        stored = self._store.client.execute("HGET", puts, "epoch", retry_s=retry_s)
+        stored = self._store.client.execute("HGET", puts, "epoch")
         with Reading("the epoch of the records of producers"):
             return int(stored or 0)
 

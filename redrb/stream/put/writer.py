@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import (
     ConfigError,
     OutcomeUnknown,
@@ -22,7 +23,6 @@ from redrb.stream.put.in_flight import PutInFlight, Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.rights import RightsSource
-from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
 
@@ -113,17 +113,18 @@ class Writer:
         return self._put(groups_of_many(groups), options, timeout)
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
-        batch, wait = self.in_flight.prepare(groups, options), Wait(timeout)
-        batch.raise_refused()
-        try:
-            self._finish(wait)
-        except BaseException:
-            batch.rights.end(0, counted=False)
-            raise
-        if batch:
-            self._puts += 1
-            if not self.in_flight.send(batch):
-                self._finish_at_once(wait)
+        with Deadline(timeout):
+            batch = self.in_flight.prepare(groups, options)
+            batch.raise_refused()
+            try:
+                self._finish()
+            except BaseException:
+                batch.rights.end(0, counted=False)
+                raise
+            if batch:
+                self._puts += 1
+                if not self.in_flight.send(batch):
+                    self._finish_at_once()
         return self._newly_stored()
 
     def flush(self, *, timeout: float | None = None) -> tuple[int, ...]:
@@ -137,23 +138,24 @@ class Writer:
             ConfigError: The last put can never be stored, and is given up.
             OutcomeUnknown: The last put may be stored, and is given up.
         """
-        self._finish(Wait(timeout))
+        with Deadline(timeout):
+            self._finish()
         return self._newly_stored()
 
-    def _finish(self, wait: Wait) -> None:
+    def _finish(self) -> None:
         """Wait until the put in flight is stored."""
         try:
-            self._stored += self.in_flight.finish(wait.left_s)
+            self._stored += self.in_flight.finish()
         except (ConfigError, RecordError) as error:
             raise self._given_up(error) from error
         except OutcomeUnknown:
             self.in_flight.drop()
             raise
 
-    def _finish_at_once(self, wait: Wait) -> None:
+    def _finish_at_once(self) -> None:
         """Store a put that could not be sent ahead; drop it if it is certainly not stored."""
         try:
-            self._stored += self.in_flight.finish(wait.left_s)
+            self._stored += self.in_flight.finish()
         except StoreUnavailable as error:
             _log.warning("a writer's put may not be stored, the next call tries again: %s", error)
         except BaseException:

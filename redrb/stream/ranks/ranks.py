@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import NoReturn, Protocol
 
+from redrb.connection.deadline import Deadline, here
 from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError, LeaseLost
+from redrb.forks import in_child
 from redrb.stream.ranks.calls import (
     RANKS,
     UNFINISHED,
@@ -27,16 +28,14 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.inspection import count_waiting
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 
 class RankTakes(Protocol):
     """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
 
-    def take(
-        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
-    ) -> Lease:
+    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step, when all ranks have asked for it."""
 
     def close(self) -> None:
@@ -57,12 +56,13 @@ class Ranks:
         self._store = task.store
         self._consumer = consumer
         self._waiter = f"{RANKS}:{consumer.group}"
-        self._pid = os.getpid()
+        self._begin()
+        in_child(self._begin)  # the parts belong to the parent
+
+    def _begin(self) -> None:
         self._joined: dict[int, str] = {}
 
-    def take(
-        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
-    ) -> Lease:
+    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step, when all ranks have asked for it.
 
         Raises:
@@ -72,39 +72,36 @@ class Ranks:
             ConfigError: See `ExperienceStream.take`.
         """
         self._consumer.attend()
-        if self._pid != os.getpid():
-            self._pid, self._joined = os.getpid(), {}
         size = place.world_size
         least = max(take.least // size * size, size)
         take = TakeRequest(take.count, least, take.status, take.where)
         request = PartRequest(place, take, balance)
-        wait = Wait(timeout)
-        with wait.deadline(), self._consumer.worker.waiting("batch"):
-            return self._take(request, wait)
+        with self._consumer.worker.waiting("batch"):
+            return self._take(request)
 
-    def _take(self, request: PartRequest, wait: Wait) -> Lease:
+    def _take(self, request: PartRequest) -> Lease:
         """Ask for the part of a step until there is one, or an error."""
-        attempt, grace = 0, None
+        attempt, grace, deadline = 0, None, here()
         while True:
-            last = wait.over
+            last = deadline.over
             incarnation = self._task.description.incarnation
-            reply = self._ask(request, attempt, wait, incarnation, last=last)
+            reply = self._ask(request, attempt, incarnation, last=last)
             if reply.outcome == "part":
                 lease = self._lease(request, reply, incarnation)
                 if lease is not None:
                     return lease
             elif reply.outcome == "gone":
-                self._task.reopen(wait)
+                self._task.reopen(refused_here=True)
             elif reply.outcome in ("held", "leased", "differs"):
                 # most likely processes that died just now, and whose deadline has not passed
-                grace = grace or Wait(2 * self._consumer.lease_ms / 1000)
+                grace = grace or Deadline(2 * self._consumer.lease_ms / 1000)
                 if last or grace.over:
-                    self._refuse(request, reply, wait)
-                self._block(request, wait, reply)
+                    self._refuse(request, reply)
+                self._block(request, reply)
             elif reply.outcome == "form":
                 attempt = reply.number
-                if not self._form(request, attempt, wait, last=last):
-                    self._block(request, wait, reply)
+                if not self._form(request, attempt, last=last):
+                    self._block(request, reply)
             elif reply.outcome == "wait":
                 attempt = reply.number
                 if last:
@@ -114,23 +111,21 @@ class Ranks:
                     )
                     self._end(attempt, TakeReply("short", waiting))
                 else:
-                    self._block(request, wait, reply)
+                    self._block(request, reply)
             elif reply.outcome != "more":
-                self._refuse(request, reply, wait)
-            if reply.outcome in ("gone", "more") and wait.pages_over:
+                self._refuse(request, reply)
+            if reply.outcome in ("gone", "more") and deadline.pages_over:
                 self._end(attempt, UNFINISHED)
-                self._refuse(request, RankReply("ended", last_look=UNFINISHED), wait)
+                self._refuse(request, RankReply("ended", last_look=UNFINISHED))
 
     def close(self) -> None:
         """Leave; the parts of this rank are kept, unharmed, for the process that replaces it."""
-        if self._pid != os.getpid():
-            return  # a forked process: the parts belong to its parent
         for rank, consumer in self._joined.items():
             self._store.call(FinishPart(self._consumer.group, consumer, rank, 0, "leave"))
         self._joined.clear()
 
     def _ask(
-        self, request: PartRequest, attempt: int, wait: Wait, incarnation: str, *, last: bool
+        self, request: PartRequest, attempt: int, incarnation: str, *, last: bool
     ) -> RankReply:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
@@ -138,33 +133,34 @@ class Ranks:
             *(self._consumer.group, consumer, request.place, request.spec, attempt),
             *(joined, last, self._consumer.lease_ms, incarnation),
         )
-        reply = self._store.call(ask, retry_s=wait.retry_s)
+        reply = self._store.call(ask)
         if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
             self._joined[rank] = consumer
         return reply
 
-    def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> NoReturn:
+    def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
         refuse(
-            *(self._store, self._consumer.group, request, reply, wait.waited_s),
+            *(self._store, self._consumer.group, request, reply, here().waited_s),
             self._task.similar,
         )
 
     def _end(self, attempt: int, last_look: TakeReply) -> None:
         self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
 
-    def _block(self, request: PartRequest, wait: Wait, reply: RankReply) -> None:
-        if wait.over:
+    def _block(self, request: PartRequest, reply: RankReply) -> None:
+        deadline = here()
+        if deadline.over:
             return
         ranks = ", ".join(map(str, reply.ranks)) or "none"
-        wait.log(
+        deadline.log(
             f"task {self._store.task!r}, consumer group {self._consumer.group!r}, step "
             f"{request.place.step}: rank {request.place.rank} waits ({reply.outcome}); for ranks: "
             f"{ranks}"
         )
         full = [self._waiter] if reply.outcome == "form" else []
-        self._store.wait_for_wake(wait.slice_s(), f"{self._consumer.name}.rank", *full)
+        self._store.wait_for_wake(deadline.slice_s(), f"{self._consumer.name}.rank", *full)
 
-    def _form(self, request: PartRequest, attempt: int, wait: Wait, *, last: bool) -> bool:
+    def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""
         step, take, consumer = request.place.step, request.take, self._consumer
         slot = f"{RANKS}/{step}"
@@ -173,7 +169,7 @@ class Ranks:
             *(self._waiter, 0 if last else QUEUE_TTL_MS, consumer.lease_ms),
             *(self._task.description.revision, last),
         )
-        batch = self._store.call(lease, retry_s=wait.retry_s)
+        batch = self._store.call(lease)
         if batch.outcome == "taken":
             ids, weights = self._leased(slot, batch)
             payloads = None
@@ -182,7 +178,7 @@ class Ranks:
             parts = deal(ids, weights, request.place.world_size, payloads)
             self._store.call(AssignParts(consumer.group, step, attempt, request.spec, parts))
         elif batch.outcome == "gone":
-            self._task.reopen(wait)
+            self._task.reopen(refused_here=True)
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.amount} groups: a batch of "
@@ -192,7 +188,7 @@ class Ranks:
             if last:
                 self._end(attempt, batch)
             return last
-        if batch.outcome in ("gone", "more") and wait.pages_over:
+        if batch.outcome in ("gone", "more") and here().pages_over:
             self._end(attempt, UNFINISHED)
         return True
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from dataclasses import dataclass
 
+from redrb.connection.deadline import here
 from redrb.errors import ConfigError, SendFailed, StoreError
 from redrb.stream.sending.held_items import HeldItems
-from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
 
@@ -39,24 +39,25 @@ class Backlog:
         self._failures: list[tuple[Exception, int]] = []
         self._outages: dict[object, StoreError] = {}
 
-    def reserve(self, held: HeldItems, bounds: Bounds, wait: Wait) -> None:
+    def reserve(self, held: HeldItems, bounds: Bounds) -> None:
         """Count items in when there is room; there always is when nothing else is held.
 
         Raises:
             SendFailed: There was no room in time.
             ConfigError: The sender was closed.
         """
+        deadline = here()
         with self.changed:
             while self.groups and not (
                 (bounds.groups is None or self.groups + held.groups <= bounds.groups)
                 and (bounds.nbytes is None or self.nbytes + held.nbytes <= bounds.nbytes)
             ):
                 self.check_open()
-                if wait.over:
-                    problem = f"left no room for more within {wait.waited_s:.1f} s"
+                if deadline.over:
+                    problem = f"left no room for more within {deadline.waited_s:.1f} s"
                     raise self.late(self.groups, problem)
-                wait.log(f"a sender is full with {self.groups} groups")
-                self.changed.wait(wait.slice_s())
+                deadline.log(f"a sender is full with {self.groups} groups")
+                self.changed.wait(deadline.slice_s())
             self._count(held.groups, held.nbytes)
 
     def cancel(self, held: HeldItems) -> None:

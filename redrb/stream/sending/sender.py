@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from redrb.checks import checked_int_or_none, checked_timeout
+from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.stream import ExperienceStream
@@ -23,7 +24,6 @@ from redrb.stream.sending.backlog import Bounds
 from redrb.stream.sending.held_items import HeldItems
 from redrb.stream.sending.stream_sender import Job, StreamSender
 from redrb.stream.sending.stream_senders import StreamSenders
-from redrb.stream.waiting import Wait
 
 MAX_GROUPS = 256
 """Default of `max_groups`."""
@@ -152,7 +152,7 @@ class ExperienceSender:
         self._backlog.raise_failures()
         if not held.groups:
             return
-        with self._room_for(held, self._wait(timeout)):
+        with Deadline(self._seconds(timeout)), self._room_for(held):
             try:
                 self._deal(held.copied() if self._offload else held, options, rights)
             except BaseException:
@@ -172,7 +172,8 @@ class ExperienceSender:
                 groups were given up since the last call.
         """
         self._check_open()
-        self._senders.flush(self._wait(timeout))
+        with Deadline(self._seconds(timeout)):
+            self._senders.flush()
         self._backlog.raise_failures()
 
     def close(self, timeout: float | None = None) -> None:
@@ -189,21 +190,22 @@ class ExperienceSender:
         self._finalizer.detach()
         self._senders.close(seconds)
 
-    def _wait(self, timeout: float | None) -> Wait:
-        return Wait(self._timeout if timeout is None else checked_timeout(timeout))
+    def _seconds(self, timeout: float | None) -> float | None:
+        return self._timeout if timeout is None else timeout
 
     @contextmanager
-    def _room_for(self, held: HeldItems, wait: Wait) -> Iterator[None]:
+    def _room_for(self, held: HeldItems) -> Iterator[None]:
         """Wait until no other thread sends, and for room; count the items in."""
+        deadline = here()
         with ExitStack() as scope:
             began = time.monotonic()
             try:
-                while not self._dealing.acquire(timeout=wait.slice_s()):
-                    if wait.over:
+                while not self._dealing.acquire(timeout=deadline.slice_s()):
+                    if deadline.over:
                         problem = "are held, and another thread waits for room"
                         raise self._backlog.late(self.waiting_groups, problem)
                 scope.callback(self._dealing.release)
-                self._backlog.reserve(held, self._bounds, wait)
+                self._backlog.reserve(held, self._bounds)
             finally:
                 self.backpressure_s += time.monotonic() - began
             yield

@@ -6,8 +6,9 @@ import threading
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.stop import Stop
 from redrb.errors import StoreError, StoreFull, StoreUnavailable
 from redrb.stream import ExperienceStream
 from redrb.stream.put.batch import PutBatch
@@ -81,10 +82,10 @@ class StreamSender:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with stoppable(self.stop):
+        with Deadline(stop=self.stop):
             while (job := self._jobs.get()) is not None:
                 held = job.held
-                unsent = self._give_up(job) if self.stop.asked else self._put(job)
+                unsent = self._give_up(job) if self.stop else self._put(job)
                 with self._backlog.changed:
                     self.done += 1
                     self._backlog.settle(held, unsent)
@@ -118,7 +119,7 @@ class StreamSender:
             self._finish()
         except Exception as error:  # noqa: BLE001 (the same)
             left = self._in_flight.drop()
-            if self.stop.asked and isinstance(error, StoreError):
+            if self.stop and isinstance(error, StoreError):
                 return left
             self._backlog.fail(error, left)
         return 0
@@ -134,14 +135,15 @@ class StreamSender:
         reported = False
         while True:
             try:
-                self._in_flight.finish()
+                with Deadline():
+                    self._in_flight.finish()
                 self._backlog.note_outage(self, None)
                 self._outage.over()
                 return
             except StoreFull:  # the stream was opened with on_full="error"
                 raise
             except StoreError as error:
-                if self.stop.asked:
+                if self.stop:
                     raise
                 self._backlog.note_outage(self, error)
                 if not (reported or isinstance(error, StoreUnavailable)):

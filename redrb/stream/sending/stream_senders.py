@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline, here
 from redrb.errors import SendFailed
+from redrb.forks import mark
 from redrb.stream import ExperienceStream
 from redrb.stream.sending.backlog import Backlog
 from redrb.stream.sending.stream_sender import Job, StreamSender
-from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
 
@@ -41,13 +39,13 @@ class StreamSenders:
             StreamSender(stream, self.backlog, number, owner=self)
             for number, stream in enumerate(streams)
         ]
-        self._pid = os.getpid()
+        self._owner = mark()
         _open.add(self)
 
     @property
     def are_here(self) -> bool:
         """Whether the threads run in this process: a forked process has none of them."""
-        return self._pid == os.getpid()
+        return self._owner is mark()
 
     def hand_over(self, jobs: Mapping[StreamSender, Job]) -> None:
         """Give each thread its job; raises ConfigError after `close`."""
@@ -56,21 +54,21 @@ class StreamSenders:
             for sender, job in jobs.items():
                 sender.hand_over(job)
 
-    def flush(self, wait: Wait) -> None:
+    def flush(self) -> None:
         """Wait until all jobs that were handed over by now have ended.
 
         Raises:
             SendFailed: They have not, in time.
         """
-        backlog = self.backlog
+        backlog, deadline = self.backlog, here()
         with backlog.changed:
             goals = [(sender, sender.accepted) for sender in self.each]
             while any(sender.done < goal for sender, goal in goals):
-                if wait.over:
-                    problem = f"are not stored after {wait.waited_s:.1f} s"
+                if deadline.over:
+                    problem = f"are not stored after {deadline.waited_s:.1f} s"
                     raise backlog.late(backlog.groups, problem)
-                wait.log(f"a sender waits until {backlog.groups} groups are stored")
-                backlog.changed.wait(wait.slice_s())
+                deadline.log(f"a sender waits until {backlog.groups} groups are stored")
+                backlog.changed.wait(deadline.slice_s())
 
     def end(self) -> None:
         """Let the threads end after their last jobs; never blocks."""
@@ -92,7 +90,8 @@ class StreamSenders:
             backlog.closed = True
         _open.discard(self)
         try:
-            self.flush(Wait(timeout))
+            with Deadline(timeout):
+                self.flush()
         except SendFailed:
             pass  # the groups are counted below
         except BaseException:  # such as KeyboardInterrupt
@@ -110,9 +109,9 @@ class StreamSenders:
         for sender in self.each:
             sender.stop.ask()
             sender.end()
-        with within(JOIN_S):  # counts as time on Redis for a process that was asked to end
-            end = time.monotonic() + JOIN_S
-            ended = [sender.join(end - time.monotonic()) for sender in self.each]
+        # counts as time on Redis for a process that was asked to end
+        with Deadline(at_most=JOIN_S) as deadline:
+            ended = [sender.join(deadline.left_s) for sender in self.each]
         if not all(ended):
             _log.warning("a sender's thread still waits for Redis: it ends when Redis answers")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -14,6 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
+from redrb.forks import in_child
 from redrb.lua.pages import PAGES
 from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.take.calls import Beat, Drop, Finish, Leave, Outcome, Pulse, Recheck
@@ -168,11 +168,10 @@ class Consumer:
         self._slice_s = period_s(lease_ms) / 2  # the next beat comes in time
         self.worker = worker
         self._begin()
+        in_child(self._begin)
 
     def _begin(self) -> None:
         """Become a consumer that Redis does not know yet: at first, and in a forked process."""
-        self._pid = os.getpid()
-        self.worker.follow_fork()
         self.name = self.worker.name
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
@@ -187,8 +186,6 @@ class Consumer:
 
     def attend(self) -> None:
         """Start the heartbeat, which also takes over leases of dead consumers."""
-        if self._pid != os.getpid():
-            self._begin()
         self.worker.takes()
         with self._lock:
             if self._heartbeat is None:
@@ -236,12 +233,10 @@ class Consumer:
 
         return self._task.store.request(ending, read)
 
-    def recheck(
-        self, slot: Slot, status: Status, ids: Sequence[int], retry_s: float | None
-    ) -> bool:
+    def recheck(self, slot: Slot, status: Status, ids: Sequence[int]) -> bool:
         """Return whether a lease is within the bound of staleness; else it is over."""
         look = Recheck(self.group, slot.name, slot.token, status, list(map(str, ids)))
-        *_, reply = self._task.store.all_pages(look, retry_s=retry_s)
+        *_, reply = self._task.store.all_pages(look)
         if not reply.fresh:
             slot.free()
         return reply.fresh
@@ -265,7 +260,7 @@ class Consumer:
         self._nudge()
 
     def _nudge(self) -> None:
-        if self._heartbeat is not None and self._pid == os.getpid():
+        if self._heartbeat is not None:
             self._heartbeat.nudge()
 
     def beat(self) -> None:
@@ -330,8 +325,6 @@ class Consumer:
         Args:
             requeue: False: the groups wait until the lease is over, and count a failed delivery.
         """
-        if self._pid != os.getpid():
-            return  # a forked process: the leases belong to its parent
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:

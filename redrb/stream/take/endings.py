@@ -6,13 +6,12 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError, StoreUnavailable
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.waiting import Wait
 
 Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
 """Groups of a lease: parts, and ids in each."""
@@ -51,16 +50,15 @@ def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Error
     left = {part: deque(part.pages(outcome, ids)) for part, ids in chosen}
     if len(left) > 1:
         _end_reachable(outcome, left, reason, errors)
-    wait = None
+    shared = len(left) > 1
     with ExitStack() as scope:
         for part, pages in left.items():
             while pages and part not in errors:
                 request = part.end_request(outcome, pages[0], reason)
-                if wait is None:
-                    wait = Wait(request.retry_s)
-                    if len(left) > 1:  # silent servers share the time to answer, too
-                        scope.enter_context(wait.deadline())
-                _finish(outcome, part, pages, request, reason, wait.left_s, errors)
+                if shared:
+                    scope.enter_context(Deadline(request.retry_s))
+                    shared = False
+                _finish(outcome, part, pages, request, reason, errors)
 
 
 def end_part(
@@ -115,12 +113,12 @@ def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors)
     while turn:
         sent: dict[LeasePart, Request[str]] = {}
         try:
-            with within(GRACE_S):
+            with Deadline(at_most=GRACE_S, repeat_s=0.0):
                 for part in turn:
                     sent[part] = part.end_request(outcome, left[part][0], reason)
                     sent[part].begin()
                 for part in turn:
-                    _finish(outcome, part, left[part], sent.pop(part), reason, 0.0, errors)
+                    _finish(outcome, part, left[part], sent.pop(part), reason, errors)
         finally:
             for part, request in sent.items():
                 part.note_asked(outcome, left[part][0], reason)
@@ -137,12 +135,11 @@ def _finish(
     pages: deque[tuple[int, ...]],
     request: Request[str],
     reason: Cause,
-    retry_s: float | None,
     errors: Errors,
 ) -> None:
     """Read the reply to the request that ends the first page, and note the result."""
     try:
-        part.note_ended(outcome, pages[0], request.result(retry_s=retry_s))
+        part.note_ended(outcome, pages[0], request.result())
         pages.popleft()
     except (LeaseLost, StoreError) as error:
         errors[part] = error

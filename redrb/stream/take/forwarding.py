@@ -33,7 +33,6 @@ class ForwardOptions:
     priority: float | None = None
     status: AnyStatus | None = None
     tags: Mapping[str, Scalar | None] | None = None
-    timeout: float | None = None
 
 
 class Target(Protocol):

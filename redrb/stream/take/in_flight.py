@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self
 
+from redrb.connection.deadline import Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.stream.steps import Steps
@@ -13,7 +14,6 @@ from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.waiting import Wait
 
 if TYPE_CHECKING:
     from redrb.stream.take.taker import Taker
@@ -25,7 +25,7 @@ RELEASE_RETRY_S = 1.0
 class TakeUnderWay(Protocol):
     """A take that was sent and whose reply is read later."""
 
-    def receive(self, timeout: float | None) -> bool:
+    def receive(self) -> bool:
         """Read the reply; returns whether the batch was full and is leased."""
 
     def lease(self) -> Lease | None:
@@ -38,13 +38,13 @@ class TakeUnderWay(Protocol):
 class Takes(Protocol):
     """Takes full batches: `Taker`, or that of a task with partitions."""
 
-    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+    def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none."""
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> TakeUnderWay:
         """Send a take that does not queue."""
 
-    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+    def is_fresh(self, lease: Lease) -> bool:
         """Return whether a batch that was taken ahead may be handed over."""
 
 
@@ -72,18 +72,14 @@ class InFlightTake:
         self.seen: TakeReply | None = None
         self._reply: TakeReply | None = None
 
-    def receive(self, timeout: float | None) -> bool:
+    def receive(self) -> bool:
         """Read the reply; returns whether the batch was full and is leased.
 
         Raises:
             LeaseLost: Another consumer has taken the lease to acknowledge over; nothing was taken.
         """
-        return self.read(Wait(timeout).retry_s)
-
-    def read(self, retry_s: float | None) -> bool:
-        """Read the reply as `receive` does; Redis may be away for `retry_s`."""
         try:
-            reply = self.seen = self._sent.result(retry_s=retry_s)
+            reply = self.seen = self._sent.result()
             if self._before is not None:
                 self._taker.conclude(self._before, self._slot, reply)
         except LeaseLost:  # the batch is released
@@ -111,7 +107,9 @@ class InFlightTake:
 
     def release(self) -> None:
         """Read the reply, and release the batch."""
-        if self.receive(RELEASE_RETRY_S) and self._reply is not None:
+        with Deadline(repeat_s=RELEASE_RETRY_S):
+            full = self.receive()
+        if full and self._reply is not None:
             ids = [seq for seq, _ in self._reply.entries]
             try:
                 self._slot.release(ids)
@@ -195,26 +193,25 @@ class _Batches:
 
         A batch that was taken ahead and has become too stale is returned, and another one comes.
         """
-        wait = Wait(self._timeout)
-        with wait.deadline():
-            self._lease = lease = self._next(wait)
+        with Deadline(self._timeout):
+            self._lease = lease = self._next()
         return lease
 
-    def _next(self, wait: Wait) -> Lease:
+    def _next(self) -> Lease:
         done = self._lease or None  # the user may have ended it
         while True:
             lease = None
             received, self._in_flight = self._in_flight, None
-            if received is not None and not received.receive(wait.left_s):
+            if received is not None and not received.receive():
                 received = None
             if received is None:
-                lease = self._taker.take(self._request, wait.left_s, done)
+                lease = self._taker.take(self._request, done)
                 done = None
             self._in_flight = self._taker.send(self._request, done)
             done = None
             if received is not None:
                 lease = self._lease = received.lease()
-                if lease is not None and not self._taker.is_fresh(lease, wait.left_s):
+                if lease is not None and not self._taker.is_fresh(lease):
                     lease = None
             if lease is not None:
                 return lease

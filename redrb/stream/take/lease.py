@@ -13,6 +13,7 @@ import torch
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
@@ -437,13 +438,14 @@ class Lease(PartsLease[Collection[int]]):
         self._check_held()
         if not hasattr(stream, "store_forwarded"):
             raise ConfigError(f"stream={stream!r:.80}: give the ExperienceStream of the next task.")
-        options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
+        options = ForwardOptions(priority=priority, status=status, tags=tags)
         chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
         parts = [
             (part, dict(zip(self._names(part, part.layouts), part.layouts, strict=True)), stream)
             for part in self._parts
         ]
-        ids, stored = store_in_turn(parts, chosen, options)
+        with Deadline(timeout):
+            ids, stored = store_in_turn(parts, chosen, options)
         self._end_parts("ack", stored, NO_CAUSE)
         return tuple(ids[name] for name in chosen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
@@ -13,8 +14,8 @@ from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 
 class Taker:
@@ -31,12 +32,11 @@ class Taker:
         self._store = task.store
         self._consumer = consumer
 
-    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+    def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none.
 
         Args:
             request: The groups.
-            timeout: Seconds to wait.
             ack: A lease of this consumer to acknowledge in the same round trip.
 
         Raises:
@@ -45,13 +45,12 @@ class Taker:
             ConfigError: The task's limit is smaller than `request.least`, or `ack` is a lease of
                 another consumer.
         """
-        wait = Wait(timeout)
-        with wait.deadline(), self._consumer.worker.waiting("batch"):
+        with self._consumer.worker.waiting("batch"):
             before = self._part_of(ack)
             while True:
                 slot = self._consumer.occupy()
                 try:
-                    reply = self._full_batch(slot, request, wait, before)
+                    reply = self._full_batch(slot, request, before)
                     before = None
                     lease = None
                     if reply.outcome == "taken":
@@ -66,8 +65,8 @@ class Taker:
                     raise
                 if lease is not None:
                     return lease
-                if wait.pages_over:
-                    raise self._timeout(request, TakeReply("more"), wait, 0)
+                if here().pages_over:
+                    raise self._timeout(request, TakeReply("more"), 0)
 
     def send(
         self, request: TakeRequest, ack: Lease | None = None, *, waiter: str = ""
@@ -114,7 +113,7 @@ class Taker:
         )
         return None if part is None else Lease([part])
 
-    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+    def is_fresh(self, lease: Lease) -> bool:
         """Return whether a batch that was taken ahead may be handed over.
 
         In a task with a bound of staleness it may not if one of its groups has become too stale
@@ -123,7 +122,6 @@ class Taker:
 
         Args:
             lease: A lease; one of a rank's part is not checked.
-            timeout: Seconds for which Redis may be away.
 
         Raises:
             StoreUnavailable: Redis stayed away; the batch is still leased.
@@ -134,7 +132,7 @@ class Taker:
             slot = part.holder
             if not isinstance(slot, Slot) or not part or part.status is Status.EXPIRED:
                 continue
-            if not self._consumer.recheck(slot, part.status, part.ids, Wait(timeout).retry_s):
+            if not self._consumer.recheck(slot, part.status, part.ids):
                 part.forget()
                 return False
         return True
@@ -169,19 +167,17 @@ class Taker:
             end_part("ack", part, page)
         return part
 
-    def _full_batch(
-        self, slot: Slot, request: TakeRequest, wait: Wait, before: LeasePart | None
-    ) -> TakeReply:
+    def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:
         """Ask until the batch is full; returns the reply "taken", or "late"."""
-        expired = 0
+        expired, deadline = 0, here()
         while True:
-            last = wait.over
+            last = deadline.over
             accepted = request if last else request.full
             ttl_ms = 0 if last else QUEUE_TTL_MS
             sent = self._request(slot, accepted, ttl_ms, before, report=last)
-            reply = sent.result(retry_s=wait.retry_s)
+            reply = sent.result()
             if reply.outcome == "gone":
-                self._task.reopen(wait)
+                self._task.reopen(refused_here=True)
             if before is not None:
                 self.conclude(before, slot, reply)
                 before = None
@@ -190,25 +186,23 @@ class Taker:
                 return reply
             if reply.outcome in ("gone", "more"):
                 # "more": its consumer group joins, or much expires, in parts
-                if wait.pages_over:
-                    raise self._timeout(request, reply, wait, expired)
+                if deadline.pages_over:
+                    raise self._timeout(request, reply, expired)
                 continue
             self._refuse(request, reply)
             if last:
-                raise self._timeout(request, reply, wait, expired)
+                raise self._timeout(request, reply, expired)
             if reply.outcome == "short":
-                wait.log(
+                deadline.log(
                     f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
                     f"{reply.amount} of {request.count} groups are waiting, {expired} were too "
                     f"stale, and {reply.blocked} producers wait for room"
                 )
-                self._store.wait_for_wake(wait.slice_s(), slot.waiter)
+                self._store.wait_for_wake(deadline.slice_s(), slot.waiter)
 
-    def _timeout(
-        self, request: TakeRequest, reply: TakeReply, wait: Wait, expired: int
-    ) -> BatchTimeout:
+    def _timeout(self, request: TakeRequest, reply: TakeReply, expired: int) -> BatchTimeout:
         """Return the error of a take whose time is up."""
-        waited_s = wait.waited_s
+        waited_s = here().waited_s
         leased_here = self._consumer.held
         fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
         return BatchTimeout(
@@ -225,14 +219,14 @@ class Taker:
             similar=() if fates.get("put_ever", 1) else self._task.similar(),
         )
 
-    def accept(self, request: TakeRequest, reply: TakeReply, wait: Wait) -> None:
+    def accept(self, request: TakeRequest, reply: TakeReply) -> None:
         """Open the task again if it is gone, and raise the error of a take that cannot be helped.
 
         Raises:
             ConfigError, StoreError: As `take` does.
         """
         if reply.outcome == "gone":
-            self._task.reopen(wait)
+            self._task.reopen(refused_here=True)
         self._refuse(request, reply)
 
     def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
@@ -14,7 +15,6 @@ from redrb.stream.task.rate import UNREAD_FILL
 from redrb.stream.task.settings import TaskSettings, excluded_by_admission
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import caller, read_fields, settings_in
-from redrb.stream.waiting import Wait
 
 FIXED = {
     "partitions": (
@@ -89,7 +89,14 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
         ConfigError: A setting cannot have this value.
     """
     check_changes(changes)
-    revision, wait = uuid.uuid4().hex, Wait(None)
+    revision = uuid.uuid4().hex
+    with Deadline():
+        return _configure(store, changes, revision)
+
+
+def _configure(
+    store: TaskStore, changes: Mapping[str, Any], revision: str
+) -> ConfigureReply | None:
     while True:
         before, _ = read_fields(store)
         if not before["revision"]:
@@ -112,7 +119,7 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
         if after.outcome != "changed":
             _check(store, after)
             return after
-        wait.refused(store.task, before["revision"])
+        store.refused(before["revision"])
 
 
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:

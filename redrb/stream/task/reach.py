@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.connection.outage import Outage, shared_outage
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.task.store import TaskStore
-from redrb.stream.waiting import Wait
 
 AWAY_S = 5.0
 """Time for which a node that could not be reached is left out, where others can be reached."""
@@ -78,7 +77,7 @@ class Reach:
             if number in self.away:
                 continue
             try:
-                with within(GRACE_S):
+                with Deadline(at_most=GRACE_S):
                     found[number] = look(number)
                 self.find(number)
             except StoreUnavailable as error:
@@ -115,7 +114,7 @@ class Reach:
         wanted = list(numbers)
         soon = [number for number in wanted if len(wanted) == 1 or self._answers(number)]
         call_all(soon)
-        with Wait(self._stores[0].client.retry_s).deadline():
+        with Deadline(self._stores[0].client.retry_s):
             call_all(number for number in wanted if number not in soon)
         for error in errors.values():
             if not isinstance(error, StoreUnavailable):
@@ -147,7 +146,7 @@ class Reach:
             return False
         store = self._stores[number]
         try:
-            with within(GRACE_S):
+            with Deadline(at_most=GRACE_S):
                 store.client.execute("EXISTS", store.keys.task)
         except StoreUnavailable as error:
             self.lose(number, error)

@@ -12,7 +12,7 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
-from redrb.connection.deadline import within
+from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError, UnknownTask
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
@@ -43,7 +43,7 @@ def similar_tasks(
         least: Least similarity, from 0 to 1.
     """
     try:
-        with within(LOOK_S):
+        with Deadline(at_most=LOOK_S):
             listed = islice(Registry(client, namespace).names("task"), NAMES_COMPARED)
             names = (name for name in listed if is_name(name) and name != task)
             rated = ((_similarity(name, task), name) for name in names)

@@ -7,8 +7,8 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from redrb.connection import Client, deadline
-from redrb.connection.deadline import GRACE_S, within
+from redrb.connection import Client
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.failures import is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
@@ -22,7 +22,13 @@ P = TypeVar("P", bound=Page)
 R = TypeVar("R")
 T = TypeVar("T")
 
-_SHORTEST_BLOCK_S = 0.001
+QUEUE_TTL_MS = 3000
+"""Time for which a waiter that stopped looking keeps its place in the queue."""
+
+MOST_REFUSALS = 3
+"""Refusals for the same reason, in one call, after which the task's keys count as damaged."""
+
+SHORTEST_BLOCK_S = 0.001
 """Smallest timeout of BLPOP; 0 would block for ever."""
 
 
@@ -66,45 +72,40 @@ class TaskStore:
         with Reading(f"the number of partitions of task {self.task!r}"):
             return int(stored or 1)
 
-    def run(
-        self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None
-    ) -> Reply:
+    def run(self, script: str, arguments: Sequence[Argument] = ()) -> Reply:
         """Run a script such as "task/open" on this task, and repeat it while Redis is away.
 
         Raises:
-            StoreUnavailable: Redis stayed away for `retry_s`.
+            StoreUnavailable: Redis stayed away.
             StoreError: The server or the script answered with an error.
         """
-        return run(self.client, load(script), self.script_keys, arguments, retry_s=retry_s)
+        return run(self.client, load(script), self.script_keys, arguments)
 
-    def call(self, call: Call[R], *beside: bytes, retry_s: float | None = None) -> R:
+    def call(self, call: Call[R], *beside: bytes) -> R:
         """Run the script of a call on this task, and repeat it while Redis is away.
 
         Raises:
-            StoreUnavailable: Redis stayed away for `retry_s`.
+            StoreUnavailable: Redis stayed away.
             StoreError: The server or the script answered with an error.
         """
-        return call.run(self.client, self.script_keys, *beside, retry_s=retry_s)
+        return call.run(self.client, self.script_keys, *beside)
 
-    def all_pages(
-        self, call: Call[P], *, all_of_them: bool = True, retry_s: float | None = None
-    ) -> Iterator[P]:
+    def all_pages(self, call: Call[P], *, all_of_them: bool = True) -> Iterator[P]:
         """Run a call until it has no more to do, a page at a time; yields each reply.
 
         Args:
             call: The call.
             all_of_them: Whether it is an error if the deadline passes before the last page.
-            retry_s: How long Redis may be away.
 
         Raises:
             StoreUnavailable: The deadline has passed; the next call goes on.
         """
         while True:
-            reply = self.call(call, retry_s=retry_s)
+            reply = self.call(call)
             yield reply
             if not reply.more:
                 return
-            if deadline.over():
+            if here().passed:
                 if all_of_them:
                     raise self.unfinished()
                 return
@@ -127,7 +128,7 @@ class TaskStore:
             yield reply
             if b"more" not in (reply, reply[0]):
                 return
-            if deadline.over():
+            if here().passed:
                 if all_of_them:
                     raise self.unfinished()
                 return
@@ -160,6 +161,26 @@ class TaskStore:
             return read(call.read(replies[0]))
 
         return scripted_request(self.client, pipeline, result)
+
+    def refused(self, *state: object) -> None:
+        """Note that a script has refused a request, which is sent again in the state read since.
+
+        Args:
+            state: The state: revision of the settings, epoch, and the like.
+
+        Raises:
+            StoreError: It was refused several times in this state, or after the time was up.
+        """
+        deadline = here()
+        reason = (self.task,) if deadline.pages_over else (self.task, *state)
+        deadline.refusals[reason] += 1
+        if deadline.refusals[reason] > MOST_REFUSALS:
+            raise StoreError(
+                f"task {self.task!r}: its scripts refuse the settings that Redis has just "
+                "returned, so its keys are damaged, or other processes change its settings all the "
+                "time. A change of any setting (`redrb set`) writes the rules anew that the "
+                "scripts read."
+            )
 
     def raw_request(
         self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
@@ -210,8 +231,8 @@ class TaskStore:
         """
         wakes = map(self.keys.wake, waiters)
         try:
-            with within(seconds + GRACE_S):
-                block = f"{max(seconds, _SHORTEST_BLOCK_S):.3f}"
+            with Deadline(seconds):
+                block = f"{max(seconds, SHORTEST_BLOCK_S):.3f}"
                 return self.client.once("BLPOP", *wakes, block) is not None
         except RedisError as error:
             if not is_transient(error):

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys, WeightKeys
 from redrb.lua.scripts import load, run
@@ -22,7 +23,6 @@ from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT, TaskSetting
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, caller, read_settings, setting_text
-from redrb.stream.waiting import Wait
 from redrb.weights.wire.calls import Advance
 
 
@@ -121,7 +121,7 @@ class Task:
         else:
             self.description = replace(like, revision="", incarnation="")
 
-    def reopen(self, wait: Wait | None = None) -> None:
+    def reopen(self, *, refused_here: bool = False) -> None:
         """Learn the settings that the task has now, or create it where it was deleted.
 
         In a task that was created anew the settings that were given from here are restored, as
@@ -129,7 +129,7 @@ class Task:
         join again, and the loss of its data is logged, once.
 
         Args:
-            wait: The wait of a call whose script has said that the task is gone or has other
+            refused_here: Whether a script has said in this call that the task is gone or has other
                 settings.
 
         Raises:
@@ -141,8 +141,8 @@ class Task:
         self._open(before)
         now = self.description
         incarnation = now.incarnation
-        if wait is not None:
-            wait.refused(self.name, self.store.keys.stream, incarnation, now.revision, now.kind)
+        if refused_here:
+            self.store.refused(self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
         for group in tuple(self._joined):
@@ -181,9 +181,9 @@ class Task:
 
     def join(self, group: str, start: str = "") -> None:
         """Register a consumer group, now and whenever the task was created anew."""
-        wait = Wait(None)
-        while not list(self.store.all_pages(Join(group, start)))[-1].joined:
-            self.reopen(wait)
+        with Deadline():
+            while not list(self.store.all_pages(Join(group, start)))[-1].joined:
+                self.reopen(refused_here=True)
         self._joined.add(group)
 
     def drop_group(self, group: str) -> int:

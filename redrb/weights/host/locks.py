@@ -11,10 +11,11 @@ import fcntl
 import math
 import os
 import select
-import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
+
+from redrb.forks import guard, in_child, mark
 
 _FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_S = 86400.0  # poll counts milliseconds in 32 bits
@@ -28,20 +29,18 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        self.guard = threading.RLock()  # a finalizer may run while its thread holds it
         self.held: set[int] = set()
         self.held_for_memory: set[int] = set()
 
     def forget(self) -> None:
         """In a fork: close the copies of the parent's locked files; the parent keeps its locks."""
-        self.guard = threading.RLock()
         for descriptor in self.held:
             os.close(descriptor)
         self.held.clear()
 
     def close(self, descriptor: int) -> None:
         """Close a locked file, unless that was done."""
-        with self.guard:
+        with guard:
             for descriptors in (self.held, self.held_for_memory):
                 if descriptor in descriptors:
                     descriptors.remove(descriptor)
@@ -49,11 +48,7 @@ class _Process:
 
 
 _process = _Process()
-os.register_at_fork(
-    before=lambda: _process.guard.acquire(),
-    after_in_parent=lambda: _process.guard.release(),
-    after_in_child=_process.forget,
-)
+in_child(_process.forget)
 
 
 class FileLock:
@@ -61,7 +56,7 @@ class FileLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._finalizer = weakref.finalize(self, _close, descriptor, os.getpid())
+        self._finalizer = weakref.finalize(self, _close, descriptor, mark())
         self._finalizer.atexit = False
 
     def release(self) -> None:
@@ -70,7 +65,7 @@ class FileLock:
 
     def hold_while_alive(self, memory: object) -> None:
         """Hold the lock until `memory` is garbage, in this process and in its forks."""
-        with _process.guard:
+        with guard:
             if self._finalizer.detach() is not None:
                 _process.held.remove(self._descriptor)
                 _process.held_for_memory.add(self._descriptor)
@@ -84,7 +79,7 @@ def acquire(path: Path, *, exclusive: bool) -> FileLock | None:
     Returns:
         None if there is no file, or another holder excludes this one.
     """
-    with _process.guard:
+    with guard:
         try:
             descriptor = os.open(path, _FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +118,7 @@ def wait_released(path: Path, timeout: float) -> bool:
         Whether it did so in time.
     """
     try:
-        with _process.guard:
+        with guard:
             watcher = _watcher(path)
     except FileNotFoundError:
         return True
@@ -154,6 +149,6 @@ def _watcher(path: Path) -> int:
             os.close(writer)
 
 
-def _close(descriptor: int, pid: int) -> None:
-    if pid == os.getpid():  # else the fork has closed its copy; another file may have its number
+def _close(descriptor: int, owner: object) -> None:
+    if owner is mark():  # else the fork has closed its copy; another file may have its number
         _process.close(descriptor)

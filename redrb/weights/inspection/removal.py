@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry

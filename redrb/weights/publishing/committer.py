@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
@@ -150,8 +151,8 @@ class Committer:
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
         place = attempt.place
-        with contextlib.suppress(StoreError):
-            outcome, *trash = self._run("weights/discard", place.token, place.version, retry_s=0)
+        with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
+            outcome, *trash = self._run("weights/discard", place.token, place.version)
             if outcome == b"ok":
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
             if trash == [1]:
@@ -204,10 +205,11 @@ class Committer:
     def _advance(self, stream: bytes, version: int) -> bool:
         """Give a task the newest version; False when there is no such task."""
         client = self._everywhere.at(stream)
-        return Advance(version).run(client, [stream], retry_s=_FOLLOWER_S) >= 0
+        with Deadline(repeat_s=_FOLLOWER_S):
+            return Advance(version).run(client, [stream]) >= 0
 
-    def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
-        return call(self._client, self._keys, script, *arguments, retry_s=retry_s)
+    def _run(self, script: str, *arguments: Argument) -> Reply:
+        return call(self._client, self._keys, script, *arguments)
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

@@ -7,8 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
-from redrb.connection.deadline import most_s, within
-from redrb.connection.stopping import Stop, stoppable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import RedrbError, StoreClosed
 
 _WAIT_S = 0.5
@@ -76,8 +76,8 @@ class BackgroundFetch(ABC):
         self._stop.ask()
         self._loaded.set()
         if self._thread is not None:
-            with within(_END_S):
-                self._thread.join(most_s(_END_S))
+            with Deadline(at_most=_END_S) as deadline:
+                self._thread.join(deadline.left_s)
 
     def _swap_in(self, lock: AbstractContextManager[object]) -> None:
         """Load the fetched version under `lock`, if one is ready; never waits for Redis."""
@@ -91,14 +91,13 @@ class BackgroundFetch(ABC):
             self._missed = True
 
     def _run(self, stop: Stop) -> None:
-        with stoppable(stop):
-            while not stop.asked:
+        with Deadline(stop=stop):
+            while not stop:
                 try:
                     self._fetch_next(_WAIT_S)
                     self._wait_for_missed_swap(stop)
                 except Exception as error:  # noqa: BLE001 (a swap or a check raises it)
-                    ending: bool = stop.asked
-                    if not (ending and isinstance(error, RedrbError)):
+                    if not (stop and isinstance(error, RedrbError)):
                         self._failed(error)
                     if isinstance(error, StoreClosed):
                         break
@@ -111,8 +110,8 @@ class BackgroundFetch(ABC):
             return
         self._missed = False
         deadline = time.monotonic() + _MISSED_S
-        while not stop.asked and (left := deadline - time.monotonic()) > 0:
+        while not stop and (left := deadline - time.monotonic()) > 0:
             self._loaded.clear()
-            if stop.asked or not self._is_ready:
+            if stop or not self._is_ready:
                 break
             self._loaded.wait(left)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, cast
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
@@ -55,21 +56,19 @@ class Catalogue:
         self._routed: dict[int, int] = {}  # version that `route` led to -> its creation time
         self._created_ms: dict[int, int] = {}  # the same for the version in use
 
-    def newer_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
+    def newer_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`, else None."""
         least = f"{version + 1}-0"
-        found = self.client.execute(
-            "XREVRANGE", self.keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
-        )
+        found = self.client.execute("XREVRANGE", self.keys.versions, "+", least, "COUNT", 1)
         return self.described(found[0]) if found else None
 
-    def other_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
+    def other_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is another one than `version`, else None.
 
         After a server has lost its data, versions count from 1 again. So a smaller number is
         another version, and so is the same number with another creation time.
         """
-        newest = self.newer_than(0, retry_s=retry_s)
+        newest = self.newer_than(0)
         if newest is None or newest.version != version:
             return newest
         known_ms = self._created_ms.get(version, 0)
@@ -147,9 +146,9 @@ class Catalogue:
                 )  # another thread may have removed it
         return steps
 
-    def run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
+    def run(self, script: str, *arguments: Argument) -> Reply:
         """Run a script on these weights."""
-        return call(self.client, self.keys, script, *arguments, retry_s=retry_s)
+        return call(self.client, self.keys, script, *arguments)
 
     def decode(self, stored: bytes) -> Manifest:
         """Return a manifest; layouts that were decoded before are not decoded again.
@@ -191,7 +190,8 @@ class Pin:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            self._catalogue.run("weights/renew_pin", self.reader, 0, retry_s=0)
+            with Deadline(repeat_s=0.0):
+                self._catalogue.run("weights/renew_pin", self.reader, 0)
         except StoreError:
             return  # the pin expires
 

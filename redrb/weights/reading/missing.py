@@ -10,8 +10,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
-from redrb.connection.deadline import within
-from redrb.connection.scanning import scan
+from redrb.connection.client import scan
+from redrb.connection.deadline import Deadline
 from redrb.errors import StoreDenied, StoreError
 from redrb.keys import WeightKeys
 
@@ -51,7 +51,7 @@ class MissingWeights:
     def _advice(self) -> str:
         own = self._keys.versions.encode()
         try:
-            with within(SEARCH_S):
+            with Deadline(at_most=SEARCH_S):
                 found = self._published()
         except StoreDenied:
             return (

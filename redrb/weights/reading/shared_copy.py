@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from redrb.connection import stopping
+from redrb.connection.deadline import here
 from redrb.errors import WeightCorrupt, WeightError
+from redrb.forks import in_child
 from redrb.weights.host import locks
 from redrb.weights.host.versions import HostVersions, make_private
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
@@ -84,7 +85,8 @@ class SharedCopy:
         self._key = hashlib.blake2b(catalogue.keys.prefix.encode(), digest_size=16).hexdigest()
         self._directory = _SHARED_MEMORY / f"redrb-{os.geteuid()}"
         self._versions = HostVersions(self._directory, self._key)
-        self._began_in = 0
+        self._forget()
+        in_child(self._forget)
         self._used: _Version | None = None
         self._damaged = False
         self._writable: dict[int, mmap.mmap] = {}  # by the inode of the file
@@ -173,21 +175,24 @@ class SharedCopy:
         self._begin()
         follows = may_wait and self._used is not None and not self._writable
         if follows and not self._versions.path(name).exists():
-            stopping.pause(_HEAD_START_S)
+            here().pause(_HEAD_START_S)
         write = partial(self._write, states=states, layout=layout, pin=pin)
         lock = self._versions.use(name, write, timeout=_FETCH_S)
         return _Version(manifest, layout, self._mapped(name, lock)) if lock is not None else None
 
+    def _forget(self) -> None:
+        self._began = False  # also in a forked child, which has other finalizers
+
     def _begin(self) -> None:
         make_private(self._directory)
-        if self._began_in != os.getpid():
+        if not self._began:
             keys = {path.name.partition(".")[0] for path in self._directory.iterdir()}
             for key in keys - {self._key}:
                 if _KEY.fullmatch(key):  # left by processes that were killed
                     HostVersions(self._directory, key).remove_unused()
             # not weakref.finalize: children of multiprocessing do not run atexit functions
             Finalize(None, _leave, args=(self._versions,), exitpriority=0)
-            self._began_in = os.getpid()
+            self._began = True
 
     def _write(self, part: Path, *, states: Sequence[Step], layout: Layout, pin: Pin) -> None:
         """Fetch a version into a file: all of it, or what differs from a version on this host."""

@@ -108,7 +108,7 @@ class WeightStandby(BackgroundFetch):
             if version is not None:
                 return version
             waited_s = time.monotonic() - started
-            if self._stop.asked or (timeout is not None and waited_s >= timeout):
+            if self._stop or (timeout is not None and waited_s >= timeout):
                 raise WeightTimeout(
                     name=self._name, newer_than=0, newest=self._seen, waited_s=waited_s
                 )

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from redrb.checks import checked_int, checked_int_or_none, checked_timeout
+from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
+from redrb.connection.deadline import Deadline
 from redrb.errors import (
     ConfigError,
     DecodeError,
@@ -277,8 +278,8 @@ class WeightSubscriber:
         """
         after = (self.version or 0) if newer_than is None else newer_than
         after = checked_int("newer_than", after, 0, MAX_VERSION)
-        timeout = checked_timeout(timeout)
-        return wait_for_version(self._catalogue, after, timeout, larger=newer_than is not None)
+        with Deadline(timeout):
+            return wait_for_version(self._catalogue, after, larger=newer_than is not None)
 
     @contextmanager
     def _exclusive_copy(self) -> Iterator[None]:

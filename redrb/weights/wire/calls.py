@@ -31,7 +31,6 @@ def call(
     keys: WeightKeys,
     script: str,
     *arguments: Argument,
-    retry_s: float | None = None,
 ) -> Reply:
     """Run a script of weights on the node that has their keys.
 
@@ -39,9 +38,7 @@ def call(
         StoreError: Redis refuses it; where a key is not of redrb's type, the message names it.
     """
     with foreign_keys_named(client, keys):
-        return scripts.run(
-            client, scripts.load(script), [keys.versions], arguments, retry_s=retry_s
-        )
+        return scripts.run(client, scripts.load(script), [keys.versions], arguments)
 
 
 @contextmanager

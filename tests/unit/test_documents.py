@@ -1,0 +1,51 @@
+"""Documents name tests, findings and columns that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from redrb.cli import main
+from tests.finding_kinds import finding_kinds
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("page", "least"), [("guarantees", 50), ("security", 10)])
+def test_each_promise_names_tests_that_exist(page: str, least: int) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    named = re.findall(r"`(?:tests/)?([a-z_0-9/]+\.py)::(test_[a-z0-9_]+)`", text)
+    assert len(named) > least
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text()
+        assert re.search(rf"^(async )?def {test}\(", source, re.MULTILINE), f"{file}::{test}"
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "held by" not in line]
+    unheld = [row for row in rows if "::test_" not in row]
+    assert page != "guarantees" or unheld == [], "no test holds these"
+
+
+def test_the_page_of_doctor_lists_every_code() -> None:
+    row = re.compile(r"^\| `([a-z-]+)` \| (\w+) \| (yes|) \| (.+) \| (.+) \|$", re.M)
+    rows = row.findall((ROOT / "docs" / "doctor.md").read_text("utf-8"))
+    listed = [(code, severity, bool(repairs)) for code, severity, repairs, _, _ in rows]
+    kinds = finding_kinds("redrb.state.findings", "redrb.doctor")
+    assert set(listed) == {(kind.code, kind.severity, kind.repairs) for kind in kinds}
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("put", "default: all that are there"),
+        ("rm", "Delete all versions of weights, without asking. A trainer that still publishes"),
+        ("get", "Exit status: 0 when the command has done its work; 2 when an argument is wrong"),
+    ],
+)
+def test_help_of_weights_explains_what_is_done(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["weights", command, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
