@@ -69,7 +69,7 @@ def take_rights_back(task: Examination) -> tuple[str, bool]:
     if found is None or not found.lost_rights:
         return "took 0 rights back", True
     makers, rights = (
-        _Deadlines(store, kind, deadlines_over(store, kind.encode(), found.now))
+        _Deadlines(store, kind, deadlines_over(store, kind, found.now))
         for kind in ("makers", "holds")
     )
 
@@ -112,7 +112,7 @@ class _Deadlines:
     """
 
     def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
-        self._store, self._kind = store, kind.encode()
+        self._store, self._kind = store, kind
         found = deadlines_of(store, self._kind, list(names))
         self._deadlines = {name: one for name, one in found.items() if one is not None}
 

@@ -18,8 +18,10 @@ import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
+from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.state.calls import Observe
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
@@ -141,8 +143,8 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost(Count("default", Status.COMPLETED, WHERE), name="count where")
     scene.cost(Count("nobody", Status.COMPLETED, WHERE), name="count of a new group")
     scene.cost(Stats("default"))
-    scene.cost("task/observe", "default", "-inf")
-    scene.cost("doctor/examine", "")
+    scene.cost(Observe("default", "-inf"))
+    scene.cost(Examine())
     scene.cost(Versions("default"))
     scene.cost(Move("default", Status.ABORTED, list(map(str, ids[:4]))))
     scene.cost(Discard("default", list(map(str, ids[:4]))))
@@ -290,7 +292,7 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
         scene.cost(again, name="where")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
         scene.cost(scene.beat("w1"), b"")
         scene.cost(Leave("default", "w3"))
         late = scene.open(group="late")
@@ -314,7 +316,7 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         scene.note("ack", lease.ack)
         scene.cost("put/room", "p9", 0, name="room given up")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
         full.close()
 
     compare(build)
@@ -355,8 +357,8 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             client.exchange(pipeline)
         scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
         scene.cost(ReadTask())
+        scene.cost(Examine())
         scene.cost(Versions("default"))
         scene.note("put", lambda: scene.fill(1, policy_version=1))
         scene.note("take", lambda: scene.take("me", 1))
@@ -629,7 +631,7 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
         scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
-        scene.cost("doctor/examine", "")
+        scene.cost(Examine())
 
     compare(build)
 

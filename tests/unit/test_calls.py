@@ -19,7 +19,7 @@ from redrb.lua.scripts import load
 
 def all_calls() -> list[type[Call[Any]]]:
     for module in pkgutil.walk_packages(redrb.__path__, "redrb."):
-        if module.name.rpartition(".")[2] in ("calls", "turn"):
+        if module.name.rpartition(".")[2] in ("calls", "entries", "origin", "turn"):
             importlib.import_module(module.name)
     found, new = set(), [Call]
     while new:

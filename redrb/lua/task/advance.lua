@@ -9,7 +9,8 @@ begin_writing()
 if not exists() then
   return cmsgpack.pack(-1)
 end
-local known, version = rules().version, math.max(number(task, 'version'), cmsgpack.unpack(ARGV[1]).version)
+local ask, known = cmsgpack.unpack(ARGV[1]), rules().version
+local version = math.max(number(task, 'version'), ask.version)
 local admits = rules().groups_per_version and rules().max_staleness and version ~= known
 if admits then
   --@include versions

@@ -17,23 +17,12 @@ from redrb.stream.task.description import StalenessRules
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
-SettingsOutcome: TypeAlias = Literal[
-    "ok", "unknown", "differs", "changed", "unsortable", "unversioned", "excluded", "blocked"
-]
-
 
 class SettingsReply(msgspec.Struct, frozen=True):
-    """The reply of calls that open a task or change its settings.
+    """The settings of a task, or which of them do not fit together.
 
     Attributes:
-        outcome: "ok"; "unknown": there is no such task, and it is not to be created; "differs": it
-            has others of the settings given; "changed": it has others than the caller has seen, or
-            does not exist; "unsortable": Redis cannot compute the scores of the order, and groups
-            are stored; "unversioned": it is to evict the stalest groups, and indexes no versions;
-            "excluded": it cannot have this setting beside groups_per_version; "blocked": the limit
-            or capacity is smaller than the groups that a first take needs by the rate, so that
-            takes and puts would wait for each other.
-        settings: Value of each setting, "" for none; of "differs" only those that differ.
+        settings: Value of each setting, "" for none.
         epoch: Of the producers' records.
         generation: Number of changes of the settings.
         configured: Names of settings that `Configure` has changed.
@@ -45,7 +34,6 @@ class SettingsReply(msgspec.Struct, frozen=True):
         gives_limit: Whether this call gives the limit, and not the rate.
     """
 
-    outcome: SettingsOutcome
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     epoch: int = 0
     generation: int = 0
@@ -59,7 +47,21 @@ class SettingsReply(msgspec.Struct, frozen=True):
     gives_limit: bool = False
 
 
-class Open(Call[SettingsReply], frozen=True):
+class OpenReply(SettingsReply, frozen=True, kw_only=True):
+    """The reply to `Open`.
+
+    Attributes:
+        outcome: "ok"; "unknown": there is no such task, and it is not to be created; "differs": it
+            has others of the settings given, those in `settings`; "unversioned": it is to evict the
+            stalest groups, and indexes no versions; "excluded": it cannot have this setting beside
+            groups_per_version; "blocked": the limit or capacity is smaller than the groups that a
+            first take needs by the rate, so that takes and puts would wait for each other.
+    """
+
+    outcome: Literal["ok", "unknown", "differs", "unversioned", "excluded", "blocked"]
+
+
+class Open(Call[OpenReply], frozen=True):
     """Create the task, or compare its settings; settings that it was not given yet are added.
 
     Attributes:
@@ -89,7 +91,19 @@ class Open(Call[SettingsReply], frozen=True):
     configured: frozenset[str] = frozenset()
 
 
-class Configure(Call[SettingsReply], frozen=True):
+class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
+    """The reply to `Configure`.
+
+    Attributes:
+        outcome: As that of `Open`; "changed": the task has other settings than the caller has seen,
+            or does not exist; "unsortable": Redis cannot compute the scores of the order, and
+            groups are stored.
+    """
+
+    outcome: Literal["ok", "changed", "unsortable", "unversioned", "excluded", "blocked"]
+
+
+class Configure(Call[ConfigureReply], frozen=True):
     """Change settings of the task.
 
     Attributes:

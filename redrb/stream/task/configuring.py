@@ -10,7 +10,7 @@ from typing import Any
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.orders import Fifo
-from redrb.stream.task.calls import Configure, Fill, Open, SettingsReply
+from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
 from redrb.stream.task.rate import UNREAD_FILL
 from redrb.stream.task.settings import TaskSettings, excluded_by_admission
 from redrb.stream.task.store import TaskStore
@@ -31,7 +31,7 @@ FIXED = {
 _STORED = {"keep": ("keep_ms",), "order": ("order", "sampled")}
 
 
-def open_task(store: TaskStore, call: Open) -> SettingsReply | None:
+def open_task(store: TaskStore, call: Open) -> OpenReply | None:
     """Create a task, or compare its settings; None: it is not to be created, and does not exist.
 
     Raises:
@@ -74,7 +74,7 @@ def stored_names(changes: Mapping[str, Any]) -> list[str]:
     return [each for name in changes for each in _STORED.get(name, (name,))]
 
 
-def configure(store: TaskStore, changes: Mapping[str, Any]) -> SettingsReply | None:
+def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | None:
     """Change settings of a task in one atomic step; returns all of them, as Redis keeps them.
 
     None is returned for a task that does not exist. The settings that the task is to have are
@@ -94,7 +94,9 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> SettingsReply | N
         return _configure(store, changes, revision)
 
 
-def _configure(store: TaskStore, changes: Mapping[str, Any], revision: str) -> SettingsReply | None:
+def _configure(
+    store: TaskStore, changes: Mapping[str, Any], revision: str
+) -> ConfigureReply | None:
     while True:
         before, _ = read_fields(store)
         if not before["revision"]:
@@ -120,7 +122,7 @@ def _configure(store: TaskStore, changes: Mapping[str, Any], revision: str) -> S
         store.refused(before["revision"])
 
 
-def _check(store: TaskStore, reply: SettingsReply) -> None:
+def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
     """Refuse settings that do not fit together; else do the work that a change has left."""
     if reply.outcome == "unversioned":
         raise ConfigError(
