@@ -158,7 +158,7 @@ class Ranks:
             f"{ranks}"
         )
         full = [self._waiter] if reply.outcome == "form" else []
-        self._store.wait_for_wake(deadline.slice_s(), f"{self._consumer.name}.rank", *full)
+        self._store.wait_for_wake(f"{self._consumer.name}.rank", *full)
 
     def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""
