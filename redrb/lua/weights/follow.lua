@@ -1,10 +1,11 @@
 -- Register a task as a follower of these weights: its newest version advances with theirs.
 -- KEYS[1] versions
--- ARGV    stream of the task
--- Returns the newest version, or 0.
+-- ARGV    the call `Follow` of redrb/stream/task/task.py
+-- Returns its reply
 --@include weights
 
 begin_writing()
-redis.call('SADD', prefix .. 'followers', ARGV[1])
+local ask = cmsgpack.unpack(ARGV[1])
+redis.call('SADD', prefix .. 'followers', ask.stream)
 local last = newest()
-return last and last.version or 0
+return cmsgpack.pack(last and last.version or 0)

@@ -1,26 +1,25 @@
 -- Delete a page of versions, until all are gone; their keys are put into the trash. Current publishers are
 -- fenced. The key `fence` stays, so that no token is given twice.
 -- KEYS[1] versions
--- ARGV    name
---         name: a new one, which no publisher has; the same for each page
--- Returns {more, last token that was given, id of a deleted entry ...}: with more = 1, run it again.
---         Repeated, it deletes versions committed since
+-- ARGV    the call `RemoveVersions` of redrb/weights/wire/calls.py
+-- Returns the page. Repeated, it deletes versions committed since
 --@include weights retention permissions
 
 check_permissions(pins)
 check_keys()
 begin_writing()
-take_over(ARGV[1])
+local ask = cmsgpack.unpack(ARGV[1])
+take_over(ask.name)
 local token = math.max(0, token_of(redis.call('HGET', fence, 'token')))
-local found, reply = redis.call('XRANGE', versions, '-', '+', 'COUNT', PAGE.versions), {}
+local found, ids = redis.call('XRANGE', versions, '-', '+', 'COUNT', PAGE.versions), {}
 for i, entry in ipairs(found) do
-  reply[i] = entry[1]
+  ids[i] = entry[1]
   delete_version(parsed(entry))
 end
 if #found == PAGE.versions then
-  return {1, token, unpack(reply)}
+  return cmsgpack.pack({more = true, token = token, entries = ids})
 end
 discard_attempts()
 redis.call('HDEL', fence, 'first')
 redis.call('UNLINK', versions, manifests, pins, loads, fulls, prefix .. 'followers')
-return {0, token, unpack(reply)}
+return cmsgpack.pack({more = false, token = token, entries = ids})

@@ -7,13 +7,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys, WeightKeys
-from redrb.lua.scripts import load, run
+from redrb.lua.calls import Call
 from redrb.registry import Registry
 from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
 from redrb.stream.task.configuring import configure, open_task, stored_names
@@ -24,6 +24,13 @@ from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, caller, read_settings, setting_text
 from redrb.weights.wire.calls import Advance
+
+
+class Follow(Call[int], frozen=True):
+    """Register the task of a stream as a follower of weights; returns their newest version."""
+
+    script: ClassVar = "weights/follow"
+    stream: str
 
 
 class Follower:
@@ -41,8 +48,7 @@ class Follower:
     def follow(self) -> None:
         """Subscribe the task, and advance it to the newest version."""
         client = self._store.client.at(self._versions)  # perhaps another node than the task's
-        arguments = [self._store.keys.stream]
-        newest = int(run(client, load("weights/follow"), [self._versions], arguments))
+        newest = Follow(self._store.keys.stream).run(client, [self._versions])
         if newest:
             self._store.call(Advance(newest))
 

@@ -18,7 +18,7 @@ from redrb.weights.inspection.listing import (
     stored_bytes,
 )
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import call, foreign_keys_named
+from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named
 
 _STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
@@ -50,18 +50,21 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     catalogue = catalogue_of(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client
     with foreign_keys_named(node, keys):
-        deleted = {entry for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}
+        deleted = {entry.decode() for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}
     if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, owner, more = stored_bytes(catalogue), uuid.uuid4().hex, 1
+    nbytes, remove, more = stored_bytes(catalogue), RemoveVersions(uuid.uuid4().hex), True
     while more:
-        more, token, *page = call(node, keys, "weights/remove", owner)
-        deleted.update(page)  # the reply to a repeated request lacks what the first one has deleted
+        with foreign_keys_named(node, keys):
+            page = remove.run(node, [keys.versions])
+        more = page.more
+        # the reply to a repeated request lacks what the first one has deleted
+        deleted.update(page.entries)
     stored_keys.clean(client, keys, stored_keys.spread_of(client))
     for primary in client.primaries():
-        stored_keys.delete(client, _staged(primary, keys, token))
+        stored_keys.delete(client, _staged(primary, keys, page.token))
     Registry(client, namespace).remove("weights", name)
-    versions = {int(entry.partition(b"-")[0]) for entry in deleted}
+    versions = {int(entry.partition("-")[0]) for entry in deleted}
     return RemovedWeights(name, tuple(sorted(versions)), nbytes)
 
 

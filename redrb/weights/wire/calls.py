@@ -11,7 +11,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.lua.calls import Call
+from redrb.lua.calls import Call, Page
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -69,3 +69,26 @@ class Advance(Call[int], frozen=True):
 
     script: ClassVar = "task/advance"
     version: int
+
+
+class RemovedPage(Page, frozen=True, kw_only=True):
+    """A page of versions that were deleted.
+
+    Attributes:
+        token: Last token that was given to an attempt.
+        entries: Ids of their entries.
+    """
+
+    token: int
+    entries: list[str]
+
+
+class RemoveVersions(Call[RemovedPage], frozen=True):
+    """Delete a page of versions, and fence the publisher.
+
+    Attributes:
+        name: A new one, which no publisher has; the same for each page.
+    """
+
+    script: ClassVar = "weights/remove"
+    name: str
