@@ -638,7 +638,7 @@ def test_a_part_that_kills_its_rank_again_and_again_becomes_dead_letters(
 def test_groups_that_cannot_be_decoded_make_a_part_smaller(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     garbage = EncodedGroup(b"\xff" * 20, 1, None, Status.COMPLETED)
-    ranks[0]._producer.put(PutBatch((garbage,)), timeout=0)
+    ranks[0]._producer.put(PutBatch((garbage,)))
     fill(ranks[0], 3)
     parts = leases(ranks, 4, 0, balance="tokens")
     assert sorted(len(part) for part in parts) == [1, 2]
@@ -646,7 +646,7 @@ def test_groups_that_cannot_be_decoded_make_a_part_smaller(open_stream: Opener) 
         part.ack()
     ledger = ranks[0].stats().ledger
     assert (ledger.acked, ledger.dead) == (3, 1)
-    ranks[0]._producer.put(PutBatch((garbage,)), timeout=0)
+    ranks[0]._producer.put(PutBatch((garbage,)))
     fill(ranks[0], 1)
     bad, good = ask(ranks, 2, 1)
     assert isinstance(bad, DecodeError)
