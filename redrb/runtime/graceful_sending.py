@@ -31,8 +31,6 @@ class GracefulSender:
         """Wrap a sender.
 
         Args:
-            sender: Sends groups in the background.
-            stop: Asks the maker to end, and ends waits.
             stop_timeout: Seconds for which a maker that was asked to end waits for room.
         """
         self._sender = sender
@@ -84,12 +82,7 @@ class GracefulSender:
     def _send_or_give_up(
         self, send: Callable[[], None], in_hand: Callable[[], int] = lambda: 0
     ) -> None:
-        """Run `send`, once more if it failed for groups of earlier calls only.
-
-        Args:
-            send: Sends or flushes; raises SendFailed.
-            in_hand: Returns the number of groups that `send` hands over.
-        """
+        """Run `send`, once more if it failed for groups of earlier calls only."""
         failure = self._attempt(send)
         if failure is None:
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
+from redrb.lua.calls import Call
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -31,11 +32,7 @@ def call(
     script: str,
     *arguments: Argument,
 ) -> Reply:
-    """Run a script of weights on the node that has their keys.
-
-    Raises:
-        StoreError: Redis refuses it; where a key is not of redrb's type, the message names it.
-    """
+    """Run a script of weights on the node that has their keys, or raise StoreError."""
     with foreign_keys_named(client, keys):
         return scripts.run(client, scripts.load(script), [keys.versions], arguments)
 
@@ -50,7 +47,12 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
     except StoreError as error:
         if "WRONGTYPE" not in str(error):
             raise
-        names = _foreign_keys(client, keys)
+        names: dict[str, str] = {}
+        for name, kind in _TYPES.items():
+            key = f"{keys.prefix}{name}"
+            held: bytes = client.execute("TYPE", key)
+            if held not in (kind, b"none"):
+                names[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
         if not names:  # the key was deleted meanwhile
             raise
         raise StoreError(
@@ -59,12 +61,11 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
         ) from error
 
 
-def _foreign_keys(client: Client, keys: WeightKeys) -> dict[str, str]:
-    """Return the keys that have not redrb's type, and what they hold."""
-    found = {}
-    for name, kind in _TYPES.items():
-        key = f"{keys.prefix}{name}"
-        held: bytes = client.execute("TYPE", key)
-        if held not in (kind, b"none"):
-            found[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
-    return found
+class Advance(Call[int], frozen=True):
+    """Tell a task the newest weight version; returns the one that it knows now, -1 without a task.
+
+    Makers that may begin groups now are woken.
+    """
+
+    script: ClassVar = "task/advance"
+    version: int

@@ -1,0 +1,173 @@
+"""Rights of a maker: it waits for them before it begins groups, also while Redis is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from redrb.algorithms.prompts import has_entries
+from redrb.connection.deadline import Deadline
+from redrb.connection.outage import Outage
+from redrb.connection.stop import Stop
+from redrb.errors import (
+    AdmissionRefused,
+    AdmissionTimeout,
+    ConfigError,
+    RecordError,
+    StoreUnavailable,
+)
+from redrb.stream import Admission, ExperienceStream
+from redrb.stream.admission.admitter import MOST_RIGHTS
+
+_OUTAGE_PAUSE_S = 0.5
+"""Pause between requests while Redis is away for longer than the client's retries last."""
+
+
+class TaskRights:
+    """Asks a task for rights to begin groups; a task without a bound of staleness gives none."""
+
+    def __init__(self, stream: ExperienceStream, stop: Stop, maker: str) -> None:
+        """Ask the task of a stream until `stop` is asked; `maker` is a word for log lines."""
+        self.stream, self._stop = stream, stop
+        self._refused = False
+        self._outage = Outage(f"{maker} waits for Redis before it begins more groups")
+
+    def wait(self, count: int = 1, *, least: int = 1) -> Admission | None:
+        """Wait for the rights of `count` groups, or of at least `least` of them.
+
+        Returns:
+            The rights; None: the task gives none, as far as this process knows, or the maker is to
+            end.
+        """
+        stream = self.stream
+        while not self._stop and (stream.bounded or not self._refused):
+            try:
+                with Deadline(stop=self._stop):
+                    right = stream.admit(count, least=least)
+            except AdmissionTimeout:
+                break
+            except AdmissionRefused:
+                self._refused = True
+                break
+            except StoreUnavailable as error:
+                if not stream.bounded or self._refused:
+                    break
+                self._outage.failed(error)
+                self._stop.wait(_OUTAGE_PAUSE_S)
+            else:
+                self._outage.over()
+                self._refused = False
+                return right
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The groups that a maker may begin.
+
+    Attributes:
+        groups: Their number.
+        each: Rights of each task; None for a task without a bound, or without a group among these.
+    """
+
+    groups: int
+    each: Sequence[Admission | None]
+
+    @property
+    def version(self) -> int | None:
+        """Weight version of the task when it gave the rights; None: not known, or several tasks."""
+        right = self.each[0] if len(self.each) == 1 else None
+        return None if right is None else right.version
+
+    def check(self, made: int, experience_maker: object) -> None:
+        """Check that a maker made no more groups than it has rights for.
+
+        Raises:
+            ConfigError: It made more.
+        """
+        if made > self.groups and any(right is not None for right in self.each):
+            raise ConfigError(
+                f"{type(experience_maker).__name__} made {made} groups where {self.groups} were "
+                "announced: give it a method count_groups(inputs) that returns the number of "
+                "groups of a batch of prompts, or the samples of a prompt one group_id."
+            )
+
+
+class BatchRights:
+    """Asks the tasks of a maker for the right to begin the groups of a batch.
+
+    Several tasks are asked one after the other, always in the order of their names, so that makers
+    cannot wait for each other in a circle.
+
+    Attributes:
+        waited_s: Seconds for which the loop has waited for rights.
+    """
+
+    def __init__(self, tasks: Sequence[TaskRights], shares: Callable[[int], list[int]]) -> None:
+        """Make it.
+
+        Args:
+            shares: Returns how many of the next groups each task gets.
+        """
+        self._tasks, self._shares = tasks, shares
+        self.waited_s = 0.0
+
+    @contextmanager
+    def wait(self, groups: int, least: int) -> Iterator[Granted]:
+        """Wait for rights; leaving the block returns those that no send has used."""
+        each: list[Admission | None] = [None] * len(self._tasks)
+        with ExitStack() as scope:
+            began = time.monotonic()
+            try:
+                for number in sorted(range(len(each)), key=lambda n: self._tasks[n].stream.task):
+                    share = self._shares(groups)[number]
+                    if not share:
+                        continue
+                    most = min(share, MOST_RIGHTS) if least == 1 else share
+                    right = self._tasks[number].wait(most, least=1 if least == 1 else share)
+                    if right is None:
+                        continue
+                    each[number] = scope.enter_context(right)
+                    while self._shares(groups)[number] > right.count:
+                        groups -= 1
+            finally:
+                self.waited_s += time.monotonic() - began
+            yield Granted(groups, each)
+
+
+def rows_of(inputs: Any) -> int:
+    """Return the number of prompts in a batch.
+
+    Raises:
+        RecordError: It is neither a tensor, a dict of tensors nor a list of dicts.
+    """
+    if isinstance(inputs, list) and all(isinstance(prompt, Mapping) for prompt in inputs):
+        return len(inputs)
+    if isinstance(inputs, Mapping):
+        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+        inputs = inputs.get("input_ids", tensors[0] if tensors else inputs)
+    if not isinstance(inputs, Tensor):
+        raise RecordError(
+            f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
+            "a dict of tensors with input_ids and attention_mask; or, for experience "
+            "makers that take it, a list of prompts, each a dict."
+        )
+    return inputs.shape[0] if inputs.dim() else 1
+
+
+def split_rows(inputs: Any, rows: int) -> tuple[Any, Any]:
+    """Return the first rows of a batch of prompts, and the rest; None: there is no rest."""
+    size = rows_of(inputs)
+    if rows >= size:
+        return inputs, None
+    if isinstance(inputs, Tensor | list):
+        return inputs[:rows], inputs[rows:]
+    parted = {name for name, value in inputs.items() if has_entries(value, size)}
+    first = {name: value[:rows] if name in parted else value for name, value in inputs.items()}
+    rest = {name: value[rows:] if name in parted else value for name, value in inputs.items()}
+    return first, rest
