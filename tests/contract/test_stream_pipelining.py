@@ -390,7 +390,7 @@ def test_a_take_whose_reply_was_lost_is_found_again(
 def test_groups_that_cannot_be_decoded_are_skipped(stream: ExperienceStream) -> None:
     filled(stream, 2)
     bad = EncodedGroup(b"\xff" * 9, 1, None, Status.COMPLETED)
-    stream._producer.put(PutBatch([bad]), timeout=5)
+    stream._producer.put(PutBatch([bad]))
     stream.put_many([[numbered(n)] for n in range(2, 7)])
     seen: list[int] = []
     for lease in stream.leases(2, timeout=0):

@@ -194,7 +194,7 @@ def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
 ) -> None:
     stream = open_stream()
     stream.put(numbered(1))
-    stream._producer.put(PutBatch([garbage(), garbage(5)]), timeout=5)
+    stream._producer.put(PutBatch([garbage(), garbage(5)]))
     stream.put_many([[numbered(2)], [numbered(3)]])
     with caplog.at_level(logging.ERROR, "redrb"):
         lease = stream.take(3, timeout=0)
@@ -209,7 +209,7 @@ def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
 
 def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Opener) -> None:
     stream = open_stream()
-    stream._producer.put(PutBatch([garbage()]), timeout=5)
+    stream._producer.put(PutBatch([garbage()]))
     stream.put(numbered(1))
     with pytest.raises(BatchTimeout) as caught:
         stream.take(2, timeout=0)
