@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.shapes import MakeSample, group_bytes, padded, pictured, ragged, transition
 from redrb.codec import GroupLayout, decode_batch, encode_groups, parse_groups
-from redrb.codec.core import NAME
+from redrb.codec.kernels import NAME
 from redrb.experience import BufferItem
 
 Group = list[BufferItem]

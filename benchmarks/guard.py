@@ -21,7 +21,7 @@ from statistics import median
 from benchmarks.machine import processor
 from benchmarks.race import Round, Sides, race, sides
 from benchmarks.server import Server, private_server
-from redrb.codec.core import NAME
+from redrb.codec.kernels import NAME
 
 RATIOS = Path(__file__).parent / "guard.json"
 ALLOWED_LOSS = 0.2

@@ -102,7 +102,7 @@ class _Version(argparse.Action):
     """Prints the version and the codec's kernel, which is imported for this only."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from redrb.codec.core import NAME
+        from redrb.codec.kernels import NAME
 
         print(f"redrb {__version__} (codec: {NAME})")
         parser.exit()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import redrb
 from benchmarks.shapes import Shape
 from benchmarks.systems.job import TIMEOUT_S, Job
-from redrb.codec.core import NAME
+from redrb.codec.kernels import NAME
 
 VERSIONS = 8
 """Newest weight version of the samples, which a task with a rule of staleness learns."""

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 import torch
 from torch import Tensor
 
 from redrb.codec import kernels
-from redrb.codec.dtypes import DType
+from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import Cell, Columns, EncodedColumn
 from redrb.codec.schema import FIELD_CODES
-from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
 from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS
 from redrb.experience.consistency import VALUE_FIELDS
 from redrb.experience.padding import ACTION_FIELDS, MASKS, Shape
-from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors
+from redrb.experience.records import TENSOR_FIELDS, BufferItem, named_tensors
 from redrb.unpacking import unpack
+
+BY_TORCH: Final = {dtype.tensor: dtype for dtype in DTYPES}
+"""The wire's dtype of each dtype of tensors; other dtypes cannot be stored."""
 
 _EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
 
 
-def _rule(name: str, *, values: bool) -> bytes:
-    ranks, needs = DIMENSIONS[name], 1 * (name in INTEGER_FIELDS)
-    needs |= 2 * (name == "reward") | 4 * (name == "token_versions") | 8 * (name in MASKS)
-    needs |= 16 * (values and name in VALUE_FIELDS)
-    return bytes((min(ranks), max(ranks), name in ACTION_FIELDS, needs))
-
-
 def _rules(*, values: bool) -> bytes:
     """Return what `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
-    return b"".join(_rule(name, values=values) for name in TENSOR_FIELDS)
+    rules = bytearray()
+    for name in TENSOR_FIELDS:
+        ranks, needs = DIMENSIONS[name], 1 * (name in INTEGER_FIELDS)
+        needs |= 2 * (name == "reward") | 4 * (name == "token_versions") | 8 * (name in MASKS)
+        needs |= 16 * (values and name in VALUE_FIELDS)
+        rules += bytes((min(ranks), max(ranks), name in ACTION_FIELDS, needs))
+    return bytes(rules)
 
 
 _RULES = {values: _rules(values=values) for values in (False, True)}
@@ -82,12 +83,7 @@ class Collector:
         return None if found is None else Columns(*found)
 
     def any(self, group: Sequence[BufferItem]) -> Collected:
-        """Return the columns of a group of any tensors.
-
-        Raises:
-            RecordError: A field is no tensor.
-            EncodeError: A tensor is none that the wire format can hold.
-        """
+        """Return the columns of a group of any tensors, or raise RecordError or EncodeError."""
         named = [named_tensors(item) for item in group]
         names = (*TENSOR_FIELDS, *further_names(name for row in named for name in row))
         columns: list[EncodedColumn] = []
@@ -104,88 +100,30 @@ class Collector:
             if name == "token_versions":
                 oldest = oldest_version(present)
             held += present
-            columns.append(self._column(name, plain, present))
+            dtypes = {tensor.dtype for tensor in present}
+            if len(dtypes) > 1:
+                raise dtypes_differ(name, plain)
+            dtype = dtype_of(name, dtypes.pop())
+            cells: list[Cell | None] = []
+            for tensor in plain:
+                if tensor is not None:
+                    check_shape(name, tuple(tensor.shape))
+                cells.append(None if tensor is None else (tensor.data_ptr(), tuple(tensor.shape)))
+            columns.append((key_of(name), dtype.code, -1, cells, name in self._checked))
         check_columns(len(columns))
         return Collected(columns, held, oldest)
-
-    def _column(
-        self,
-        name: str,
-        plain: Sequence[Tensor | None],
-        present: Sequence[Tensor],
-    ) -> EncodedColumn:
-        """Return one column of contiguous tensors on the CPU."""
-        dtypes = {tensor.dtype for tensor in present}
-        if len(dtypes) > 1:
-            raise dtypes_differ(name, plain)
-        dtype, checked = dtype_of(name, dtypes.pop()), name in self._checked
-        cells: list[Cell | None] = []
-        for tensor in plain:
-            if tensor is None:
-                cells.append(None)
-                continue
-            shape = tuple(tensor.shape)
-            check_shape(name, shape)
-            cells.append((tensor.data_ptr(), shape))
-        return (key_of(name), dtype.code, -1, cells, checked)
-
-
-def collect_rows(experience: Experience, size: int, *, values: bool = False) -> Iterator[Collected]:
-    """Yield the columns of each row of a batch, each a group of one sample.
-
-    With `values`, the kernel checks the numbers of `VALUE_FIELDS` as it encodes them.
-
-    Raises:
-        RecordError: A field is no tensor.
-        EncodeError: A tensor is none that the wire format can hold.
-    """
-    named = named_tensors(experience)
-    names = [name for name in TENSOR_FIELDS if name in named] + further_names(named)
-    check_columns(len(names))
-    checked = VALUE_FIELDS if values else ()
-    columns = [_RowColumn(name, named[name], checked=name in checked) for name in names]
-    versions = named.get("token_versions")
-    for row in range(size):
-        oldest = None if versions is None else oldest_version([versions[row]])
-        yield Collected([column.row(row) for column in columns], [], oldest)
-
-
-class _RowColumn:
-    """One field of a batch, in one piece of memory."""
-
-    def __init__(self, name: str, tensor: Tensor, *, checked: bool) -> None:
-        self._checked = checked
-        self._key = key_of(name)
-        self._tensor = plain_memory(name, tensor)
-        dtype = dtype_of(name, tensor.dtype)
-        self._code = dtype.code
-        self._shape = tuple(tensor.shape[1:])
-        check_shape(name, self._shape)
-        self._start = self._tensor.data_ptr()
-        self._step = self._tensor[0].numel() * self._tensor.element_size()
-
-    def row(self, row: int) -> EncodedColumn:
-        """Return one row as the column of a group."""
-        at = self._start + row * self._step
-        return (self._key, self._code, -1, [(at, self._shape)], self._checked)
 
 
 def plain_memory(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor's elements in one contiguous tensor on the CPU, without its history."""
     try:
-        plain = tensor if _is_plain(tensor) else tensor.detach().cpu().resolve_neg().contiguous()
+        plain = tensor.detach().cpu().resolve_neg().contiguous()
         address = plain.data_ptr()
     except RuntimeError as error:
         raise EncodeError(f"{name} cannot be read as plain memory: {error}") from error
     if not address and plain.numel():
         raise EncodeError(f"{name} has no memory: its storage was freed.")
     return plain
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
-        return False
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def dtype_of(name: str, dtype: torch.dtype) -> DType:

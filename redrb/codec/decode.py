@@ -84,17 +84,17 @@ def decode_batch(
         raise RecordError("a batch needs at least one sample.")
     columns = _columns(layouts)
     shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
-    made = {
-        mask: _lengths_to_mark(columns[of])
-        for of, mask in MASK_OF.items()
-        if of in columns and mask not in columns
-    }
+    made = {}
+    for of, mask in MASK_OF.items():
+        if of in columns and mask not in columns and not columns[of].alike:
+            lengths = columns[of].lengths()
+            if len(set(lengths)) > 1:
+                made[mask] = lengths
     _check_size(columns, shapes, made, batch_limit(sum(layout.nbytes for layout in layouts)))
     pin = pin and torch.accelerator.is_available()
     padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
     for mask, lengths in made.items():
-        if lengths:
-            padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
+        padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
     ragged = {
         name: column.lengths()
         for name, column in columns.items()
@@ -277,22 +277,12 @@ def _sorted(columns: dict[str, _Column]) -> dict[str, _Column]:
     return {name: columns[name] for name in (*TENSOR_FIELDS, *further) if name in columns}
 
 
-def _lengths_to_mark(column: _Column) -> list[int]:
-    """Return the lengths that a mask is to be made of; none where all are equal."""
-    if column.alike:
-        return []
-    lengths = column.lengths()
-    return lengths if len(set(lengths)) > 1 else []
-
-
 def _check_size(
     columns: Mapping[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]], limit: int
 ) -> None:
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     size += sum(
-        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize
-        for mask, lengths in made.items()
-        if lengths
+        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize for mask, lengths in made.items()
     )
     if size > limit:
         raise RecordError(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from redrb.codec import kernels
-from redrb.codec.collecting import Collected, Collector, check_shapes, collect_rows
+from redrb.codec.collecting import Collected, Collector, check_shapes
 from redrb.codec.kernels import Columns
-from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
+from redrb.codec.metadata import Metadata, metadata_of_items
 from redrb.codec.wire import MAX_SAMPLES
 from redrb.errors import EncodeError
 from redrb.experience.checking import check_groups
 from redrb.experience.consistency import check_alike, check_values
-from redrb.experience.records import BufferItem, Experience, batch_size
+from redrb.experience.records import BufferItem
 from redrb.experience.status import Status
 
 
@@ -123,31 +123,6 @@ def _encode_all(
         )
         for group, found, meta in zip(groups, plain, metadata, strict=True)
     ]
-
-
-def encode_experience(
-    experience: Experience,
-    *,
-    policy_version: int | None = None,
-    values: bool = False,
-) -> list[EncodedGroup]:
-    """Encode a batch, one group a row, its padding bit for bit: the fast path.
-
-    Args:
-        experience: A batch of B rows.
-        policy_version: As for `encode_groups`.
-        values: Look for numbers that are not finite: see `finite` of the groups.
-
-    Raises:
-        RecordError: Fields or metadata disagree on B.
-        EncodeError: The wire format cannot hold a row; nothing was encoded.
-    """
-    size = batch_size(experience)
-    if size == 0:
-        return []
-    metadata = metadata_of_rows(experience, size, policy_version)
-    rows = collect_rows(experience, size, values=values)
-    return [_encode(row, meta) for row, meta in zip(rows, metadata, strict=True)]
 
 
 def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeAlias
-
-from redrb.codec.core import compiled
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 Cell: TypeAlias = tuple[int, Shape] | tuple[int, Shape, int]
@@ -70,87 +69,43 @@ class Group(Protocol):
         """Decode one sample of a column to memory of exactly its size."""
 
 
-class Kernel(Protocol):
-    """What both implementations offer. Addresses are those of memory that the caller holds."""
-
-    def collect(
-        self,
-        samples: tuple[Any, ...],
-        tables: tuple[Any, ...],
-        names: tuple[str, ...],
-        keys: tuple[bytes, ...],
-        rules: bytes,
-        tensor: type,
-        exchange: Any,
-    ) -> tuple[object, bool, bool, int | None] | None:
-        """Return the columns of a group in one pass over its samples.
-
-        Standard fields are attributes of a sample and come first in `names`, further ones entries
-        of its table. None where a value is not exactly of type `tensor` with its elements in order
-        in CPU memory, a field has several dtypes, or a limit of the format is exceeded: such groups
-        are collected in Python, which says what is wrong.
-
-        Args:
-            samples: Samples of one group.
-            tables: The further tensors of each sample.
-            names: Names of the fields.
-            keys: The packed key of each in the schema.
-            rules: Four bytes for each standard field: least and most dimensions; whether it
-                describes actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions,
-                8 for a field that samples may lack, 16 for one that `encode` checks.
-            tensor: The type of tensors.
-            exchange: The tensors' `__dlpack_c_exchange_api__`.
-        """
-
-    def encode(
-        self,
-        samples: int,
-        columns: object,
-        tails: int,
-        tail: bytes,
-        extras: bytes,
-    ) -> tuple[bytes, bool]:
-        """Return the blob of one group, and whether all floats in columns to check are finite.
-
-        The floats are checked as they are copied. Columns are a list of `EncodedColumn`, or what
-        `collect` found. Raises EncodeError where the blob exceeds a limit.
-
-        Raises ValueError where a shape does, or where collected columns are encoded again.
-        """
-
-    def parse(self, blob: bytes | memoryview, lookup: Lookup) -> Group:
-        """Check a blob in full; raises DecodeError."""
-
-    def extent(self, groups: tuple[Group, ...], places: bytes) -> tuple[Shape, int, bool] | None:
-        """Return the shapes of one column of many groups.
-
-        They are: the first shape, the longest first dimension, and whether all are alike. None
-        where a row lacks the column, or differs in more than its first dimension.
-
-        Args:
-            groups: The groups.
-            places: The column's place in each group; NOWHERE in groups without it.
-        """
-
-    def fill(
-        self,
-        groups: tuple[Group, ...],
-        places: bytes,
-        address: int,
-        nbytes: int,
-        code: int,
-        row_elements: int,
-        left: bool,  # noqa: FBT001
-        filler: int,
-    ) -> None:
-        """Decode a column into padded rows, one a sample.
-
-        Padding has the bits `filler`, and stands on the left or on the right. A row without this
-        column is padding alone.
-        """
-
-
 NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
-kernel: Kernel = import_module("redrb.codec.plain") if compiled is None else compiled
+INTERFACE: Final = 5
+"""Number of the functions' signatures: a core that an older version compiled is not used."""
+
+
+def load() -> tuple[Any, str]:
+    """Return the compiled core, or None, and the name of the kernel that runs.
+
+    Without a core the plain kernel runs, as after an installation without a compiler. A core that
+    is there and cannot be used is a fault of the installation, and makes the codec several times
+    slower: this warns, and the name has the reason.
+    """
+    try:
+        core = import_module("redrb.codec._core")
+    except ModuleNotFoundError:
+        return None, "plain Python"
+    except ImportError as error:
+        reason = str(error)
+    else:
+        if core.INTERFACE == INTERFACE:
+            return core, "compiled"
+        reason = f"the compiled core has interface {core.INTERFACE}, redrb needs {INTERFACE}"
+    warnings.warn(
+        f"redrb's codec runs in plain Python, which is slow: {reason}. Reinstall redrb.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None, f"plain Python, because {reason}: reinstall redrb"
+
+
+compiled, NAME = load()
+"""The compiled core or None; the name of the kernel that runs."""
+
+kernel: Any = import_module("redrb.codec.plain") if compiled is None else compiled
+"""`collect`, `encode`, `parse`, `extent` and `fill`, as `redrb.codec.plain` has and describes them.
+
+Addresses are those of memory that the caller holds.
+"""

@@ -153,7 +153,13 @@ def parse_tail(
     else:
         layout.tags = _each(tags, layout.samples)
         for sample_tags in layout.tags if type(tags) is list else layout.tags[:1]:
-            _check_tags(sample_tags)
+            if type(sample_tags) is not dict or len(sample_tags) > MAX_TAGS:
+                malformed("the tags of a sample are no small map")
+            for key, value in sample_tags.items():
+                if type(key) is not str or len(key.encode()) > MAX_NAME_BYTES:
+                    malformed(f"a tag's key is {key!r:.80}")
+                if type(value) not in _SCALARS:
+                    malformed(f"tag {key!r:.80} is a {type(value).__name__}")
 
 
 def _each(part: object, samples: int) -> list[Any]:
@@ -165,22 +171,8 @@ def _each(part: object, samples: int) -> list[Any]:
     return part
 
 
-def _check_tags(tags: object) -> None:
-    if type(tags) is not dict or len(tags) > MAX_TAGS:
-        malformed("the tags of a sample are no small map")
-    for key, value in tags.items():
-        if type(key) is not str or len(key.encode()) > MAX_NAME_BYTES:
-            malformed(f"a tag's key is {key!r:.80}")
-        if type(value) not in _SCALARS:
-            malformed(f"tag {key!r:.80} is a {type(value).__name__}")
-
-
 def parse_extras(packed: Blob, samples: int) -> list[dict[str, Any]]:
-    """Return each sample's extras.
-
-    Raises:
-        DecodeError: They are not those of so many samples.
-    """
+    """Return each sample's extras, or raise DecodeError."""
     if not packed:
         return [{} for _ in range(samples)]
     extras = unpack(packed, "extras")

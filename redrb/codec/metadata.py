@@ -23,7 +23,7 @@ from redrb.codec.wire import (
 )
 from redrb.errors import DecodeError, EncodeError
 from redrb.experience.batching import METADATA
-from redrb.experience.records import BufferItem, Experience, per_sample
+from redrb.experience.records import BufferItem
 from redrb.experience.status import Status, group_status
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, may_hold_more, unpack
 
@@ -71,14 +71,6 @@ def metadata_of_items(
     ]
 
 
-def metadata_of_rows(
-    experience: Experience, size: int, policy_version: int | None
-) -> list[Metadata]:
-    """Return the metadata of a batch of `size` groups of one sample."""
-    columns = [per_sample(experience, name, size) for name in METADATA]
-    return [_lone_metadata(row, policy_version) for row in zip(*columns, strict=True)]
-
-
 def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
     """Return the metadata of a group of several samples."""
     given, statuses, ids, tags, extras = zip(*rows, strict=True)
@@ -86,7 +78,16 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
     known = [version for version in versions if version is not None]
     codes = list(map(_status_code, statuses))
     status = group_status(STATUSES[code] for code in codes)
-    tail = _tail(one_or_all(versions), one_or_all(codes), _group_id(ids), _tags(tags))
+    group_id = ids[0]
+    if ids.count(group_id) != len(ids):
+        other = next(each for each in ids if each != group_id)
+        raise EncodeError(
+            f"one group holds samples of group_id {group_id!r} and {other!r}: "
+            "put the completions of different prompts as different groups."
+        )
+    if group_id is not None:
+        _checked_id(group_id)
+    tail = _tail(one_or_all(versions), one_or_all(codes), group_id, _tags(tags))
     oldest = min(known) if known else None
     return Metadata(len(rows), oldest, status, len(tail), _packed(tail), _extras(extras))
 
@@ -160,17 +161,6 @@ def _status_code(status: object) -> int:
         known = ", ".join(STATUSES)
         raise EncodeError(f"status is {status!r}: use one of redrb.Status ({known}).")
     return int(code)
-
-
-def _group_id(ids: Sequence[Any]) -> str | None:
-    first = ids[0]
-    if ids.count(first) != len(ids):
-        other = next(each for each in ids if each != first)
-        raise EncodeError(
-            f"one group holds samples of group_id {first!r} and {other!r}: "
-            "put the completions of different prompts as different groups."
-        )
-    return None if first is None else _checked_id(first)
 
 
 def _checked_id(group_id: str) -> str:

@@ -30,21 +30,13 @@ class Field(NamedTuple):
 
 @lru_cache(maxsize=128)
 def lookup(schema: bytes) -> tuple[tuple[Field, ...], bytes]:
-    """Return the columns of a schema, and two bytes for each: codes of dtype and wire dtype.
-
-    Raises:
-        DecodeError: It is not a schema that is known here.
-    """
+    """Return the columns of a schema, and two bytes for each: codes of dtype and wire dtype."""
     fields = parse_schema(schema)
     return fields, bytes(code for field in fields for code in (field.dtype.code, field.wire))
 
 
 def parse_schema(schema: bytes) -> tuple[Field, ...]:
-    """Return the columns of a schema from an untrusted source.
-
-    Raises:
-        DecodeError: It is not a schema that is known here.
-    """
+    """Return the columns of a schema from an untrusted source, or raise DecodeError."""
     listed = unpack(schema, "schema")
     if type(listed) is not list or len(listed) > MAX_COLUMNS:
         malformed("its schema is no list of columns")

@@ -89,7 +89,7 @@ def _ls(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.weights.inspection.listing import check_kept, tensors_of, versions_of
+    from redrb.weights.inspection.listing import kept_version, tensors_of, versions_of
 
     where = (options.name, options.namespace)
     with connect(options.url) as client:
@@ -98,15 +98,18 @@ def _show(options: argparse.Namespace) -> int:
             result = {"name": options.name, "versions": list(map(asdict, versions))}
             show(result, _versions(versions), as_json=options.json)
             return 0
-        newest = check_kept(client, *where, options.version)
-        version = newest if options.version is None else options.version
+        version = kept_version(client, *where, options.version).version
         tensors = tensors_of(client, *where, version)
     head = ("tensor", "dtype", "shape", "bytes", "tied to")
     rows = [
-        (each.name, each.dtype, str(list(each.shape)), f"{each.nbytes:,}", each.tied_to or "-")
+        (each.name, each.dtype, str(list(each.shape)), f"{each.nbytes:,}", each.alias or "-")
         for each in tensors
     ]
-    result = {"name": options.name, "version": version, "tensors": list(map(asdict, tensors))}
+    listed = [
+        {"name": t.name, "dtype": t.dtype, "shape": t.shape, "tied_to": t.alias, "nbytes": t.nbytes}
+        for t in tensors
+    ]
+    result = {"name": options.name, "version": version, "tensors": listed}
     lines = table(head, rows, left=("tensor", "dtype", "shape", "tied to"))
     show(result, lines, as_json=options.json)
     return 0

@@ -36,11 +36,7 @@ class Generation:
 class Part:
     """The reply to one request of an engine, as the server sent it.
 
-    Attributes:
-        tokens: Token ids.
-        log_probs: Log-probability of each.
-        finish: Why the server ended it.
-        label: The label of the server's weights after it was sampled; None: not asked for.
+    `label` is that of the server's weights after it was sampled; None: not asked for.
     """
 
     tokens: list[Any]

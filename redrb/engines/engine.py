@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
@@ -56,15 +56,11 @@ class Engine(ABC):
         version: Weight version that the server has; None: not known, as before the first update.
     """
 
-    def __init__(self, client: JsonClient, *, retry_s: float) -> None:
-        """Make an engine; nothing is sent.
-
-        Args:
-            client: Reaches the server.
-            retry_s: Seconds for which the server may be away, or without weights.
-        """
+    def __init__(
+        self, url: str, *, timeout: float, retry_s: float, api_key: str | None = None
+    ) -> None:
         self.version: int | None = None
-        self._client = client
+        self._client = client = JsonClient(url, timeout=timeout, api_key=api_key)
         self._retry_s = checked_number("retry_s", retry_s)
         self._open = asyncio.Event()  # requests may be sent
         self._open.set()
@@ -120,7 +116,7 @@ class Engine(ABC):
                 return None
             return await self._sampled(
                 [*tokens, *done.tokens],
-                max_new_tokens=max_new_tokens - len(done.tokens),
+                max_new_tokens - len(done.tokens),
                 temperature=temperature,
                 stop_token_ids=list(stop_token_ids),
                 **sampling,
@@ -209,10 +205,7 @@ class Engine(ABC):
         return not self._ended.is_set()
 
     def _note_label(self, found: str | None) -> None:
-        """Note the label of a completion that was expected to have another one.
-
-        If the server has other weights, requests wait for the next update.
-        """
+        """Note an unexpected label: with other weights, requests wait for the next update."""
         if self._lost or found == self._label:  # the completion was begun before the last update
             return
         if _weights_of(found) == _weights_of(self._label):
@@ -226,21 +219,25 @@ class Engine(ABC):
         self._open.clear()
         self.version, self._lost = None, True
 
-    async def _sampled(
-        self, tokens: list[int], *, max_new_tokens: int, **sampling: Any
-    ) -> Part | None:
-        """Return the checked reply to a request; None if the request was given up."""
-        request = self._request(tokens, max_new_tokens=max_new_tokens, **sampling)
-        part = await self._reply(request)
-        if part is None:
+    async def _sampled(self, tokens: list[int], most: int, **sampling: Any) -> Part | None:
+        """Return the checked reply to a request; None if `_drain` gave the request up."""
+        task = asyncio.ensure_future(self._request(tokens, most, **sampling))
+        self._in_flight.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._in_flight.discard(task)
+            task.cancel()  # without effect after its end
+        if task.cancelled():
             return None
+        part = task.result()
         if part.finish not in get_args(Finish):  # such as "error", or null
             raise EngineError(
                 f"{self._client.where} broke a completion off: its finish reason is "
                 f"{part.finish!r:.80}.",
                 where=self._client.where,
             )
-        missing = missing_in(part, max_new_tokens)
+        missing = missing_in(part, most)
         if missing is not None:
             raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
@@ -258,13 +255,7 @@ class Engine(ABC):
         *,
         ended: asyncio.Event | None = None,
     ) -> T:
-        """Send a request that may be done twice, again while the server is away.
-
-        Args:
-            request: Sends it.
-            seconds: Time for which this request may fail.
-            ended: Nothing is repeated after this event.
-        """
+        """Send a request, again while the server is away, for `seconds` or until `ended`."""
         failing_since: float | None = None
         for number in itertools.count():
             try:
@@ -307,17 +298,6 @@ class Engine(ABC):
                 where=self._client.where,
             ) from error
 
-    async def _reply(self, request: Coroutine[Any, Any, Part]) -> Part | None:
-        """Send a request and return its reply; None if `_drain` gave the request up."""
-        task = asyncio.ensure_future(request)
-        self._in_flight.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            self._in_flight.discard(task)
-            task.cancel()  # without effect after its end
-        return None if task.cancelled() else task.result()
-
     async def _drain(self) -> None:
         """Wait until no request is in flight, after the server was paused.
 
@@ -337,16 +317,8 @@ class Engine(ABC):
                 return
 
     @abstractmethod
-    async def _request(
-        self,
-        tokens: list[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stop_token_ids: list[int],
-        **sampling: Any,
-    ) -> Part:
-        """Send one request and return its reply, with the label if weights were loaded."""
+    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Part:
+        """Ask for at most `most` tokens; return them, with the label if weights were loaded."""
 
     @abstractmethod
     async def _pause(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from redrb.checks import checked_number, require_package
@@ -16,19 +16,9 @@ _CONNECT_S = 10.0
 
 
 class JsonClient:
-    """Sends JSON to one server; no request is repeated."""
+    """Sends JSON to one server; it connects at the first request, and repeats none."""
 
     def __init__(self, url: str, *, timeout: float, api_key: str | None = None) -> None:
-        """Make a client; it connects at the first request.
-
-        Args:
-            url: Address of the server, such as "http://localhost:8000".
-            timeout: Seconds for which a reply may take.
-            api_key: Sent as a bearer token.
-
-        Raises:
-            ConfigError: An argument is not usable, or httpx is not installed.
-        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r:.80}: give the address of a server, http://host:port.")
@@ -45,29 +35,18 @@ class JsonClient:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the reply to a GET request; as `post`."""
-        return await self._send("GET", path, None)
+        return await self.post(path, None, method="GET")
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post JSON and return the reply, an object; an empty reply is {}.
-
-        Raises:
-            EngineError: The server was not reached, refused the request, or did not answer in time.
-        """
-        return await self._send("POST", path, body)
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any] | None, *, method: str = "POST"
+    ) -> dict[str, Any]:
+        """Post JSON and return the reply, an object; an empty reply is {}, or raise EngineError."""
         try:
             reply = await self._client.request(method, path, json=body)
         except self._library.HTTPError as error:

@@ -7,7 +7,6 @@ from typing import Any
 
 from redrb.engines.completions import Part
 from redrb.engines.engine import RETRY_S, Engine
-from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 
 
@@ -33,23 +32,10 @@ class SGLangEngine(Engine):
         Raises:
             ConfigError: An argument is not usable, or httpx is not installed.
         """
-        super().__init__(JsonClient(url, timeout=timeout, api_key=api_key), retry_s=retry_s)
+        super().__init__(url, timeout=timeout, retry_s=retry_s, api_key=api_key)
 
-    async def _request(
-        self,
-        tokens: list[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stop_token_ids: list[int],
-        **sampling: Any,
-    ) -> Part:
-        parameters = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "stop_token_ids": stop_token_ids,
-            **sampling,
-        }
+    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Part:
+        parameters = {"max_new_tokens": most, **sampling}
         body = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
         reply = await self._client.post("/generate", body)
         try:

@@ -44,8 +44,19 @@ class Trajectory:
         self._log_probs: list[float] = []
         self._versions: list[int] = []
         self._mask: list[bool] = []
-        if partial is not None:
-            self._go_on(partial)
+        if partial is None:
+            return
+        fields = (partial.sequences, partial.action_log_probs, partial.token_versions)
+        sequences, log_probs, versions = (
+            [] if tensor is None else tensor.tolist() for tensor in fields
+        )
+        mask = partial.action_mask
+        start, actions = self._start, len(log_probs)
+        if sequences[:start] != self.tokens or len(sequences) != start + actions:
+            raise RecordError("an unfinished sample does not begin with its prompt.")
+        self.tokens, self._log_probs = sequences, log_probs
+        self._mask = [True] * actions if mask is None else mask.tolist()
+        self._versions = versions or [-1] * actions
 
     @property
     def actions(self) -> list[int]:
@@ -54,13 +65,19 @@ class Trajectory:
 
     def sampled(self, generation: Generation) -> Generation:
         """Append a completion; returns it."""
-        self._append(generation.tokens, generation.log_probs, generation.versions, chosen=True)
+        self.tokens += generation.tokens
+        self._log_probs += generation.log_probs
+        self._versions += generation.versions
+        self._mask += [True] * len(generation.tokens)
         self.aborted = generation.finish == "abort"
         return generation
 
     def given(self, tokens: Sequence[int]) -> None:
         """Append tokens that the policy did not choose, such as the answer of a tool."""
-        self._append(list(tokens), [0.0] * len(tokens), [-1] * len(tokens), chosen=False)
+        self.tokens += tokens
+        self._log_probs += [0.0] * len(tokens)
+        self._versions += [-1] * len(tokens)
+        self._mask += [False] * len(tokens)
 
     def item(
         self,
@@ -87,27 +104,3 @@ class Trajectory:
             tags=dict(tags or {}),
             extras=dict(extras or {}),
         )
-
-    def _append(
-        self, tokens: list[int], log_probs: list[float], versions: list[int], *, chosen: bool
-    ) -> None:
-        self.tokens += tokens
-        self._log_probs += log_probs
-        self._versions += versions
-        self._mask += [chosen] * len(tokens)
-
-    def _go_on(self, partial: BufferItem) -> None:
-        fields = (partial.sequences, partial.action_log_probs, partial.token_versions)
-        sequences, log_probs, versions = (
-            [] if tensor is None else tensor.tolist() for tensor in fields
-        )
-        mask = [True] * len(log_probs)
-        if partial.action_mask is not None:
-            mask = partial.action_mask.tolist()
-        if sequences[: self._start] != self.tokens or len(sequences) != self._start + len(
-            log_probs
-        ):
-            raise RecordError("an unfinished sample does not begin with its prompt.")
-        self.tokens = sequences
-        self._log_probs, self._mask = log_probs, mask
-        self._versions = versions or [-1] * len(log_probs)

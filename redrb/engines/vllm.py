@@ -13,7 +13,6 @@ from typing import Any
 
 from redrb.engines.completions import Part
 from redrb.engines.engine import RETRY_S, Engine
-from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
 
 _TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
@@ -47,24 +46,14 @@ class VLLMEngine(Engine):
         Raises:
             ConfigError: An argument is not usable, or httpx is not installed.
         """
-        super().__init__(JsonClient(url, timeout=timeout, api_key=api_key), retry_s=retry_s)
+        super().__init__(url, timeout=timeout, retry_s=retry_s, api_key=api_key)
         self._model = model
 
-    async def _request(
-        self,
-        tokens: list[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stop_token_ids: list[int],
-        **sampling: Any,
-    ) -> Part:
+    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Part:
         body = {
             "model": self._model,
             "prompt": tokens,
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "stop_token_ids": stop_token_ids,
+            "max_tokens": most,
             "logprobs": 1,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,

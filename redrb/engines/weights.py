@@ -106,8 +106,19 @@ class EngineWeights:
         """
         for left in reversed(range(_LOADINGS)):
             found = await self._newest(timeout)
+            if found.kind == "lora":
+                raise ConfigError(
+                    f"version {found.version} of weights {self.name!r} is a LoRA adapter, and "
+                    "servers load whole models: publish full versions, with "
+                    "update_lora_weights=False and no publish_lora."
+                )
+            # all that the server is given with a version
+            given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
+            digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
+            label = f"version-{found.version}-{digest}"
+            path = await asyncio.to_thread(self._use, label, found)
             try:
-                await self._give(found)
+                await self._engine.update(path, found.version, label)
             except WeightsReplacedError as error:
                 if not left:
                     raise
@@ -132,18 +143,6 @@ class EngineWeights:
             else:
                 outage.over()
 
-    async def _give(self, found: WeightVersion) -> None:
-        """Write a version, and let the server load it."""
-        if found.kind == "lora":
-            raise ConfigError(
-                f"version {found.version} of weights {self.name!r} is a LoRA adapter, and servers "
-                "load whole models: publish full versions, with update_lora_weights=False and no "
-                "publish_lora."
-            )
-        label = self._label(found)
-        path = await asyncio.to_thread(self._use, label, found)
-        await self._engine.update(path, found.version, label)
-
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
         ends = None if timeout is None else time.monotonic() + timeout
@@ -167,17 +166,8 @@ class EngineWeights:
             return newest
         return self._subscriber.wait(newest.version if newest else 0, timeout=seconds)
 
-    def _label(self, found: WeightVersion) -> str:
-        """Return a name for all that the server is given with a version."""
-        given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
-        return f"version-{found.version}-{hashlib.sha256(repr(given).encode()).hexdigest()[:16]}"
-
     def _use(self, label: str, found: WeightVersion) -> Path:
-        """Return the folder of a version; it stays until the next call.
-
-        Raises:
-            OSError: The folder could not be written, or another process did not do so in time.
-        """
+        """Return the folder of a version; it stays until the next call, or raise OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write = partial(self._write, found)
         ends = time.monotonic() + _WRITE_S

@@ -86,18 +86,7 @@ def assemble_experience(
     side: Side,
     lengths: Mapping[str, Sequence[int]],
 ) -> Experience:
-    """Return an Experience of padded tensors by name and lists of metadata by name.
-
-    Args:
-        padded: Tensors by name.
-        metadata: As in METADATA.
-        side: Side of the padding.
-        lengths: First dimension of each sample's tensor, by name; those of further tensors that
-            differ are added to `tensors`.
-
-    Raises:
-        RecordError: A further tensor has the name that these lengths need.
-    """
+    """Return an Experience of padded tensors by name and lists of metadata by name."""
     standard: dict[str, Any] = {name: padded.get(name) for name in TENSOR_FIELDS}
     further = {name: tensor for name, tensor in padded.items() if name not in standard}
     for name, tensor in list(further.items()):
@@ -126,9 +115,8 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     Raises:
         RecordError: A field has another batch size than the others.
     """
-    size = batch_size(experience)
     side = check_side(experience.padding_side)
-    rows: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    rows: list[dict[str, Tensor]] = [{} for _ in range(batch_size(experience))]
     tensors = named_tensors(experience)
     lengths = lengths_of(experience.tensors)
     for name, tensor in tensors.items():
@@ -142,25 +130,35 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     for row in rows:
         _strip(row, "attention_mask", SEQUENCE_FIELDS, side)
         _strip(row, "action_mask", ACTION_FIELDS, side)
-    metadata = {key: per_sample(experience, key, size) for key in METADATA}
+    return _samples(experience, rows)
+
+
+def padded_rows(experience: Experience) -> list[BufferItem]:
+    """Return the rows of a batch as samples that keep their padding, on the CPU."""
+    size = batch_size(experience)
+    columns = {
+        name: tensor.detach().cpu().unbind(0) for name, tensor in named_tensors(experience).items()
+    }
+    rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
+    return _samples(experience, rows)
+
+
+def _samples(experience: Experience, rows: Sequence[dict[str, Tensor]]) -> list[BufferItem]:
+    """Return a sample for each row, with the row's metadata."""
+    metadata = {key: per_sample(experience, key, len(rows)) for key in METADATA}
     items = []
     for index, row in enumerate(rows):
         standard: dict[str, Any] = {name: row.pop(name, None) for name in TENSOR_FIELDS}
         sample = {key: values[index] for key, values in metadata.items()}
-        sample |= {key: dict(sample[key] or {}) for key in ("tags", "extras")}
+        for key in ("tags", "extras"):  # what is no mapping is refused when it is stored
+            given = sample[key] or {}
+            sample[key] = dict(given) if isinstance(given, Mapping) else given
         items.append(BufferItem(**standard, tensors=row, **sample))
     return items
 
 
 def lengths_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Return the lengths of the samples of further tensors that have `<name>_lengths`.
-
-    Args:
-        tensors: As in `Experience.tensors`.
-
-    Raises:
-        RecordError: A length is more than the tensor holds.
-    """
+    """Return the lengths of the samples of further tensors that have `<name>_lengths`."""
     found: dict[str, list[int]] = {}
     check_tensors(tensors)
     for name, tensor in tensors.items():
@@ -249,17 +247,14 @@ def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side:
         filler = torch.full_like(field[0], pad_value(name))
         if name == "sequences":  # generators pad with the tokenizer's padding token
             filler = field[0] if from_start else field[-1]
-        padding = min(padding, _leading(_differs(field, filler), from_start=from_start))
+        differs = field != filler
+        if field.is_floating_point():  # nan equals nan here
+            differs &= ~(field.isnan() & filler.isnan())
+        if differs.dim() > 1:
+            differs = differs.flatten(1).any(1)
+        padding = min(padding, _leading(differs, from_start=from_start))
     for name in aligned:
         row[name] = row[name][padding:] if from_start else row[name][: mask.shape[0] - padding]
-
-
-def _differs(field: Tensor, value: Tensor) -> Tensor:
-    """Return a bool `[T]`: where an entry of `field` differs from `value`; nan equals nan."""
-    unequal = field != value
-    if field.is_floating_point():
-        unequal &= ~(field.isnan() & value.isnan())
-    return unequal.flatten(1).any(1) if unequal.dim() > 1 else unequal
 
 
 def _leading(marks: Tensor, *, from_start: bool) -> int:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from redrb.errors import RecordError
 from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS
-from redrb.experience.records import BufferItem, Experience, batch_size
+from redrb.experience.records import BufferItem
 
-Where: TypeAlias = tuple[int, int] | None
-"""Indices of group and sample, for the message; None for a batch."""
+Where: TypeAlias = tuple[int, int]
+"""Indices of group and sample, for the message."""
 
 DIMENSIONS = {
     **dict.fromkeys((*SEQUENCE_FIELDS, *ACTION_FIELDS), (1,)),
@@ -41,17 +41,9 @@ def check_groups(groups: Sequence[Sequence[Any]], first: int = 0) -> dict[int, R
     One reward of nan makes all weights nan in one step. It is not refused here, because a filter
     may drop its group.
 
-    Args:
-        groups: The groups.
-        first: Index of the first one in its put.
-
     Returns:
         The error to raise for each group with a reward that is nan or infinite, by the group's
         index; usually empty.
-
-    Raises:
-        RecordError: An element is no `BufferItem`, or a field has the wrong type, dtype, dimensions
-            or length; the message names group, sample and field.
     """
     rewards = []
     for at, group in enumerate(groups, first):
@@ -66,28 +58,17 @@ def check_groups(groups: Sequence[Sequence[Any]], first: int = 0) -> dict[int, R
             version = item.policy_version
             if version is not None and (type(version) is not int or version < 0):
                 _check_version(version, (at, place))
-            _check_fields(_fields(item), 0, (at, place))
+            _check_fields(_fields(item), (at, place))
             if item.reward is not None:
                 rewards.append(item.reward)
-    return {} if all_finite(rewards) else _reward_errors(groups, first)
-
-
-def check_batch(experience: Experience) -> dict[int, RecordError]:
-    """Check a batch whose rows are one group each; returns and raises as `check_groups` does."""
-    batch_size(experience)
-    versions = experience.policy_version
-    for version in (versions,) if versions is None or isinstance(versions, int) else versions:
-        if version is not None and (type(version) is not int or version < 0):
-            _check_version(version, None)
-    _check_fields(_fields(experience), 1, None)
-    rewards = experience.reward
-    if rewards is None or all_finite([rewards]):
-        return {}
-    return {
-        row: _reward_error(reward, f"row {row}", (row, 0))
-        for row, reward in enumerate(rewards)
-        if not all_finite([reward])
-    }
+    found: dict[int, RecordError] = {}
+    if all_finite(rewards):
+        return found
+    for number, group in enumerate(groups):
+        for place, item in enumerate(group):
+            if item.reward is not None and not all_finite([item.reward]):
+                found.setdefault(number, _reward_error(item.reward, (first + number, place)))
+    return found
 
 
 @torch.no_grad()
@@ -102,8 +83,8 @@ def all_finite(rewards: Sequence[Tensor]) -> bool:
         return all(bool(reward.double().isfinite().all()) for reward in rewards)
 
 
-def _check_fields(fields: Sequence[object], lead: int, where: Where) -> None:
-    """Refuse fields of a sample (`lead` 0) or a batch (`lead` 1) that are wrong or do not fit."""
+def _check_fields(fields: Sequence[object], where: Where) -> None:
+    """Refuse fields of a sample that are wrong or do not fit each other."""
     sequence = action = -1
     sequence_of = action_of = ""
     for (name, dims, of_actions), tensor in zip(_PLAN, fields, strict=True):
@@ -112,9 +93,12 @@ def _check_fields(fields: Sequence[object], lead: int, where: Where) -> None:
         if not isinstance(tensor, Tensor):
             found = f"is a {type(tensor).__name__}, not a torch.Tensor"
             _refuse(name, f"{found}: convert it with torch.as_tensor()", where)
-        shape = tensor.shape[lead:] if lead else tensor.shape
+        shape = tensor.shape
         if len(shape) not in dims:
-            _refuse_shape(name, tuple(tensor.shape), lead, where)
+            axis = "S" if name in SEQUENCE_FIELDS else "A"
+            wanted = " or ".join(f"[{axis}]" if each else "[]" for each in dims)
+            found = f"has shape {list(shape)}, not {wanted}: reshape it, or put it into `tensors`"
+            _refuse(name, f"{found} under another name, where every shape is allowed", where)
         if not shape:
             continue
         length = shape[0]
@@ -159,23 +143,7 @@ def _refuse_length(name: str, length: int, first: str, expected: int, where: Whe
     )
 
 
-def _refuse_shape(name: str, shape: tuple[int, ...], lead: int, where: Where) -> NoReturn:
-    axis = {"reward": ""}.get(name, "S" if name in SEQUENCE_FIELDS else "A")
-    batch = ["B"] if lead else []
-    wanted = " or ".join(
-        f"[{', '.join(batch + ([axis] if dims else []))}]" for dims in DIMENSIONS[name]
-    )
-    _refuse(
-        name,
-        f"has shape {list(shape)}, not {wanted}: reshape it, or put it into `tensors` under "
-        "another name, where every shape is allowed",
-        where,
-    )
-
-
 def _refuse(name: str, why: str, where: Where) -> NoReturn:
-    if where is None:
-        raise RecordError(f"{name} {why}.", field=name)
     group, sample = where
     raise RecordError(
         f"{name} {why} (sample {sample} in group {group}).",
@@ -185,24 +153,14 @@ def _refuse(name: str, why: str, where: Where) -> NoReturn:
     )
 
 
-def _reward_errors(groups: Sequence[Sequence[BufferItem]], first: int) -> dict[int, RecordError]:
-    """Return the error for the first bad reward of each group that has one."""
-    found: dict[int, RecordError] = {}
-    for at, group in enumerate(groups, first):
-        for place, item in enumerate(group):
-            if item.reward is not None and not all_finite([item.reward]):
-                where = f"sample {place} in group {at}"
-                found.setdefault(at, _reward_error(item.reward, where, (at, place)))
-    return {at - first: error for at, error in found.items()}
-
-
-def _reward_error(reward: Tensor, where: str, place: tuple[int, int]) -> RecordError:
+def _reward_error(reward: Tensor, where: Where) -> RecordError:
+    group, sample = where
     return RecordError(
-        f"the reward of {where} is {reward.detach().item()}, and one such number spoils all "
-        "weights",
+        f"the reward of sample {sample} in group {group} is {reward.detach().item()}, and one such "
+        "number spoils all weights",
         advice="score the sample again, or open the stream with "
         "filters=[redrb.finite_rewards()], which drops such groups.",
         field="reward",
-        group=place[0],
-        sample=place[1],
+        group=group,
+        sample=sample,
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from redrb.errors import RecordError
-from redrb.experience.checking import all_finite
 from redrb.experience.padding import MASKS
-from redrb.experience.records import BufferItem, Experience, named_tensors
+from redrb.experience.records import BufferItem, named_tensors
 
 VALUE_FIELDS = ("action_log_probs", "values", "kl", "advantages")
 """Fields whose numbers are checked; rewards always are."""
@@ -23,43 +22,34 @@ def check_values(group: Sequence[BufferItem], at: int) -> None:
 
     Losses skip masked positions, which may therefore hold anything: a masked token may have a
     log-probability of -inf. A scalar field counts as a whole.
-
-    Raises:
-        RecordError: The message names group, sample, field and position.
     """
     for place, item in enumerate(group):
         for name in VALUE_FIELDS:
             found = _first_bad(getattr(item, name), item.action_mask)
             if found is not None:
-                raise _value_error(name, *found, f"sample {place} in group {at}", (at, place))
-
-
-def check_values_of_rows(experience: Experience) -> dict[int, RecordError]:
-    """Return the error for each row of a batch that `check_values` would refuse."""
-    named = [(name, getattr(experience, name)) for name in VALUE_FIELDS]
-    found: dict[int, RecordError] = {}
-    for name, tensor in named:
-        if tensor is None or not _is_float(tensor) or all_finite([tensor]):
-            continue
-        masks = experience.action_mask
-        for row, values in enumerate(tensor):
-            bad = _first_bad(values, None if masks is None else masks[row])
-            if bad is not None:
-                found.setdefault(row, _value_error(name, *bad, f"row {row}", (row, 0)))
-    return found
+                position, value = found
+                there = "" if position is None else f" at position {position}"
+                raise RecordError(
+                    f"{name} of sample {place} in group {at} is {value}{there}, and one such "
+                    "number spoils all weights: compute it again, mask its position with "
+                    'action_mask, or open the stream without the check "values".',
+                    field=name,
+                    group=at,
+                    sample=place,
+                    position=position,
+                )
 
 
 def check_alike(group: Sequence[BufferItem], at: int) -> None:
     """Refuse a group whose samples differ in the fields that they have, or in a field's dtype.
 
     There is no batch of them. Masks are left out, because a missing mask can be made.
-
-    Raises:
-        RecordError: The message names group, sample and field.
     """
-    first = dict(_dtypes(group[0]))
+    first: dict[str, torch.dtype] = {}
     for place, item in enumerate(group):
-        dtypes = dict(_dtypes(item))
+        named = named_tensors(item).items()
+        dtypes = {name: tensor.dtype for name, tensor in named if name not in MASKS}
+        first = first if place else dtypes
         for name in (*first, *dtypes):
             one, other = first.get(name), dtypes.get(name)
             if one == other:
@@ -79,20 +69,10 @@ def check_alike(group: Sequence[BufferItem], at: int) -> None:
             )
 
 
-def _dtypes(item: BufferItem) -> Iterator[tuple[str, torch.dtype]]:
-    for name, tensor in named_tensors(item).items():
-        if name not in MASKS:
-            yield name, tensor.dtype
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
-
-
 @torch.no_grad()
 def _first_bad(tensor: Tensor | None, mask: Tensor | None) -> tuple[int | None, float] | None:
     """Return position and value of the first number that counts and is not finite."""
-    if tensor is None or not _is_float(tensor):
+    if tensor is None or not tensor.is_floating_point() or not tensor.numel():
         return None
     bad = ~tensor.double().isfinite()
     if tensor.dim() and mask is not None:
@@ -102,18 +82,3 @@ def _first_bad(tensor: Tensor | None, mask: Tensor | None) -> tuple[int | None, 
         return None
     place = int(places[0])
     return place if tensor.dim() else None, float(tensor.detach().reshape(-1)[place])
-
-
-def _value_error(
-    name: str, position: int | None, value: float, where: str, place: tuple[int, int]
-) -> RecordError:
-    at = "" if position is None else f" at position {position}"
-    return RecordError(
-        f"{name} of {where} is {value}{at}, and one such number spoils all weights: compute it "
-        "again, mask its position with action_mask, or open the stream without the check "
-        '"values".',
-        field=name,
-        group=place[0],
-        sample=place[1],
-        position=position,
-    )

@@ -51,14 +51,7 @@ def raised(what: str, error: BaseException) -> Fault:
 
 
 def log_filtered(fault: Fault, message: str, *values: object, groups: int = 1) -> None:
-    """Log that groups are filtered, for people and for `faults_reported`.
-
-    Args:
-        fault: Why.
-        message: Text of the log line, a format for `values`.
-        values: Its values.
-        groups: Number of groups.
-    """
+    """Log that groups are filtered, for people and for `faults_reported`."""
     _log.warning(message, *values, extra=fault_extra(fault, groups))
 
 
@@ -91,18 +84,14 @@ def faults_reported(report: Callable[[Fault, int], Any]) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Return file and line of the user's function in the trace of an error; "" without one."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
-    ]
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_RECIPES)
+        if not own and not path.is_relative_to(_ASYNCIO):
+            frames.append(frame)
     if not frames:
         return ""
     file = frames[0].filename  # the function that redrb called; further files may be libraries
     line = [frame.lineno for frame in frames if frame.filename == file][-1]
     return f"{Path(file).name}, line {line}"
-
-
-def _is_users(file: str) -> bool:
-    path = Path(file)
-    if path.is_relative_to(_PACKAGE):
-        return path.is_relative_to(_RECIPES)
-    return not path.is_relative_to(_ASYNCIO)

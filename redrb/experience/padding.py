@@ -64,11 +64,7 @@ def row_slice(length: int, longest: int, side: Side) -> slice:
 
 
 def padded_shape(name: str, shapes: Sequence[Shape]) -> Shape:
-    """Return the shape `[B, longest, ...]` that holds samples of these shapes.
-
-    Raises:
-        RecordError: They differ in more than their first dimension.
-    """
+    """Return the shape `[B, longest, ...]` that holds samples of these shapes."""
     first = shapes[0]
     for row, shape in enumerate(shapes):
         if len(shape) != len(first) or shape[1:] != first[1:]:

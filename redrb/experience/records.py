@@ -137,12 +137,7 @@ def check_tensors(tensors: object) -> None:
 
 
 def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
-    """Return all tensors of a record by name, standard fields first.
-
-    Raises:
-        RecordError: `tensors` is no dict, a name in it is that of a standard field, or a value is
-            no tensor.
-    """
+    """Return all tensors of a record by name, standard fields first, or raise RecordError."""
     found = {name: getattr(record, name) for name in TENSOR_FIELDS}
     check_tensors(record.tensors)
     for name, tensor in record.tensors.items():
@@ -164,11 +159,7 @@ def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
 
 
 def batch_size(experience: Experience) -> int:
-    """Return B, after a check that all tensors have the same batch size.
-
-    Raises:
-        RecordError: The batch has no tensor, or a field has another batch size than the first.
-    """
+    """Return B, after a check that all tensors have the same batch size, or raise RecordError."""
     size: int | None = None
     first = ""
     for name, tensor in named_tensors(experience).items():
@@ -188,11 +179,7 @@ def batch_size(experience: Experience) -> int:
 
 
 def per_sample(experience: Experience, name: str, size: int) -> list[Any]:
-    """Return metadata of a batch by name, as a list of `size` values.
-
-    Raises:
-        RecordError: The metadata is a list of another length, or tags or extras are no dicts.
-    """
+    """Return metadata of a batch by name, as a list of `size` values, or raise RecordError."""
     value = getattr(experience, name)
     maps = name in ("tags", "extras")
     if value is None or isinstance(value, Mapping if maps else str | int):

@@ -25,13 +25,7 @@ def select_rows(
     rows: Sequence[int],
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Experience:
-    """Return some samples of a batch.
-
-    Args:
-        experience: The batch.
-        rows: Numbers of the samples.
-        choose: Selects these samples from a tensor; default: a copy by index.
-    """
+    """Return some samples of a batch."""
     index = list(rows)
     size = batch_size(experience)
     chosen = with_tensors(experience, choose or (lambda tensor: tensor[index]))

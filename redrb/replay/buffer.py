@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from redrb.connection import Client
@@ -13,12 +13,7 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.operations import (
-    ReplayOperations,
-    RolloutPutOptions,
-    acknowledge,
-    release,
-)
+from redrb.replay.operations import ReplayOperations, acknowledge, release
 from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.rollout_objects import check_rollout_type
 from redrb.replay.staleness import Thresholds
@@ -103,12 +98,7 @@ class ReplayBuffer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __len__(self) -> int:
@@ -166,21 +156,27 @@ class ReplayBuffer:
             StoreUnavailable: Redis could not be reached; `uncertain` says whether the group may
                 be stored.
         """
-        options = RolloutPutOptions(
-            checked_step("model_step", model_step),
-            checked_step("current_train_step", current_train_step),
-            Thresholds(stale_threshold, token_stale_threshold),
-            expired_groups_retryable,
-            tags,
-        )
         group = list(items)
+        put = partial(
+            self._operations.put,
+            group,
+            task_name,
+            model_step=checked_step("model_step", model_step),
+            train_step=checked_step("current_train_step", current_train_step),
+            thresholds=Thresholds(stale_threshold, token_stale_threshold),
+            retryable=expired_groups_retryable,
+            tags=tags,
+        )
         if not group:
             return
         if self._tasks.limit is None:
-            await self._executor.run(lambda: self._operations.put(group, task_name, options))
-        else:
-            putting = self._putting_into(task_name)
-            await putting.run_stoppable(lambda: self._operations.put(group, task_name, options))
+            await self._executor.run(put)
+            return
+        if self._executor.closed:
+            raise ConfigError("the buffer is closed: make another one.")
+        if task_name not in self._putting:
+            self._putting[task_name] = ReplayExecutor(1, "redrb-replay-put")
+        await self._putting[task_name].run_stoppable(put)
 
     async def get(
         self, batch_size: int, task_name: str, group_status: object, **where: Any
@@ -335,14 +331,6 @@ class ReplayBuffer:
             putting.stop()
             await putting.close()
         await self._executor.close(self._tasks.close)
-
-    def _putting_into(self, task: str) -> ReplayExecutor:
-        """Return the thread that puts into a task with a limit, where it may wait for room."""
-        if self._executor.closed:
-            raise ConfigError("the buffer is closed: make another one.")
-        if task not in self._putting:
-            self._putting[task] = ReplayExecutor(1, "redrb-replay-put")
-        return self._putting[task]
 
     async def _take(
         self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None

@@ -41,12 +41,9 @@ class ReplayExecutor:
         self._running: set[Future[Any]] = set()
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Run a job in a thread and return its result.
+        """Run a job in a thread and return its result, or raise ConfigError.
 
         A cancelled caller does not wait for it; a job that has begun is finished all the same.
-
-        Raises:
-            ConfigError: The buffer is closed.
         """
         return await asyncio.wrap_future(self._begin(job))
 

@@ -34,7 +34,7 @@ _HEAVY: tuple[tuple[str, Any], ...] = (
     ("mm_info", None),
     ("extra_fields", {}),
 )
-"""Further fields that are reset when a rollout is discarded, and their new values."""
+"""Further fields that are reset when a rollout expires for good, and their new values."""
 
 
 def fill_steps(group: Iterable[Any], model_step: int) -> None:
@@ -63,40 +63,22 @@ def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Threshol
     return expired_members(group, train_step, thresholds)
 
 
-def expire(rollouts: Iterable[Any]) -> None:
-    """Set rollouts to expired and reset them to their prompts."""
+def expire(rollouts: Iterable[Any], *, for_good: bool = False) -> None:
+    """Set rollouts to expired and reset them to their prompts, for new responses.
+
+    Prompt, multimodal input, extra fields and ids stay, unless they expire `for_good`. `input_ids`
+    and `labels` are reset, because they hold the old response.
+    """
     for rollout in rollouts:
         write_status(rollout, Status.EXPIRED)
-        reset_to_prompt(rollout)
-
-
-def discard(group: Iterable[Any]) -> None:
-    """Set rollouts to expired that are not made again, and drop their heavy fields."""
-    for rollout in group:
-        write_status(rollout, Status.EXPIRED)
-        reset_to_prompt(rollout)
-        drop_heavy_fields(rollout)
-
-
-def reset_to_prompt(rollout: Any) -> None:
-    """Reset a rollout to its prompt, for a new response.
-
-    Prompt, multimodal input, extra fields and ids stay. `input_ids` and `labels` are reset, because
-    they hold the old response.
-    """
-    for name, value in _RESET:
-        if has(rollout, name):
-            write(rollout, name, copy.copy(value))
-    if has(rollout, "tokens"):
-        prompt = read(rollout, "prompt_ids")
-        write(
-            rollout, "tokens", list(prompt) if isinstance(prompt, list) else copy.deepcopy(prompt)
-        )
-
-
-def drop_heavy_fields(rollout: Any) -> None:
-    """Drop the prompt and other heavy fields of a discarded rollout."""
-    for name, value in _HEAVY:
-        if has(rollout, name):
-            with suppress(RecordError):  # a class may refuse to lose its prompt
+        for name, value in _RESET:
+            if has(rollout, name):
                 write(rollout, name, copy.copy(value))
+        if has(rollout, "tokens"):
+            prompt = read(rollout, "prompt_ids")
+            tokens = list(prompt) if isinstance(prompt, list) else copy.deepcopy(prompt)
+            write(rollout, "tokens", tokens)
+        for name, value in _HEAVY if for_good else ():
+            if has(rollout, name):
+                with suppress(RecordError):  # a class may refuse to lose its prompt
+                    write(rollout, name, copy.copy(value))

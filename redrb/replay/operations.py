@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.experience.status import group_status
-from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
+from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_fields import status_of
 from redrb.replay.rollout_objects import as_declared, check_declared
 from redrb.replay.rollout_packing import StoredRollout, pack_group, unpack_group
@@ -23,25 +22,6 @@ from redrb.stream.take.reading import is_rollouts
 from redrb.stream.task.settings import NO_BOUND
 
 _log = logging.getLogger("redrb")
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutPutOptions:
-    """Options of a put.
-
-    Attributes:
-        model_step: Model step of response tokens that have no step; None: they keep none.
-        train_step: The trainer's step; None: rollouts keep their staleness.
-        thresholds: Staleness at which rollouts expire.
-        retryable: Whether an expired group waits for new responses.
-        tags: Values of the task's declared tags.
-    """
-
-    model_step: int | None
-    train_step: int | None
-    thresholds: Thresholds
-    retryable: bool
-    tags: Mapping[str, Scalar | None]
 
 
 class TakenGroups(NamedTuple):
@@ -59,31 +39,44 @@ class ReplayOperations:
         self._rollout_type = rollout_type
         self._newest_train_step = 0
 
-    def put(self, group: list[Any], task: str, options: RolloutPutOptions) -> None:
-        """Update the rollouts of a group and store it, or discard it if it is too stale."""
+    def put(
+        self,
+        group: list[Any],
+        task: str,
+        *,
+        model_step: int | None,
+        train_step: int | None,
+        thresholds: Thresholds,
+        retryable: bool,
+        tags: Mapping[str, Scalar | None],
+    ) -> None:
+        """Update the rollouts of a group and store it, or discard it if it is too stale.
+
+        Groups that failed, or were filtered, expired or archived before, keep their status.
+        """
         for rollout in group:
             check_declared(rollout, self._rollout_type)
-        if options.model_step is not None:
-            fill_steps(group, options.model_step)
-        if options.train_step is not None:
+        if model_step is not None:
+            fill_steps(group, model_step)
+        if train_step is not None:
             for rollout in group:
                 if isinstance(rollout, dict):
                     rollout.setdefault("seq_staleness", 0)
-            write_staleness(group, options.train_step)
-            self._note_train_step(options.train_step)
-        stale = too_stale(group, options.train_step, options.thresholds)
+            write_staleness(group, train_step)
+            self._newest_train_step = max(self._newest_train_step, train_step)
+        stale = too_stale(group, train_step, thresholds)
         stream = self._tasks.open(task)
-        if stale and not options.retryable:
+        if stale and not retryable:
             stream.discard_expired(1)
-            discard(group)
+            expire(group, for_good=True)
             return
-        version = version_to_order_by(group, options.train_step, self._newest_train_step)
+        version = version_to_order_by(group, train_step, self._newest_train_step)
         expire(stale)
         stream.put(
-            pack_group(group, options.train_step),
+            pack_group(group, train_step),
             status=Status.EXPIRED if stale else group_status(map(status_of, group)),
             priority=-version if self._tasks.order == "stalest" else None,
-            tags=options.tags or None,
+            tags=tags or None,
         )
 
     def take(
@@ -112,16 +105,20 @@ class ReplayOperations:
         statuses: Collection[Status],
     ) -> dict[str, int]:
         """Expire groups that have become too stale; return their number for each task."""
-        self._note_train_step(train_step)
-        return {
-            task: self._refresh_one(
-                task, rule, train_step, statuses, retryable=retryable.get(task, True)
-            )
-            for task, rule in rules.items()
-        }
-
-    def _note_train_step(self, train_step: int) -> None:
         self._newest_train_step = max(self._newest_train_step, train_step)
+        expired = dict.fromkeys(rules, 0)
+        for task, rule in rules.items():
+            stream = self._tasks.find(task)
+            if stream is not None:
+                expired[task] = stream.expire(
+                    train_step - 1,  # on-policy, the train step is one ahead of the model step
+                    max_staleness=None if rule.sequence is None else rule.sequence - 1,
+                    max_token_staleness=None if rule.token is None else rule.token - 1,
+                    statuses=tuple(statuses),
+                    on_expired="keep" if retryable.get(task, True) else "discard",
+                )
+                self._tasks.note_refresh(task, statuses, train_step)
+        return expired
 
     def _take_one(
         self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
@@ -180,35 +177,15 @@ class ReplayOperations:
                 _log.error("task %r: group %d: %s", task, seq, error)
                 lease.reject(str(error), [seq])
                 continue
-            expiry = lease.expiries.get(seq)
+            expiry, step = lease.expiries.get(seq), refreshed.get(seq)
             if expiry is not None:
                 _finish_expiry(group, expiry)
-            elif seq in refreshed:
-                _finish_refresh(group, refreshed[seq])
+            elif step is not None:
+                put_at = (step if each.train_step is None else each.train_step for each in group)
+                older = [each.state for each, at in zip(group, put_at, strict=True) if at <= step]
+                write_staleness(older, step)
             groups.append([as_declared(self._rollout_type, each.state) for each in group])
         return groups
-
-    def _refresh_one(
-        self,
-        task: str,
-        rule: Thresholds,
-        train_step: int,
-        statuses: Collection[Status],
-        *,
-        retryable: bool,
-    ) -> int:
-        stream = self._tasks.find(task)
-        if stream is None:
-            return 0
-        expired = stream.expire(
-            train_step - 1,  # on-policy, the train step is one ahead of the model step
-            max_staleness=None if rule.sequence is None else rule.sequence - 1,
-            max_token_staleness=None if rule.token is None else rule.token - 1,
-            statuses=tuple(statuses),
-            on_expired="keep" if retryable else "discard",
-        )
-        self._tasks.note_refresh(task, statuses, train_step)
-        return expired
 
 
 def release(taken: Mapping[str, TakenGroups]) -> None:
@@ -240,15 +217,3 @@ def _finish_expiry(group: Sequence[StoredRollout], expiry: Expiry) -> None:
     states, train_step = [rollout.state for rollout in group], expiry.current_version + 1
     write_staleness(states, train_step)
     expire(expired_members(states, train_step, thresholds))
-
-
-def _finish_refresh(group: Sequence[StoredRollout], train_step: int) -> None:
-    """Write the staleness at the last refresh, unless a rollout was put at a later step."""
-    write_staleness(
-        [
-            rollout.state
-            for rollout in group
-            if rollout.train_step is None or rollout.train_step <= train_step
-        ],
-        train_step,
-    )

@@ -49,11 +49,7 @@ def has(rollout: Any, name: str) -> bool:
 
 
 def write(rollout: Any, name: str, value: object) -> None:
-    """Set a field of the caller's rollout.
-
-    Raises:
-        RecordError: The object does not allow it.
-    """
+    """Set a field of the caller's rollout, or raise RecordError."""
     if isinstance(rollout, dict):
         rollout[name] = value
         return
@@ -79,11 +75,7 @@ def length(rollout: Any, name: str) -> int:
 
 
 def steps_of(rollout: Any) -> list[int]:
-    """Return the model step of each response token; empty if no step is known.
-
-    Raises:
-        RecordError: A step is no int, or below 0.
-    """
+    """Return the model step of each response token; empty if no step is known."""
     value = read(rollout, "response_model_steps")
     if value is None:
         return []
@@ -115,11 +107,7 @@ def is_agentic(group: Sequence[Any]) -> bool:
 
 
 def status_of(rollout: Any) -> Status:
-    """Return a rollout's status; completed if it has none.
-
-    Raises:
-        RecordError: The status is unknown.
-    """
+    """Return a rollout's status; completed if it has none, or raise RecordError."""
     value = read(rollout, "status")
     found = Status.COMPLETED if value is None else find_status(value)
     if found is None:
@@ -161,21 +149,18 @@ def write_status(rollout: Any, status: Status) -> None:
     """Set a rollout's status, in the type of its old status."""
     old = read(rollout, "status")
     if isinstance(old, Enum) and not isinstance(old, Status):
-        write(rollout, "status", _member(type(old), status))
+        members = [each for each in type(old) if find_status(each) is status]
+        if not members:
+            raise RecordError(
+                f"{type(old).__name__} has no member {status.value!r}: add it, or use "
+                "redrb.Status.",
+                field="status",
+            )
+        write(rollout, "status", members[0])
     elif isinstance(old, str) and not isinstance(old, Status):
         write(rollout, "status", status.value)
     else:
         write(rollout, "status", status)
-
-
-def _member(kind: type[Enum], status: Status) -> Enum:
-    for member in kind:
-        if find_status(member) is status:
-            return member
-    raise RecordError(
-        f"{kind.__name__} has no member {status.value!r}: add it, or use redrb.Status.",
-        field="status",
-    )
 
 
 def _known_statuses() -> str:

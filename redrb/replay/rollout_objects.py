@@ -11,29 +11,25 @@ from redrb.errors import ConfigError, RecordError
 
 
 def check_rollout_type(kind: object) -> type | None:
-    """Return a class that was declared, or None.
-
-    Raises:
-        ConfigError: It is no class.
-    """
+    """Return a class that was declared, or None, or raise ConfigError."""
     if kind is not None and not isinstance(kind, type):
         raise ConfigError(f"rollout_type={kind!r:.80} is not a class.")
     return kind
 
 
 def check_declared(rollout: Any, kind: type | None) -> None:
-    """Check that a rollout can be given back as it is put.
-
-    Raises:
-        RecordError: It is an object of a class that was not declared, or that its fields do not
-            make.
-    """
+    """Check that a rollout can be given back as it is put, or raise RecordError."""
     own: Any = type(rollout)
     name = own.__name__
     if kind is dict or isinstance(rollout, dict):
         return
     if own is kind:
-        lacking = _not_taken(own) or _not_taken_as_arguments(rollout)
+        lacking = _not_taken(own)
+        if not (hasattr(own, "model_fields") or hasattr(own, "__struct_fields__")):
+            try:
+                _signature(own).bind(**dict.fromkeys(fields_of(rollout)))
+            except TypeError as error:
+                lacking = f"its constructor: {error}"
         if lacking:
             raise RecordError(
                 f"rollout_type={name}: `get` could not make the object again of the fields that "
@@ -62,18 +58,6 @@ def _not_taken(kind: Any) -> str:
     return ""
 
 
-def _not_taken_as_arguments(rollout: Any) -> str:
-    """Say why the constructor does not take the fields of an object; "": it does."""
-    kind: Any = type(rollout)
-    if hasattr(kind, "model_fields") or hasattr(kind, "__struct_fields__"):
-        return ""
-    try:
-        _signature(kind).bind(**dict.fromkeys(fields_of(rollout)))
-    except TypeError as error:
-        return f"its constructor: {error}"
-    return ""
-
-
 _signature = cache(inspect.signature)
 
 
@@ -85,11 +69,7 @@ def is_record(value: object) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of an object: those that its class declares, or else its attributes.
-
-    Raises:
-        RecordError: The object has no fields.
-    """
+    """Return the fields of an object: those that its class declares, or else its attributes."""
     kind = type(value)
     names: Any
     if hasattr(kind, "model_fields"):
@@ -109,9 +89,6 @@ def as_declared(kind: type | None, fields: dict[str, Any]) -> Any:
     """Return fields as an object of the declared class; without one, or for `dict`, as they are.
 
     A pydantic model and a msgspec Struct convert nested fields by their annotations.
-
-    Raises:
-        ConfigError: The class does not take the fields.
     """
     if kind is None or kind is dict:
         return fields

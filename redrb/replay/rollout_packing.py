@@ -15,7 +15,7 @@ import torch
 
 from redrb.errors import ConfigError, DecodeError, RecordError
 from redrb.experience import BufferItem
-from redrb.replay.columns import pack_column, unpack_column
+from redrb.replay.arrays import pack_column, unpack_column
 from redrb.replay.rollout_fields import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
 from redrb.replay.rollout_objects import fields_of
 from redrb.replay.values import pack_value, unpack_value
@@ -30,15 +30,7 @@ _STEPS = "response_model_steps"
 
 
 def pack_group(group: Sequence[Any], train_step: int | None) -> list[BufferItem]:
-    """Return a group's rollouts as samples.
-
-    Args:
-        group: Rollouts of one prompt.
-        train_step: Train step at which their staleness was written; None: it was not written.
-
-    Raises:
-        RecordError: A field cannot be stored.
-    """
+    """Return a group's rollouts as samples, or raise RecordError."""
     agentic = is_agentic(group)
     return [_pack(rollout, train_step, agentic=agentic) for rollout in group]
 
@@ -57,21 +49,31 @@ class StoredRollout:
 
 
 def unpack_group(items: Iterable[BufferItem]) -> list[StoredRollout]:
-    """Return the rollouts of a group that `pack_group` has packed.
-
-    Raises:
-        DecodeError: The samples are not rollouts.
-        ConfigError: The group was put by a newer redrb.
-    """
+    """Return the rollouts of a group that `pack_group` has packed."""
     return [_unpack(item) for item in items]
 
 
 def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
     state = rollout if isinstance(rollout, dict) else fields_of(rollout)
-    item = _item(rollout, agentic=agentic)
+    steps, mask = steps_of(rollout), mask_of(rollout)
+    # by these fields the stream orders and expires a rollout
+    oldest = min(steps, default=None)
+    item = BufferItem(None, None, status=status_of(rollout), policy_version=oldest)
+    if steps:
+        item.token_versions = torch.from_numpy(np.array(steps, dtype=np.int64))
+        if agentic:  # no token counts for expiry
+            item.action_mask = torch.zeros(len(steps), dtype=torch.bool)
+        elif mask is not None:
+            given = mask[: len(steps)]
+            counts = np.array(given + [False] * (len(steps) - len(given)), dtype=np.bool_)
+            item.action_mask = torch.from_numpy(counts)
     item.extras[META] = {"format": FORMAT, "train_step": train_step}
     for name, value in state.items():
-        _check_name(name)
+        if not isinstance(name, str) or name == META:
+            raise RecordError(
+                f"a rollout has the field {name!r:.80}: fields are named by strings, and {META!r} "
+                "is reserved."
+            )
         column = pack_column(name, value) if name in TOKEN_FIELDS else None
         if column is None:
             item.extras[name] = pack_value(value, name)
@@ -80,43 +82,7 @@ def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
     return item
 
 
-def _item(rollout: Any, *, agentic: bool) -> BufferItem:
-    """Return a sample with the fields by which the stream orders and expires a rollout."""
-    steps, mask = steps_of(rollout), mask_of(rollout)
-    item = BufferItem(None, None, status=status_of(rollout))
-    item.policy_version = min(steps, default=None)
-    if steps:
-        item.token_versions = torch.from_numpy(np.array(steps, dtype=np.int64))
-        item.action_mask = _counting(len(steps), mask, agentic=agentic)
-    return item
-
-
-def _counting(tokens: int, mask: list[bool] | None, *, agentic: bool) -> torch.Tensor | None:
-    """Return a mask of the tokens that count for expiry; None: all."""
-    if agentic:
-        return torch.zeros(tokens, dtype=torch.bool)
-    if mask is None:
-        return None
-    given = mask[:tokens]
-    counts = np.array(given + [False] * (tokens - len(given)), dtype=np.bool_)
-    return torch.from_numpy(counts)
-
-
 def _unpack(item: BufferItem) -> StoredRollout:
-    meta = _meta(item)
-    state: dict[str, Any] = {
-        name: unpack_value(value) for name, value in item.extras.items() if name != META
-    }
-    for column, tensor in item.tensors.items():
-        name, value = unpack_column(column, tensor)
-        state[name] = value
-    if item.token_versions is not None:
-        state.setdefault(_STEPS, item.token_versions.tolist())
-    step = meta.get("train_step")
-    return StoredRollout(state, step if type(step) is int else None)
-
-
-def _meta(item: BufferItem) -> dict[str, Any]:
     meta = item.extras.get(META)
     form = meta.get("format") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or type(form) is not int or form < FORMAT:
@@ -127,12 +93,13 @@ def _meta(item: BufferItem) -> dict[str, Any]:
         raise ConfigError(
             f"a group was put by a newer redrb, in format {form}, not {FORMAT}: upgrade redrb."
         )
-    return meta
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or name == META:
-        raise RecordError(
-            f"a rollout has the field {name!r:.80}: fields are named by strings, and {META!r} is "
-            "reserved."
-        )
+    state: dict[str, Any] = {
+        name: unpack_value(value) for name, value in item.extras.items() if name != META
+    }
+    for column, tensor in item.tensors.items():
+        name, value = unpack_column(column, tensor)
+        state[name] = value
+    if item.token_versions is not None:
+        state.setdefault(_STEPS, item.token_versions.tolist())
+    step = meta.get("train_step")
+    return StoredRollout(state, step if type(step) is int else None)

@@ -16,7 +16,6 @@ from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.directory import saving_beside
 from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 from redrb.stream.saving.saving import save_task
-from redrb.stream.task.store import TaskStore
 
 INDEX = "replay_buffer.json"
 FORMAT = 1
@@ -54,11 +53,12 @@ def save(tasks: Tasks, directory: Path) -> None:
         for store in parts.values():
             tasks.open(store.task)
             files.add(partial(save_task, store, partitions=tasks.partitions))
-        refreshes = {
-            f"{part} {status}": mark
-            for part, store in parts.items()
-            for status, mark in _refreshes(store).items()
-        }
+        refreshes: dict[str, str] = {}
+        for part, store in parts.items():
+            flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
+            with Reading(f"the refreshes of task {store.task!r}"):
+                for status, mark in zip(flat, flat, strict=True):
+                    refreshes[f"{part} {status.decode()}"] = mark.decode()
         names = dict(zip(parts, files.names, strict=True))
         files.commit({"format": FORMAT, **asdict(SaveIndex(tasks.order, names, refreshes))})
 
@@ -105,13 +105,6 @@ def _part(task: str, number: int) -> str:
     return f"{task}:{number}" if number else task
 
 
-def _refreshes(store: TaskStore) -> dict[str, str]:
-    """Return the last refresh of each status: "<train step> <newest id>"."""
-    flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
-    with Reading(f"the refreshes of task {store.task!r}"):
-        return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
-
-
 def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:
     saved = CheckedFile.read(path)
     task, _, number = part.partition(":")
@@ -134,12 +127,7 @@ def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]
 
 
 def read_index(directory: Path) -> SaveIndex:
-    """Return the index of a save, checked.
-
-    Raises:
-        ConfigError: The directory holds no index.
-        DecodeError: The index is malformed, or of a newer redrb.
-    """
+    """Return the index of a save, checked, or raise ConfigError or DecodeError."""
     try:
         index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

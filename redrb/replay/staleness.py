@@ -77,23 +77,19 @@ def staleness(rollout: Any, train_step: int | None) -> int:
 def expired_members(
     group: Sequence[Any], train_step: int | None, thresholds: Thresholds
 ) -> list[Any]:
-    """Return the rollouts that are too stale; a single one expires the group.
-
-    Args:
-        group: Rollouts of one prompt.
-        train_step: The trainer's step; None: `seq_staleness` counts, and tokens have no staleness.
-        thresholds: Staleness at which rollouts expire.
-    """
-    token = None if is_agentic(group) else thresholds.token
-    return [
-        rollout
-        for rollout in group
-        if (
-            thresholds.sequence is not None
-            and staleness(rollout, train_step) >= thresholds.sequence
-        )
-        or _tokens_are_too_stale(rollout, train_step, token)
-    ]
+    """Return the rollouts that are too stale; a single one expires the group."""
+    token = None if is_agentic(group) or train_step is None else thresholds.token
+    expired = []
+    for rollout in group:
+        sequence, newest = thresholds.sequence, None if token is None else newest_step(rollout)
+        if (sequence is not None and staleness(rollout, train_step) >= sequence) or (
+            token is not None
+            and train_step is not None
+            and newest is not None
+            and step_staleness(newest, train_step) >= token
+        ):
+            expired.append(rollout)
+    return expired
 
 
 def version_to_order_by(
@@ -118,10 +114,3 @@ def version_to_order_by(
     if steps:
         return min(steps)
     return FRESHEST if train_step is None else train_step - 1
-
-
-def _tokens_are_too_stale(rollout: Any, train_step: int | None, threshold: int | None) -> bool:
-    if threshold is None or train_step is None:
-        return False
-    newest = newest_step(rollout)
-    return newest is not None and step_staleness(newest, train_step) >= threshold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
 from redrb.connection import Client, check_client
@@ -25,13 +25,6 @@ GROUP = "replay"
 """Consumer group of all buffers."""
 
 _STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
-
-
-class Refreshed(NamedTuple):
-    """A refresh of staleness: its train step, and the newest group of a partition at that time."""
-
-    train_step: int
-    last: int
 
 
 class Tasks:
@@ -65,11 +58,7 @@ class Tasks:
         self._names_client = client.at(self._names)
 
     def open(self, task: str) -> ExperienceStream:
-        """Return the stream of a task, which is created if it does not exist.
-
-        Raises:
-            TaskMismatch: The task has another order, or was not made by a `ReplayBuffer`.
-        """
+        """Return the stream of a task, which is created if it does not exist."""
         with self._lock:
             stream = self._streams.get(task)
             if stream is None:
@@ -126,9 +115,9 @@ class Tasks:
             mark = store.client.execute("HGET", store.keys.refreshed, str(status))
             if mark is not None:
                 with Reading(f"the last refresh of task {task!r}"):
-                    refreshed = Refreshed(*map(int, mark.split()))
-                old = [seq for seq in seqs if seq <= refreshed.last]
-                found.update(dict.fromkeys(self._numbering.ids(number, old), refreshed.train_step))
+                    train_step, last = map(int, mark.split())
+                old = [seq for seq in seqs if seq <= last]  # the newest group at that time
+                found.update(dict.fromkeys(self._numbering.ids(number, old), train_step))
         return found
 
     def stores(self, task: str) -> list[TaskStore]:

@@ -28,7 +28,7 @@ _UINT64_END = 2**64
 
 
 def pack_value(value: Any, field: str, depth: int = 0) -> Any:
-    """Return a value as msgpack can store it.
+    """Return a value as msgpack can store it, or raise RecordError.
 
     Args:
         value: None, bool, int of 64 bits, float, str, bytes, list, tuple, set, dict, aware
@@ -36,9 +36,6 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
             object of a dataclass, pydantic model or msgspec Struct the dict of its fields.
         field: The rollout's field, for error messages.
         depth: Number of containers around the value.
-
-    Raises:
-        RecordError: The value is, or contains, something else.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -55,11 +52,7 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
 
 
 def unpack_value(value: Any) -> Any:
-    """Return the value that `pack_value` has packed.
-
-    Raises:
-        DecodeError: The packed value is malformed.
-    """
+    """Return the value that `pack_value` has packed, or raise DecodeError."""
     if isinstance(value, list):
         if set(map(type, value)).isdisjoint((list, dict)):
             return value
@@ -71,7 +64,12 @@ def unpack_value(value: Any) -> Any:
     unpack = _UNPACK.get(value[TAG]) if isinstance(value[TAG], str) else None
     if unpack is None:
         _malformed(value)
-    return unpack(value)
+    try:
+        return unpack(value)
+    except (TypeError, ValueError) as error:  # a list as a key or in a set, no status
+        if isinstance(error, DecodeError):
+            raise
+        raise DecodeError(f"a stored rollout is malformed: {error}.") from error
 
 
 def _checked_int(value: int, field: str) -> int:
@@ -99,36 +97,29 @@ def _pack_other(value: Any, field: str, depth: int) -> Any:
     if isinstance(value, dict):
         return _pack_dict(value, field, depth)
     if isinstance(value, np.generic) and not isinstance(value, np.object_ | np.void):
-        dtype, _, data = pack_numpy(value, field)
-        return {TAG: "scalar", "dtype": dtype, "data": data}
+        packed = pack_numpy(value, field)
+        return {TAG: "scalar", "dtype": packed["dtype"], "data": packed["data"]}
     if isinstance(value, np.ndarray):
-        return {TAG: "numpy", **_named(pack_numpy(value, field))}
+        return {TAG: "numpy", **pack_numpy(value, field)}
     if isinstance(value, Tensor):
-        return {TAG: "tensor", **_named(pack_tensor(value, field))}
+        return {TAG: "tensor", **pack_tensor(value, field)}
     for kind in (tuple, set, frozenset, list):
         if isinstance(value, kind) and not hasattr(value, "_fields"):
-            packed = _pack_list(list(value), field, depth)
-            return packed if kind is list else {TAG: kind.__name__, "of": packed}
+            listed = _pack_list(list(value), field, depth)
+            return listed if kind is list else {TAG: kind.__name__, "of": listed}
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value
     if is_record(value):
         return _pack_dict(fields_of(value), field, depth)
-    return _pack_subclass(value, field)
-
-
-def _pack_subclass(value: Any, field: str) -> Any:
-    """Return a value of a subclass of a plain type as that type, or raise RecordError."""
-    if isinstance(value, int):
+    if isinstance(value, int):  # of a subclass, as are the next ones
         return _checked_int(int(value), field)
-    if isinstance(value, float):
-        return float(value)
+    if isinstance(value, float | bytes):
+        return float(value) if isinstance(value, float) else bytes(value)
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, bytes):
-        return bytes(value)
-    kind = type(value)
+    own = type(value)
     raise RecordError(
-        f"{field} holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored: use "
+        f"{field} holds a {own.__module__}.{own.__qualname__}, which cannot be stored: use "
         "None, bool, int, float, str, bytes, lists, dicts, numpy arrays, torch tensors, enums, "
         "dataclasses or models of these; resolve a Ray ObjectRef with ray.get first.",
         field=field,
@@ -145,33 +136,11 @@ def _pack_dict(values: dict[Any, Any], field: str, depth: int) -> dict[str, Any]
     return {TAG: "dict", "of": pairs}
 
 
-def _named(packed: tuple[str, list[int], bytes]) -> dict[str, Any]:
-    dtype, shape, data = packed
-    return {"dtype": dtype, "shape": shape, "data": data}
-
-
-def _unpack_status(value: dict[str, Any]) -> Status:
-    try:
-        return Status(value["of"])
-    except (KeyError, ValueError) as error:
-        raise DecodeError(f"a stored rollout is malformed: {error}.") from error
-
-
 def _unpack_dict(value: dict[str, Any]) -> dict[Any, Any]:
-    pairs = [unpack_value(pair) for pair in _list(value)]
+    pairs = _list(value)
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         _malformed(value)
-    try:
-        return {key: each for key, each in pairs}  # noqa: C416 (dict() would accept strings as pairs)
-    except TypeError as error:  # a list as a key
-        raise DecodeError("a stored rollout is malformed: a dict has a list as a key.") from error
-
-
-def _unpack_set(value: dict[str, Any]) -> set[Any]:
-    try:
-        return set(unpack_value(_list(value)))
-    except TypeError as error:
-        raise DecodeError("a stored rollout is malformed: a set holds a list.") from error
+    return {key: each for key, each in pairs}  # noqa: C416 (dict() would accept strings as pairs)
 
 
 def _unpack_array(value: dict[str, Any]) -> Any:
@@ -180,11 +149,11 @@ def _unpack_array(value: dict[str, Any]) -> Any:
 
 
 _UNPACK: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "tuple": lambda value: tuple(unpack_value(_list(value))),
-    "set": _unpack_set,
-    "frozenset": lambda value: frozenset(_unpack_set(value)),
+    "tuple": lambda value: tuple(_list(value)),
+    "set": lambda value: set(_list(value)),
+    "frozenset": lambda value: frozenset(_list(value)),
     "dict": _unpack_dict,
-    "status": _unpack_status,
+    "status": lambda value: Status(value.get("of", "")),
     "scalar": lambda value: unpack_numpy(value.get("dtype"), [], value.get("data"))[()],
     "numpy": _unpack_array,
     "tensor": _unpack_array,
@@ -195,7 +164,8 @@ def _list(value: dict[str, Any]) -> list[Any]:
     elements = value.get("of")
     if not isinstance(elements, list):
         _malformed(value)
-    return elements
+    unpacked: list[Any] = unpack_value(elements)
+    return unpacked
 
 
 def _malformed(value: object) -> NoReturn:

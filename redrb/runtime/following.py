@@ -20,9 +20,8 @@ from redrb.keys import WeightKeys, maker_key, partial_weights, trainer_key
 from redrb.runtime.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
-from redrb.weights.reading.background_fetch import BackgroundFetch
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.reading.prepared_load import PreparedLoad
+from redrb.weights.reading.standby import BackgroundFetch, PreparedLoad
 from redrb.weights.tensors.fitting import Strict
 
 _log = logging.getLogger("redrb")
@@ -284,7 +283,7 @@ class InFlightUpdates(BackgroundFetch):
     """Follows announcements in a thread, and lets generation swap updates in between tokens."""
 
     def __init__(self, follower: WeightFollower, models: ModelUpdates) -> None:
-        super().__init__("redrb-in-flight")
+        super().__init__("redrb-in-flight", follower)
         self._follower = follower
         self._models = models
         self._error: Exception | None = None
@@ -335,17 +334,6 @@ class InFlightUpdates(BackgroundFetch):
             self._fetched.set()
         if isinstance(self._error, StoreUnavailable):
             self._error = None
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._follower.ready
-
-    @property
-    def _is_fetching(self) -> bool:
-        return self._follower.fetching
-
-    def _load(self) -> bool:
-        return self._follower.load()
 
     def _failed(self, error: Exception) -> None:
         self._error = error

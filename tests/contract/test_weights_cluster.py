@@ -113,7 +113,7 @@ def test_chunks_of_a_publisher_that_dies_before_it_has_prepared_expire(
 ):
     publisher.publish(state(0))
     before = keys()
-    monkeypatch.setattr(publisher._committer, "_prepare", lambda *_: (_ for _ in ()).throw(Died))
+    monkeypatch.setattr(publisher._committer, "commit", lambda *_: (_ for _ in ()).throw(Died))
     monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)  # it is dead
     with pytest.raises(Died):
         publisher.publish(state(1))

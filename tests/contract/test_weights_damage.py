@@ -23,10 +23,10 @@ from redrb.errors import (
     WeightMismatch,
     WeightsTorn,
 )
-from redrb.weights.reading import replica
+from redrb.weights.reading import catalogue, replica
 from redrb.weights.reading.state_copies import InPlaceCopy
 from redrb.weights.wire.chunks import ChunkGoneError
-from tests.published import bits, copied, keys_of, prefix, same_bits
+from tests.published import bits, keys_of, prefix, same_bits
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -159,21 +159,11 @@ def test_inference_tensors_in_place(publisher, subscriber, dtype):
 
 def test_changed_private_memory_is_fetched_again(publisher, subscriber, fetched):
     target = on_version(publisher, subscriber)
-    subscriber._copy._replica.state.memory[3000] ^= 1
+    subscriber._loader.copy._replica.state.memory[3000] ^= 1
     del fetched[:]
     assert subscriber.poll(target).version == 2
     assert "chunk:1:0" in fetched
     assert same_bits(target, weights(1))
-
-
-def test_changed_named_tensors_are_fetched_again(publisher, subscriber):
-    publisher.publish(weights(0))
-    for _, tensor in subscriber.named_tensors():
-        tensor += 1  # it was not to be
-    publisher.publish(weights(1))
-    assert same_bits(copied(dict(subscriber.named_tensors())), weights(1))
-    assert subscriber.version == 2
-    assert dict(subscriber.named_tensors()) == {}
 
 
 def damage(client, namespace, key, how):
@@ -344,7 +334,7 @@ def test_before_the_first_byte_nothing_is_torn(url, namespace, monkeypatch):
             subscriber.poll({"a": torch.zeros(1)}, in_place=True)
         with monkeypatch.context() as patch:
             patch.setattr(
-                subscriber._catalogue,
+                catalogue.Pin,
                 "route",
                 lambda *_, **__: (_ for _ in ()).throw(StoreUnavailable("away", where="there")),
             )
@@ -447,10 +437,9 @@ READS = pytest.mark.parametrize(
     [
         lambda subscriber, target: subscriber.poll(target),
         lambda subscriber, target: subscriber.poll(target, in_place=True),
-        lambda subscriber, _: list(subscriber.named_tensors()),
         lambda subscriber, _: subscriber.fetch(),
     ],
-    ids=["poll", "in place", "named_tensors", "fetch"],
+    ids=["poll", "in place", "fetch"],
 )
 
 
@@ -554,17 +543,6 @@ def test_into_another_model_all_is_loaded(publisher, subscriber, options):
     assert same_bits(again.state_dict(), models[0].state_dict())
 
 
-def test_tensors_that_were_lent_are_not_taken_for_a_newer_version(publisher, subscriber):
-    publisher.publish({"a": torch.zeros(4)})
-    taking = subscriber.named_tensors()
-    next(taking)
-    publisher.publish({"a": torch.ones(4)})
-    assert subscriber.poll({"a": torch.zeros(4)}).version == 2
-    with pytest.raises(WeightError, match="before the next call"):
-        list(taking)
-    assert subscriber.version == 2
-
-
 def test_a_version_that_is_no_adapter_says_so(publisher, subscriber):
     on_version(publisher, subscriber)  # the newest is a delta
     with pytest.raises(WeightError, match="version 2 of weights 'actor' is no adapter"):
@@ -573,7 +551,7 @@ def test_a_version_that_is_no_adapter_says_so(publisher, subscriber):
 
 def test_two_threads_that_wait_for_each_other_are_reported(publisher, subscriber, monkeypatch):
     """One loads and waits for the lock; the other holds it and calls as well."""
-    monkeypatch.setattr("redrb.weights.reading.subscriber._BUSY_S", 0.3)
+    monkeypatch.setattr("redrb.weights.reading.loading.BUSY_S", 0.3)
     publisher.publish(weights(0))
     fetched, go_on = threading.Event(), threading.Event()
     plan = subscriber._loader.plan

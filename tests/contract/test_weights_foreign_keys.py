@@ -141,15 +141,15 @@ def test_a_key_of_another_type_changes_nothing_of_a_version_that_is_being_commit
     """Else the version would be there, and its keys deleted with those of a failed attempt."""
     writer = publisher(client, namespace)
     writer.publish(state(1))
-    key, prepare = key_of(namespace, "fulls"), writer._committer._prepare
+    key, keep = key_of(namespace, "fulls"), stored_keys.keep
 
     def meanwhile(*arguments: Any) -> bool:
-        found = prepare(*arguments)
+        found = keep(*arguments)
         client.execute("DEL", key)
         client.execute("SET", key, "x")
         return found
 
-    monkeypatch.setattr(writer._committer, "_prepare", meanwhile)
+    monkeypatch.setattr(stored_keys, "keep", meanwhile)
     with pytest.raises(StoreError, match="fulls holds a string"):
         writer.publish(state(2))
     client.execute("DEL", key)

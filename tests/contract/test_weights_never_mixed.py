@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from redrb import WeightPublisher
-from redrb.errors import ConfigError, PublisherFenced, WeightError, WeightMismatch
+from redrb.errors import ConfigError, PublisherFenced, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
 from redrb.weights.reading import targets
@@ -83,17 +83,6 @@ def test_a_layer_that_the_newest_adapter_lacks_has_its_base_weights(publisher, s
     subscriber.poll(target)
     assert torch.equal(target[0].weight, base["0.weight"] + 2)
     assert torch.equal(target[1].weight, base["1.weight"])
-
-
-def test_a_caller_that_stops_between_tensors_blocks_nobody(publisher, subscriber):
-    state = {"a": torch.ones(3), "b": torch.ones(3)}
-    publisher.publish(state)
-    taking = subscriber.named_tensors()
-    assert next(taking)[0] == "a"
-    target = {name: torch.zeros(3) for name in state}
-    assert subscriber.poll(target).version == 1  # it does not wait for whoever is taking them
-    with pytest.raises(WeightError, match="from the beginning"):
-        next(taking)
 
 
 def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(

@@ -11,6 +11,7 @@ import torch
 import redrb
 from redrb.errors import WeightError
 from redrb.weights.reading import replica
+from redrb.weights.reading.catalogue import Pin
 from tests.published import (
     check_nothing_left,
     keys_of,
@@ -164,7 +165,7 @@ def test_a_pin_of_a_dead_reader_ends(make, subscriber, client, namespace, monkey
     publisher = make(keep=1, deltas=False)
     publish(publisher, 1)
     monkeypatch.setattr("redrb.weights.reading.catalogue.PIN_S", 0.2)
-    subscriber._catalogue.route("dead", have=0, wanted=0, used=0)
+    Pin(subscriber._catalogue).route(have=0)
     publish(publisher, 2)
     assert numbers(subscriber) == [1, 2]
     assert not threading.Event().wait(0.25)
@@ -177,7 +178,7 @@ def test_versions_without_their_base_are_not_listed(make, subscriber, client, na
     publisher = make(keep=1, anchor_every=100)
     publish(publisher, 1, 2, 3)
     reader = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-    reader._catalogue.route("reader", have=2, wanted=3, used=2)  # pins the delta from 2 to 3
+    Pin(reader._catalogue).route(have=2, wanted=3, used=2)  # the delta from 2 to 3
     fresh = make(keep=1, deltas=False)
     publish(fresh, 4)
     entries = client.execute("XRANGE", prefix(namespace) + "versions", "-", "+")

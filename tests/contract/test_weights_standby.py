@@ -243,7 +243,6 @@ def test_other_loads_are_refused_until_it_is_closed(publisher, subscriber) -> No
         for attempt in (
             lambda: subscriber.poll(model),
             lambda: subscriber.poll(model, in_place=True),
-            lambda: list(subscriber.named_tensors()),
             lambda: subscriber.standby(model),
             lambda: subscriber.prepared_load(model),
         ):

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import redrb
 from redrb.cli import main
 from redrb.connection import Client
-from redrb.errors import ConfigError, PublisherFenced
+from redrb.errors import PublisherFenced, WeightError
 from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import file_transfer
-from redrb.weights.inspection.listing import check_kept
+from redrb.weights.inspection.listing import kept_version
 from redrb.weights.lora import LoraConfig
 from tests.clusters import RedisCluster
 from tests.servers import programs
@@ -327,13 +327,13 @@ def test_a_version_that_goes_while_it_is_fetched_is_reported(
         publisher = redrb.WeightPublisher(client, "w", namespace=namespace, keep=1, deltas=False)
         publisher.publish({"a": torch.zeros(4)})
 
-        def checked(*arguments: Any) -> int:
+        def checked(*arguments: Any) -> redrb.WeightVersion:
             monkeypatch.undo()
-            newest = check_kept(*arguments)
+            newest = kept_version(*arguments)
             publisher.publish({"a": torch.ones(4)})  # the trainer commits just now
             return newest
 
-        monkeypatch.setattr(file_transfer, "check_kept", checked)
-        with pytest.raises(ConfigError, match="version 1 of weights 'w' is not kept; kept are 2"):
+        monkeypatch.setattr(file_transfer, "kept_version", checked)
+        with pytest.raises(WeightError, match="no version 1 of weights 'w' to fetch"):
             file_transfer.get_weights(client, "w", tmp_path / "w.safetensors", namespace=namespace)
     assert not list(tmp_path.iterdir())

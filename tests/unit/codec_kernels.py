@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from redrb.codec import core, kernels, plain
+from redrb.codec import kernels, plain
 from tests.tools import skip
 
 
@@ -16,6 +16,6 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "plain":
             patch.setattr(kernels, "kernel", plain)
-        elif core.NAME != "compiled":
+        elif kernels.NAME != "compiled":
             skip("the codec was not compiled")
         yield

@@ -19,7 +19,8 @@ from redrb.algorithms import (
 )
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience, make_experience_batch, split_experience_batch
-from redrb.experience.checking import check_batch, check_groups
+from redrb.experience.batching import padded_rows
+from redrb.experience.checking import check_groups
 from redrb.experience.records import STANDARD_FIELDS, named_tensors
 from tests.networks import Answering, PlainActor, PlainCritic, SampleCritic, seeded
 
@@ -76,7 +77,7 @@ def test_every_field_is_filled() -> None:
         assert not fields[name].requires_grad
     for name in ("action_log_probs", "values", "kl", "advantages"):
         assert (fields[name][~fields["action_mask"]] == 0).all()
-    assert not check_batch(experience)
+    assert not check_groups([padded_rows(experience)])
     assert [item.policy_version for item in split_experience_batch(experience)] == [3, 3, 3]
 
 

@@ -10,7 +10,8 @@ import torch
 
 from redrb import make_experience_batch
 from redrb.errors import RecordError
-from redrb.experience.checking import check_batch, check_groups
+from redrb.experience.batching import padded_rows
+from redrb.experience.checking import check_groups
 from tests.samples import numbered
 
 
@@ -52,8 +53,8 @@ def test_an_element_that_is_no_sample_is_refused(item: object) -> None:
     ("changes", "match"),
     [
         ({"sequences": torch.ones(2, 3)}, r"sequences is torch\.float32"),
-        ({"reward": torch.ones(2, 1)}, r"reward has shape \[2, 1\], not \[B\]"),
-        ({"values": torch.ones(2, 2, 2)}, r"values has shape \[2, 2, 2\], not \[B\] or \[B, A\]"),
+        ({"reward": torch.ones(2, 1)}, r"reward has shape \[1\], not \[\]"),
+        ({"values": torch.ones(2, 2, 2)}, r"values has shape \[2, 2\], not \[\] or \[A\]"),
         ({"values": torch.ones(2, 3)}, r"values has length 3"),
         ({"attention_mask": torch.ones(2, 7)}, r"attention_mask has length 7"),
         ({"action_mask": torch.ones(2, 1)}, r"action_mask has length 1"),
@@ -69,14 +70,14 @@ def test_a_malformed_batch_is_refused(changes: dict[str, Any], match: str) -> No
     for name, value in changes.items():
         setattr(batch, name, value)
     with pytest.raises(RecordError, match=match):
-        check_batch(batch)
+        check_groups([[row] for row in padded_rows(batch)])
 
 
 @pytest.mark.parametrize("version", [None, 0, 7, torch.tensor(3)])
 def test_sound_samples_and_batches_pass(version: Any) -> None:
     samples = [numbered(1, policy_version=version), numbered(2)]
     assert check_groups([samples, []]) == {}
-    assert check_batch(make_experience_batch(samples)) == {}
+    assert check_groups([padded_rows(make_experience_batch(samples))]) == {}
 
 
 @pytest.mark.parametrize("reward", [math.nan, -math.inf])
@@ -86,8 +87,6 @@ def test_rewards_that_are_not_finite_are_found_and_not_raised(reward: float) -> 
     assert list(found) == [1, 2]
     assert f"reward of sample 1 in group 1 is {reward}" in str(found[1])
     assert "finite_rewards" in str(found[2])
-    rows = check_batch(make_experience_batch([numbered(0), bad]))
-    assert f"reward of row 1 is {reward}" in str(rows[1])
 
 
 def test_rewards_may_have_any_dtype_and_gradients() -> None:

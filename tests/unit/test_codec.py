@@ -17,13 +17,12 @@ from redrb.codec import (
     GroupLayout,
     decode_batch,
     decode_items,
-    encode_experience,
     encode_groups,
     parse_group,
     parse_groups,
 )
+from redrb.codec.collecting import BY_TORCH
 from redrb.codec.dtypes import DTYPES
-from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.errors import EncodeError, RecordError
 from redrb.experience import (
     BufferItem,
@@ -32,6 +31,7 @@ from redrb.experience import (
     make_experience_batch,
     split_experience_batch,
 )
+from redrb.experience.batching import padded_rows
 from redrb.experience.records import TENSOR_FIELDS, Side, named_tensors
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
@@ -288,12 +288,16 @@ def test_decoded_samples_own_their_memory() -> None:
     assert_same(decode_items(layout), [item, item])
 
 
+def encode_rows(batch: Experience, **options: Any) -> list[EncodedGroup]:
+    return encode_groups([[row] for row in padded_rows(batch)], **options)
+
+
 def test_a_batch_is_encoded_row_by_row_and_bit_for_bit() -> None:
     items = [rollout(20 + seed, 10 + seed, seed, policy_version=seed) for seed in range(5)]
     batch = make_experience_batch(items)
     batch.tensors["more"] = torch.randn(5, 2, 3)
     batch.extras = [{"text": str(row)} for row in range(5)]
-    blobs = [join(group) for group in encode_experience(batch)]
+    blobs = [join(group) for group in encode_rows(batch)]
     assert_batches(decode_batch([parse_group(blob) for blob in blobs]), batch)
     rows = split_experience_batch(Experience(**{**vars(batch), "padding_side": "right"}))
     whole = [join(group) for group in encode_groups([[row] for row in rows])]
@@ -304,7 +308,7 @@ def test_a_batch_takes_one_value_for_all_metadata() -> None:
     batch = make_experience_batch([rollout(), rollout()])
     batch.policy_version, batch.status, batch.tags = None, Status.FILTERED, {"level": 3}
     batch.group_id, batch.extras = None, {}
-    groups = encode_experience(batch, policy_version=4)
+    groups = encode_rows(batch, policy_version=4)
     assert [(own.policy_version, own.status) for own in groups] == [(4, Status.FILTERED)] * 2
     assert [parse_group(join(own)).tags for own in groups] == [[{"level": 3}]] * 2
 
@@ -316,7 +320,7 @@ def test_nothing_in_is_nothing_out() -> None:
         setattr(batch, name, tensor[:0])
     batch.policy_version, batch.status, batch.group_id = None, Status.COMPLETED, None
     batch.tags, batch.extras = {}, {}
-    assert encode_experience(batch) == []
+    assert encode_rows(batch) == []
 
 
 def test_a_layout_says_what_is_in_the_group() -> None:

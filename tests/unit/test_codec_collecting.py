@@ -16,9 +16,7 @@ from redrb.codec import (
     EncodedGroup,
     check_and_encode_groups,
     collecting,
-    core,
     decode_items,
-    encode_experience,
     encode_groups,
     kernels,
     parse_group,
@@ -26,14 +24,14 @@ from redrb.codec import (
 from redrb.codec import encode as codec_encode
 from redrb.codec.collecting import Collector
 from redrb.errors import EncodeError, RecordError
-from redrb.experience import BufferItem, make_experience_batch
+from redrb.experience import BufferItem
 from redrb.experience.checking import check_groups
 from redrb.experience.records import TENSOR_FIELDS, named_tensors
 from tests.samples import numbered
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
 needs_exchange = pytest.mark.skipif(
-    core.NAME != "compiled" or not hasattr(Tensor, "__dlpack_c_exchange_api__"),
+    kernels.NAME != "compiled" or not hasattr(Tensor, "__dlpack_c_exchange_api__"),
     reason="the codec was not compiled, or torch is too old",
 )
 
@@ -290,8 +288,6 @@ def test_numbers_that_are_not_finite_are_found_as_they_are_copied(
             found = encode_checked(group)
             assert found.finite == finite
             assert found.blob == encode_groups([group])[0].blob
-            batch = make_experience_batch(group[-1:])
-            assert [row.finite for row in encode_experience(batch, values=True)] == [finite]
 
 
 def encode_checked(group: list[BufferItem]) -> EncodedGroup:

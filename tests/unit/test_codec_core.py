@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from redrb.cli import main
-from redrb.codec import core
+from redrb.codec import kernels
 
 CORE = "redrb.codec._core"
 
@@ -22,22 +22,22 @@ def installed(patch: pytest.MonkeyPatch, interface: int) -> ModuleType:
 
 
 def test_a_core_of_this_interface_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = installed(monkeypatch, core.INTERFACE)
-    assert core.load() == (found, "compiled")
+    found = installed(monkeypatch, kernels.INTERFACE)
+    assert kernels.load() == (found, "compiled")
 
 
 def test_a_core_of_another_interface_is_named_and_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed(monkeypatch, core.INTERFACE - 1)
+    installed(monkeypatch, kernels.INTERFACE - 1)
     with pytest.warns(
-        RuntimeWarning, match=rf"plain Python.*interface {core.INTERFACE - 1}.*Reinstall redrb"
+        RuntimeWarning, match=rf"plain Python.*interface {kernels.INTERFACE - 1}.*Reinstall redrb"
     ):
-        found, name = core.load()
+        found, name = kernels.load()
     assert found is None
-    reason = f"because the compiled core has interface {core.INTERFACE - 1}"
+    reason = f"because the compiled core has interface {kernels.INTERFACE - 1}"
     assert name.startswith(f"plain Python, {reason}")
-    monkeypatch.setattr(core, "NAME", name)
+    monkeypatch.setattr(kernels, "NAME", name)
     with pytest.raises(SystemExit):
         main(["--version"])
     assert "reinstall redrb" in capsys.readouterr().out
@@ -49,9 +49,9 @@ def test_a_core_that_cannot_be_loaded_is_named_and_warned_of(
     def refuse(_: str) -> ModuleType:
         raise ImportError("undefined symbol: PyCapsule_New")
 
-    monkeypatch.setattr(core, "import_module", refuse)
+    monkeypatch.setattr(kernels, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match="undefined symbol"):
-        found, name = core.load()
+        found, name = kernels.load()
     assert found is None
     assert "undefined symbol" in name
 
@@ -60,7 +60,7 @@ def test_without_a_core_the_plain_kernel_runs_silently(monkeypatch: pytest.Monke
     def miss(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(core, "import_module", miss)
+    monkeypatch.setattr(kernels, "import_module", miss)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert core.load() == (None, "plain Python")
+        assert kernels.load() == (None, "plain Python")

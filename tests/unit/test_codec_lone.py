@@ -11,9 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from redrb.codec import EncodedGroup, encode_experience, encode_groups
+from redrb.codec import EncodedGroup, encode_groups
 from redrb.codec.dtypes import DTYPES
 from redrb.experience import BufferItem, Experience, Status
+from redrb.experience.batching import padded_rows
 from redrb.experience.records import TENSOR_FIELDS
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
@@ -110,7 +111,8 @@ def test_the_fast_path_writes_the_bytes_of_the_general_path(
             name: torch.stack([item.tensors[name] for item in items]) for name in items[0].tensors
         },
     }
-    assert join(encode_experience(Experience(**batch), **options)) == wanted
+    rows = [[row] for row in padded_rows(Experience(**batch))]
+    assert join(encode_groups(rows, **options)) == wanted
 
 
 @pytest.mark.parametrize("pad", [0, 7, 151_643, -100, 2**40])

@@ -23,13 +23,7 @@ class Server(Engine):
     """
 
     def __init__(self) -> None:
-        class Client:
-            where = "here"
-
-            async def close(self) -> None:
-                pass
-
-        super().__init__(Client(), retry_s=10)
+        super().__init__("http://here", timeout=10, retry_s=10)
         self.arrives = asyncio.Event()
         self.begun = asyncio.Event()
         self.paused = asyncio.Event()
@@ -39,12 +33,12 @@ class Server(Engine):
         self.label = "default"
         self.sent = 0
 
-    async def _request(self, tokens: list[int], *, max_new_tokens: int, **_: Any) -> Part:
+    async def _request(self, tokens: list[int], most: int, **_: Any) -> Part:
         self.sent += 1
         await self.arrives.wait()
         await self.running.wait()
         found: list[int] = []
-        for _token in range(max_new_tokens):
+        for _token in range(most):
             if not self.running.is_set():
                 return Part(found, [0.0] * len(found), "abort", self.label)
             found.append(self.have)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from redrb import BufferItem, Experience, Status, make_experience_batch, split_experience_batch
-from redrb.codec import encode_experience, encode_groups
+from redrb.codec import encode_groups
 from redrb.errors import ConfigError, EncodeError, RecordError
-from redrb.experience.batching import _zero_pad_sequences
+from redrb.experience.batching import _zero_pad_sequences, padded_rows
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.experience.status import group_status
 from redrb.stream.task.tags import declare_tags
@@ -226,7 +226,7 @@ def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong: Any) -> None:
         batch = make_experience_batch([numbered(1), numbered(2)])
         setattr(batch, name, wrong)
         with pytest.raises((EncodeError, RecordError)):
-            encode_experience(batch)
+            encode_groups([padded_rows(batch)])
     with pytest.raises(ConfigError, match="no list of names"):
         declare_tags(3)
 

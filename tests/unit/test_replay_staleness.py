@@ -12,7 +12,7 @@ import torch
 
 from redrb import ConfigError, Status
 from redrb.errors import RecordError
-from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
+from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_fields import (
     checked_status,
     find_status,
@@ -192,7 +192,7 @@ def test_an_expired_rollout_loses_its_response_and_keeps_the_rest() -> None:
 
 def test_a_discarded_rollout_keeps_nothing_heavy() -> None:
     own = rollout(**FULL)
-    discard([own])
+    expire([own], for_good=True)
     assert own["status"] is Status.EXPIRED
     assert (own["prompt_ids"], own["tokens"], own["mm_info"]) == (None, None, None)
     assert own["extra_fields"] == {}

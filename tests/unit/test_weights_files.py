@@ -212,3 +212,10 @@ def test_without_safetensors_the_error_says_what_to_install(
     ):
         with pytest.raises(ConfigError, match=r"pip install 'safetensors>="):
             call()
+
+
+def test_the_name_of_a_files_metadata_is_refused(tmp_path: Path) -> None:
+    """A file with a tensor of this name was written, and nothing could read it."""
+    with pytest.raises(EncodeError, match="__metadata__"):
+        save_safetensors(tmp_path / "file", {"__metadata__": torch.zeros(3)})
+    assert not list(tmp_path.iterdir())

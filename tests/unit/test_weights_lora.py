@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
-from redrb.weights.files.adapter_folder import load_adapter, save_adapter
-from redrb.weights.files.folder_swap import exchange
+from redrb.weights.files.adapter_folder import exchange, load_adapter, save_adapter
 from redrb.weights.lora import (
     LoraConfig,
     LoraMerger,

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from redrb.errors import DecodeError
 from redrb.weights.wire.layout import Layout, TensorEntry
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source
-from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest
-from redrb.weights.wire.tensor_list import layout_hash
+from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest, layout_hash
 
 
 def entry(name, dtype, shape, offset, alias=None):

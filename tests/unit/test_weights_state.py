@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from redrb.errors import WeightError
 from redrb.weights.reading.targets import LoadTarget, named_tensors
-from redrb.weights.tensors.copying import plain
 from redrb.weights.tensors.published_state import lay_out, published_tensors
-from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.shard import TensorShard, plain
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout, TensorEntry, runs_of
 from tests.published import bits, every_kind

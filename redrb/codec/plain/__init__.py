@@ -4,8 +4,7 @@ It does the same as `_encode.c` and `_decode.c`, is held to the same tests, and 
 read: one sample and one column at a time. `docs/wire-format.md` describes the bytes.
 """
 
-from redrb.codec.plain.batches import extent, fill
 from redrb.codec.plain.encoding import collect, encode
-from redrb.codec.plain.group import Group, parse
+from redrb.codec.plain.group import Group, extent, fill, parse
 
 __all__ = ["Group", "collect", "encode", "extent", "fill", "parse"]

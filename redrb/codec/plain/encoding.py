@@ -19,7 +19,7 @@ from redrb.codec.dtypes import (
     DType,
     Storage,
 )
-from redrb.codec.plain.memory import memory
+from redrb.codec.plain.group import memory
 from redrb.codec.wire import (
     MAGIC,
     MAX_BLOB_BYTES,
@@ -40,7 +40,19 @@ _UNSIGNED = range(UINT8, UINT64 + 1)
 
 
 def collect(*_: Any) -> None:
-    """Leave all groups to `Collector.any`, which asks tensors one by one, and to `check_groups`."""
+    """Leave all groups to `Collector.any`, which asks tensors one by one, and to `check_groups`.
+
+    The compiled kernel returns `Columns` of a group, found in one pass over its samples: None where
+    a value is not exactly of type `tensor` with its elements in order in CPU memory, a field has
+    several dtypes, or a limit of the format is exceeded. It takes
+
+        samples, tables: the samples, and the further tensors of each
+        names, keys: the fields, standard ones first, and the packed key of each in the schema
+        rules: four bytes for each standard field: least and most dimensions; whether it describes
+            actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions, 8 for a field
+            that samples may lack, 16 for one that `encode` checks
+        tensor, exchange: the type of tensors, and its `__dlpack_c_exchange_api__`
+    """
     return
 
 
@@ -63,7 +75,12 @@ class _Sample:
 def encode(
     samples: int, columns: list[Any], tails: int, tail: bytes, extras: bytes
 ) -> tuple[bytes, bool]:
-    """Return the blob of one group, and whether it is finite; see `Kernel.encode`."""
+    """Return the blob of one group, and whether all floats in columns to check are finite.
+
+    The floats are checked as they are copied. Columns are a list of `EncodedColumn`, or the memory
+    that the compiled `collect` found. Raises EncodeError where the blob exceeds a limit, and
+    ValueError where a shape does, or where collected columns are encoded again.
+    """
     shapes: dict[tuple[int, ...], int] = {}
     schema, entries, bodies, decoded, tensors, finite = [], [], [], 0, 0, True
     for key, code, rounded, cells, checked in columns:

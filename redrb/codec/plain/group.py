@@ -1,14 +1,17 @@
-"""`Group`: one blob, checked in full, whose samples can be decoded."""
+"""`Group`: one blob, checked in full, whose samples can be decoded, alone or into padded rows."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from redrb.codec.dtypes import BOOL, DTYPES, FLOAT64, UINT64, Storage
+from redrb.codec.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT64, UINT64, DType, Storage
+from redrb.codec.kernels import NOWHERE
 from redrb.codec.plain.header import (
     HeaderReader,
     find_sections,
@@ -16,8 +19,21 @@ from redrb.codec.plain.header import (
     read_entry,
     read_shape,
 )
-from redrb.codec.plain.memory import bits_of, memory, widened
 from redrb.codec.wire import MAX_SAMPLES, PREFIX, decoded_limit, malformed, tensor_limit
+
+
+def memory(address: int, dtype: DType, count: int) -> Storage:
+    """Return `count` elements at an address that the caller keeps alive."""
+    if count == 0:
+        return np.empty(0, dtype.storage)
+    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    found: Storage = np.frombuffer(memoryview(raw), dtype.storage)
+    return found
+
+
+def bits_of(value: int, dtype: DType) -> Any:
+    """Return a value of a header as one element, by its bits."""
+    return np.array(value & (1 << 8 * dtype.itemsize) - 1, np.uint64).astype(dtype.storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +58,6 @@ class Group:
         self.fields, codes = lookup(bytes(self.blob[PREFIX.size : header_at]))
         self._codes = list(zip(codes[::2], codes[1::2], strict=True))
         self.extras = bytes(self.blob[extras_at:body_at])
-        self.version: int | None = None
-        self.tail: bytes | None = None
         header = HeaderReader(self.blob[header_at:extras_at])
         length, self.samples, columns = header.array(), header.integer(), header.array()
         if length < 3 or not 1 <= self.samples <= MAX_SAMPLES or columns != len(self._codes):
@@ -51,19 +65,12 @@ class Group:
         entries = [read_entry(header, self.samples, code) for code, _ in self._codes]
         shapes = [read_shape(header) for _ in range(header.array())]
         self.tails = length - 3
-        self._read_tail(header)
-        self._place(entries, shapes, body_at)
-
-    def _read_tail(self, header: HeaderReader) -> None:
         rest = header.rest()
         if self.tails == 0 and rest:
             malformed("something follows its header")
-        if self.tails == 1:
-            value = integer_alone(rest)
-            if value is not None:
-                self.version = value
-                return
-        self.tail = rest
+        self.version = integer_alone(rest) if self.tails == 1 else None
+        self.tail = rest if self.version is None else None
+        self._place(entries, shapes, body_at)
 
     def _place(self, entries: list[list[Any]], shapes: list[tuple[int, ...]], end: int) -> None:
         """Find where each sample's body lies, one behind the other."""
@@ -135,9 +142,62 @@ class Group:
             to[piece.lead : end] = stored
             return
         floats = to.view(np.float64 if code == FLOAT64 else np.float32)
-        floats[piece.lead : end] = widened(stored, wire)
+        if wire == BFLOAT16:
+            floats[piece.lead : end] = (stored.astype(np.uint32) << 16).view(np.float32)
+        else:
+            floats[piece.lead : end] = stored.view(np.float16)
 
 
 def parse(blob: Any, lookup: Any) -> Group:
-    """Check a blob in full; see `Kernel.parse`."""
+    """Check a blob in full; raises DecodeError."""
     return Group(blob, lookup)
+
+
+def _rows(groups: tuple[Group, ...], places: bytes) -> Iterator[tuple[Group, int, Piece | None]]:
+    for group, place in zip(groups, places, strict=True):
+        nothing: list[Piece | None] = [None] * group.samples
+        pieces = nothing if place == NOWHERE else group.placed[place]
+        for piece in pieces:
+            yield group, place, piece
+
+
+def extent(groups: tuple[Group, ...], places: bytes) -> tuple[Any, int, bool] | None:
+    """Return a column's first shape, longest first dimension, and whether all are alike.
+
+    None where a row lacks the column, or differs in more than its first dimension. `places` are the
+    column's places in the groups; NOWHERE in groups without it.
+    """
+    shapes = [None if piece is None else piece.shape for _, _, piece in _rows(groups, places)]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({(len(shape), shape[1:]) for shape in known}) != 1:
+        return None
+    longest = max(shape[0] if shape else 0 for shape in known)
+    return known[0], longest, known.count(known[0]) == len(known)
+
+
+def fill(
+    groups: tuple[Group, ...],
+    places: bytes,
+    address: int,
+    nbytes: int,
+    code: int,
+    row_elements: int,
+    left: bool,  # noqa: FBT001
+    filler: int,
+) -> None:
+    """Decode a column into padded rows, one a sample.
+
+    Padding has the bits `filler`, and stands on the left or on the right. A row without this
+    column is padding alone.
+    """
+    dtype = DTYPES[code]
+    rows = list(_rows(groups, places))
+    if len(rows) * row_elements * dtype.itemsize != nbytes:
+        raise ValueError("the memory has another size than the rows")
+    table = memory(address, dtype, len(rows) * row_elements).reshape(len(rows), row_elements)
+    for row, (group, place, piece) in enumerate(rows):
+        table[row] = bits_of(filler, dtype)
+        if piece is not None:
+            held = math.prod(piece.shape)
+            at = row_elements - held if left else 0
+            group.write(place, piece, table[row, at : at + held])

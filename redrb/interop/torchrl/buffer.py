@@ -9,36 +9,21 @@ from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import Sampler, Writer
 
+from redrb.checks import checked_int
 from redrb.errors import ConfigError
-from redrb.interop.torchrl.storage import TaskStorage
+from redrb.interop.torchrl.storage import Stateless, TaskStorage
 from redrb.stream import ExperienceStream
 
 
-class TaskSampler(Sampler):  # type: ignore[misc]
+class TaskSampler(Stateless, Sampler):  # type: ignore[misc]
     """Samples in the order of the task: fifo, priority, stalest first, drawn by priority, ..."""
 
     def sample(self, storage: TaskStorage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Lease a batch; returns the ids of its groups, int64 `[B]`."""
         return _checked(storage).lease(batch_size), {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the order is the task's."""
-        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load nothing."""
-
-    def dumps(self, path: Any) -> None:
-        """Write nothing."""
-
-    def loads(self, path: Any) -> None:
-        """Load nothing."""
-
-    def _empty(self) -> None:
-        """Do nothing: there is no state."""
-
-
-class TaskWriter(Writer):  # type: ignore[misc]
+class TaskWriter(Stateless, Writer):  # type: ignore[misc]
     """Puts elements into the task."""
 
     def register_storage(self, storage: TaskStorage) -> None:
@@ -53,22 +38,6 @@ class TaskWriter(Writer):  # type: ignore[misc]
         """Put rows; returns the id of each row's group, int64 `[B]`."""
         stored: Tensor = self._storage.put(data)
         return stored
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the task is in Redis."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load nothing."""
-
-    def dumps(self, path: Any) -> None:
-        """Write nothing."""
-
-    def loads(self, path: Any) -> None:
-        """Load nothing."""
-
-    def _empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001
-        """Do nothing: there is no cursor."""
 
 
 def task_buffer(
@@ -104,22 +73,16 @@ def task_buffer(
     storage = TaskStorage(
         stream, group_size=group_size, timeout=timeout, max_unacknowledged=max_unacknowledged
     )
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r}: give the samples of a batch, at least 1.")
-    if batch_size % group_size:
+    if checked_int("batch_size", batch_size, 1) % group_size:
         raise ConfigError(f"batch_size {batch_size} is no multiple of group_size={group_size}.")
     return TensorDictReplayBuffer(
         storage=storage,
         sampler=TaskSampler(),
         writer=TaskWriter(),
-        collate_fn=_as_it_is,
+        collate_fn=lambda batch: batch,
         batch_size=batch_size,
         **options,
     )
-
-
-def _as_it_is(batch: TensorDictBase) -> TensorDictBase:
-    return batch
 
 
 def _checked(storage: object) -> TaskStorage:

@@ -22,13 +22,9 @@ INDEX, VERSION = "index", "policy_version"
 
 
 def samples_of(data: TensorDictBase) -> list[BufferItem]:
-    """Return a sample for each row of a TensorDict, of its first dimension.
+    """Return a sample for each row of a TensorDict, of its first dimension, or raise RecordError.
 
     The entry `policy_version` sets the samples' weight versions; `index` is left out.
-
-    Raises:
-        RecordError: `data` is no TensorDict with a batch dimension, a key has a point, or a value
-            is no tensor.
     """
     if not isinstance(data, TensorDictBase):
         raise RecordError(f"a task takes TensorDicts, not {type(data).__name__}.")
@@ -38,32 +34,38 @@ def samples_of(data: TensorDictBase) -> list[BufferItem]:
             "row, or unsqueeze(0)."
         )
     leaves = data.items(include_nested=True, leaves_only=True)
-    columns = {_name(key): _checked(key, value) for key, value in leaves}
+    columns: dict[str, Tensor] = {}
+    for key, value in leaves:
+        parts = (key,) if isinstance(key, str) else key
+        name = ".".join(parts)
+        if any("." in part for part in parts):
+            raise RecordError(
+                f"the key {key!r} has a point, which joins nested keys in a task: rename it.",
+                field=name,
+            )
+        if not isinstance(value, Tensor):
+            raise RecordError(f"{key!r} is a {type(value).__name__}, not a tensor.")
+        columns[name] = value.detach()
     columns.pop(INDEX, None)
     versions = columns.pop(VERSION, None)
     if not columns:
         raise RecordError("the TensorDict holds no tensor.")
-    return [
-        _sample(
-            {name: column[row] for name, column in columns.items()},
-            None if versions is None else int(versions[row].reshape(-1).min()),
-        )
-        for row in range(len(data))
-    ]
+    samples = []
+    for row in range(len(data)):
+        tensors = {name: column[row] for name, column in columns.items()}
+        standard: dict[str, Any] = dict.fromkeys(STANDARD_FIELDS)
+        standard |= {name: tensors.pop(name) for name in TENSOR_FIELDS if name in tensors}
+        version = -1 if versions is None else int(versions[row].reshape(-1).min())
+        known = version if version >= 0 else None
+        samples.append(BufferItem(**standard, tensors=tensors, policy_version=known))
+    return samples
 
 
 def tensordict_of(items: Sequence[BufferItem], ids: Sequence[int]) -> TensorDict:
-    """Return samples as one TensorDict with batch size `[B]`.
+    """Return samples as one TensorDict with batch size `[B]`, or raise RecordError.
 
     Standard fields of several lengths are padded on the left, with masks; further tensors must have
     one shape each.
-
-    Args:
-        items: The samples.
-        ids: Id of each sample's group, the entry `index`.
-
-    Raises:
-        RecordError: The samples have different fields, or further tensors of different shapes.
     """
     rows = [named_tensors(item) for item in items]
     names = rows[0].keys()
@@ -82,36 +84,9 @@ def tensordict_of(items: Sequence[BufferItem], ids: Sequence[int]) -> TensorDict
         columns = named_tensors(make_experience_batch(items))
     result = TensorDict({}, batch_size=[len(items)])
     for name, column in columns.items():
-        result.set(_key(name), column)
+        parts = tuple(name.split("."))
+        result.set(parts[0] if len(parts) == 1 else parts, column)
     result.set(INDEX, torch.tensor(ids, dtype=torch.int64))
     versions = [-1 if item.policy_version is None else item.policy_version for item in items]
     result.set(VERSION, torch.tensor(versions, dtype=torch.int64))
     return result
-
-
-def _name(key: str | tuple[str, ...]) -> str:
-    parts = (key,) if isinstance(key, str) else key
-    if any("." in part for part in parts):
-        raise RecordError(
-            f"the key {key!r} has a point, which joins nested keys in a task: rename it.",
-            field=".".join(parts),
-        )
-    return ".".join(parts)
-
-
-def _key(name: str) -> str | tuple[str, ...]:
-    parts = tuple(name.split("."))
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _checked(key: object, value: object) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise RecordError(f"{key!r} is a {type(value).__name__}, not a tensor.")
-    return value.detach()
-
-
-def _sample(row: dict[str, Tensor], version: int | None) -> BufferItem:
-    standard: dict[str, Any] = dict.fromkeys(STANDARD_FIELDS)
-    standard |= {name: row.pop(name) for name in TENSOR_FIELDS if name in row}
-    known = version if version is not None and version >= 0 else None
-    return BufferItem(**standard, tensors=row, policy_version=known)

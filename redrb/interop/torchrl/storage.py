@@ -17,7 +17,30 @@ from redrb.interop.torchrl.records import INDEX, samples_of, tensordict_of
 from redrb.stream import ExperienceStream, Lease
 
 
-class TaskStorage(Storage):  # type: ignore[misc]
+class Stateless:
+    """What torchrl saves and loads of a part of a buffer: nothing, since the task is in Redis.
+
+    `ExperienceStream.save` writes the task to a file.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load nothing."""
+
+    def dumps(self, path: Any) -> None:
+        """Write nothing."""
+
+    def loads(self, path: Any) -> None:
+        """Load nothing."""
+
+    def _empty(self, *_: object, **__: object) -> None:
+        """Do nothing: there is no state."""
+
+
+class TaskStorage(Stateless, Storage):  # type: ignore[misc]
     """Keeps the elements of a `ReplayBuffer` in a task; batches are leased, and acknowledged.
 
     A batch that was sampled is leased until `ack`, `release` or `reject` is called with it: after
@@ -116,7 +139,16 @@ class TaskStorage(Storage):  # type: ignore[misc]
                 "step, or raise max_unacknowledged."
             )
         lease = self._stream.take(batch_size // size, timeout=self._timeout)
-        self._check_sizes(lease)
+        for seq, layout in lease.layouts.items():
+            if layout.samples != size:
+                error = RecordError(
+                    f"group {seq} has {layout.samples} samples, not group_size={size}.",
+                    ids=(seq,),
+                )
+                lease.fail(error, [seq])
+                if lease:
+                    lease.release()
+                raise error
         with self._held:
             self._leases |= dict.fromkeys(lease.ids, lease)
         return torch.tensor(lease.ids, dtype=torch.int64).repeat_interleave(size)
@@ -131,8 +163,7 @@ class TaskStorage(Storage):  # type: ignore[misc]
         ids = _ids(index)
         lease = self._lease_of(ids)
         try:
-            samples = lease.items()
-            return tensordict_of(samples, ids)
+            return tensordict_of(lease.items(), ids)
         except RecordError as error:
             self._forget(lease)
             lease.fail(error)
@@ -142,20 +173,7 @@ class TaskStorage(Storage):  # type: ignore[misc]
         """Refuse: elements of a task have no place that can be written."""
         raise ConfigError("a task cannot be written at an index: use buffer.extend(tensordict).")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the task is in Redis; `ExperienceStream.save` writes it to a file."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load nothing."""
-
-    def dumps(self, path: Any) -> None:
-        """Write nothing."""
-
-    def loads(self, path: Any) -> None:
-        """Load nothing."""
-
-    def _empty(self) -> None:
+    def _empty(self, *_: object, **__: object) -> None:
         raise ConfigError("a buffer on a task is not emptied: call stream.clear().")
 
     def _end(self, batch: TensorDictBase) -> Lease:
@@ -178,18 +196,6 @@ class TaskStorage(Storage):  # type: ignore[misc]
     def _forget(self, lease: Lease) -> None:
         with self._held:
             self._leases = {seq: held for seq, held in self._leases.items() if held is not lease}
-
-    def _check_sizes(self, lease: Lease) -> None:
-        for seq, layout in lease.layouts.items():
-            if layout.samples != self.group_size:
-                error = RecordError(
-                    f"group {seq} has {layout.samples} samples, not group_size={self.group_size}.",
-                    ids=(seq,),
-                )
-                lease.fail(error, [seq])
-                if lease:
-                    lease.release()
-                raise error
 
 
 def _ids(index: Any) -> list[int]:

@@ -18,7 +18,7 @@ from redrb.checks import checked_int_or_none
 from redrb.errors import BatchTimeout, ConfigError, RecordError
 from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
-from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.interop.trl.token_rows import check_group_size, token_row
 from redrb.runtime.fresh_batches import log_rejected
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
@@ -227,24 +227,27 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
     def _of_group(self, group: Sequence[BufferItem], version: int) -> list[RolloutSample]:
         if self._group_size is not None:
             check_group_size(group, self._group_size)
-        rewards = np.array([_reward(item) for item in group])
+        nan = float("nan")
+        rewards = np.array([nan if each.reward is None else float(each.reward) for each in group])
         advantages, deviation = _advantages(rewards)
-        return [
-            RolloutSample(
+        samples = []
+        for item, reward, advantage in zip(group, rewards, advantages, strict=True):
+            row = token_row(item)
+            before = [0] * len(row.prompt)
+            mask, log_probs = before + list(map(int, row.trained)), before + row.log_probs
+            sample = RolloutSample(
                 prompt=[],
                 completion=[],
-                **_columns(token_row(item)),
+                input_ids=np.asarray(row.prompt + row.completion, dtype=np.int64),
+                completion_mask=np.asarray(mask, dtype=np.int64),
+                old_log_probs=np.asarray(log_probs, dtype=np.float32),
                 advantage=float(advantage),
                 model_version=version,
                 group_id=self._groups,
                 metrics={"reward": float(reward), "reward_std": deviation},
             )
-            for item, reward, advantage in zip(group, rewards, advantages, strict=True)
-        ]
-
-
-def _reward(item: BufferItem) -> float:
-    return float("nan") if item.reward is None else float(item.reward)
+            samples.append(sample)
+        return samples
 
 
 def _advantages(rewards: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:
@@ -256,13 +259,3 @@ def _advantages(rewards: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], fl
     deviation = float(rewards[scored].std())
     advantages[scored] = (rewards[scored] - rewards[scored].mean()) / (deviation + 1e-8)
     return advantages, deviation
-
-
-def _columns(row: TokenRow) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tokens of a sample, each with its mask and log-probability."""
-    before = [0] * len(row.prompt)
-    return {
-        "input_ids": np.asarray(row.prompt + row.completion, dtype=np.int64),
-        "completion_mask": np.asarray(before + [int(each) for each in row.trained], dtype=np.int64),
-        "old_log_probs": np.asarray([0.0] * len(before) + row.log_probs, dtype=np.float32),
-    }

@@ -28,11 +28,7 @@ class HeldLeases:
         self._held.append((lease, trained_at))
 
     def acknowledge(self, count: int) -> int:
-        """Acknowledge the leases that are trained at `count`; returns how many.
-
-        Raises:
-            LeaseLost: Another consumer has taken groups over. The leases after it are still held.
-        """
+        """Acknowledge the leases that are trained at `count`; returns how many."""
         ended = 0
         while self._held and self._held[0][1] <= count:
             lease, _ = self._held.popleft()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
+from accelerate import DistributedType
 from transformers import TrainerCallback
 
 from redrb.checks import check_choice, checked_int, checked_timeout
 from redrb.errors import ConfigError, RecordError, WrongStep
 from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
-from redrb.interop.trl.publishing import Publishing
 from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
 from redrb.runtime.fresh_batches import log_rejected
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
+
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+"""Their weights are gathered by a collective operation of all ranks."""
 
 _NEEDED = ("use_vllm", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode")
 
@@ -36,9 +38,6 @@ def correct_for_makers(trainer: Any) -> None:
     connect to vLLM, so this sets the attribute of the trainer instead. The options
     `vllm_importance_sampling_*` of the GRPOConfig hold; with
     `vllm_importance_sampling_correction=False` nothing is changed.
-
-    Raises:
-        ConfigError: The trainer has no such options: another version of TRL, or another trainer.
     """
     missing = [name for name in _NEEDED if not hasattr(trainer, name)]
     if missing:
@@ -53,6 +52,45 @@ def correct_for_makers(trainer: Any) -> None:
     trainer._last_loaded_step = -1  # noqa: SLF001 (TRL compares it before it calls sync_weights)
 
 
+class Publishing:
+    """Publishes a trainer's policy: full weights, or only the adapter of a PEFT model.
+
+    Raises:
+        ConfigError: `publisher` is something else.
+    """
+
+    def __init__(self, publisher: WeightPublisher | None, every: int) -> None:
+        if not isinstance(publisher, WeightPublisher | None):
+            raise ConfigError(f"publisher={publisher!r:.80}: give a redrb.WeightPublisher or None.")
+        self._publisher = publisher
+        self.every = every
+        self._published_at = 0
+
+    def after_step(self, trainer: Any, step: int) -> None:
+        """Publish if a version is due after optimizer step `step`."""
+        if step - self._published_at >= self.every:
+            self._published_at = step
+            self.publish(trainer)
+
+    def publish(self, trainer: Any) -> None:
+        """Publish the policy now; all ranks call it, as sharded weights are gathered."""
+        accelerator = trainer.accelerator
+        if self._publisher is None:
+            if accelerator.distributed_type in _SHARDED:
+                accelerator.get_state_dict(trainer.model)
+            return
+        model = accelerator.unwrap_model(trainer.model)
+        if hasattr(model, "peft_config"):
+            if accelerator.distributed_type in _SHARDED:
+                raise ConfigError(
+                    "an adapter that is sharded over ranks cannot be published: train it with DDP, "
+                    "or without PEFT."
+                )
+            self._publisher.publish_lora(model)
+        else:
+            self._publisher.publish(accelerator.get_state_dict(trainer.model))
+
+
 Acknowledge = Literal["step", "save"]
 
 _RESERVED = frozenset(
@@ -62,6 +100,23 @@ _RESERVED = frozenset(
         *("trainer_state", "log_extra", "log_metric", "environments", "image", "images"),
     )
 )
+
+
+def placeholder_prompts(groups: int) -> Any:
+    """Return a dataset for `train_dataset`: one row stands for one group of a task.
+
+    TRL's trainers need a dataset and count epochs by it. The makers choose the real prompts.
+
+    Args:
+        groups: Rows of the dataset.
+
+    Raises:
+        ConfigError: `groups` is not a positive int.
+    """
+    from datasets import Dataset
+
+    rows = checked_int("groups", groups, 1)
+    return Dataset.from_dict({"prompt": ["(the prompt is in the task)"] * rows})
 
 
 def maker_reward(completions: Sequence[Any], **fields: Any) -> list[float | None]:
@@ -126,7 +181,15 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
             raise ConfigError(f"stream={stream!r:.80}: give a redrb.ExperienceStream.")
         check_choice("acknowledge", acknowledge, get_args(Acknowledge))
         self._stream = stream
-        self._extras = _checked_extras(extras)
+        if isinstance(extras, str) or not all(isinstance(name, str) for name in extras):
+            raise ConfigError(f"extras={extras!r:.80}: give a sequence of names.")
+        reserved = sorted(_RESERVED & set(extras))
+        if reserved:
+            raise ConfigError(
+                f"extras {', '.join(reserved)}: TRL uses these names itself; put the values under "
+                "other names."
+            )
+        self._extras = tuple(extras)
         self._at_save = acknowledge == "save"
         self._timeout = checked_timeout(timeout)
         self._publishing = Publishing(publisher, checked_int("publish_every", publish_every, 1))
@@ -139,12 +202,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if isinstance(error, Exception):
             self._leases.fail(error)
         else:
@@ -163,13 +221,14 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         self._attach(trainer, len(prompts))
         groups = self._groups_of(len(prompts), trainer)
         lease, samples, rows = self._trainable(groups, trainer)
+        trained = [[int(chosen) for chosen in row.trained] for row in rows]
         self._trained_at = self._passes + _passes(trainer)
         self._leases.hold(lease, self._trained_at)
         return {
             "prompt_ids": [row.prompt for row in rows],
             "completion_ids": [row.completion for row in rows],
             "logprobs": [row.log_probs for row in rows],
-            **_env_mask(rows),
+            **({} if all(map(all, trained)) else {"env_mask": trained}),
             **self._fields(samples),
         }
 
@@ -234,7 +293,10 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
             return self._stream.take(groups, timeout=self._timeout)
         place = {"rank": trainer.accelerator.process_index, "world_size": ranks}
         known = self._rank_step
-        step = _generations(trainer) if known is None else known
+        step = known
+        if step is None:  # the generations that the trainer's optimizer steps have used
+            accumulated = trainer.args.gradient_accumulation_steps
+            step = int(trainer.state.global_step * accumulated // _passes(trainer))
         try:
             lease = self._stream.take(groups * ranks, timeout=self._timeout, step=step, **place)
         except WrongStep as error:
@@ -292,32 +354,6 @@ def _rows(lease: Lease, size: int) -> tuple[list[BufferItem], list[TokenRow]]:
     return samples, rows
 
 
-def _env_mask(rows: Sequence[TokenRow]) -> dict[str, list[list[int]]]:
-    """Return the mask of the policy's tokens, if there are others."""
-    if all(all(row.trained) for row in rows):
-        return {}
-    return {"env_mask": [[int(chosen) for chosen in row.trained] for row in rows]}
-
-
-def _generations(trainer: Any) -> int:
-    """Return how many generations the trainer's optimizer steps have used."""
-    args = trainer.args
-    passes = trainer.state.global_step * args.gradient_accumulation_steps
-    return int(passes // _passes(trainer))
-
-
 def _passes(trainer: Any) -> int:
     """Return the forward passes of one process that train what it generates at a time."""
     return int(trainer.args.steps_per_generation * trainer.num_iterations)
-
-
-def _checked_extras(extras: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(extras, str) or not all(isinstance(name, str) for name in extras):
-        raise ConfigError(f"extras={extras!r:.80}: give a sequence of names.")
-    reserved = sorted(_RESERVED & set(extras))
-    if reserved:
-        raise ConfigError(
-            f"extras {', '.join(reserved)}: TRL uses these names itself; put the values under "
-            "other names."
-        )
-    return tuple(extras)

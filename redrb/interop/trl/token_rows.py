@@ -30,11 +30,7 @@ class TokenRow:
 
 
 def token_row(item: BufferItem) -> TokenRow:
-    """Return prompt, completion and log-probabilities of a sample.
-
-    Raises:
-        RecordError: The sample has no tokens or no log-probabilities, or their lengths differ.
-    """
+    """Return prompt, completion and log-probabilities of a sample, or raise RecordError."""
     sequences, log_probs = item.sequences, item.action_log_probs
     if sequences is None or sequences.dim() != 1 or sequences.is_floating_point():
         raise RecordError("a sample needs token ids, int64 [S].", field="sequences")

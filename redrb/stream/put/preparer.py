@@ -11,14 +11,12 @@ from redrb import tracing
 from redrb.codec import (
     EncodedGroup,
     check_and_encode_groups,
-    encode_experience,
 )
 from redrb.codec.trace import with_trace
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
-from redrb.experience.batching import lengths_of
-from redrb.experience.checking import check_batch, check_groups
-from redrb.experience.consistency import check_values_of_rows
+from redrb.experience.batching import lengths_of, padded_rows
+from redrb.experience.checking import check_groups
 from redrb.orders import ByAdmission, ignores_priority
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.dropping import log_dropped
@@ -32,7 +30,6 @@ from redrb.stream.put.refusals import (
     common_kind,
     misfit_errors,
     name_row,
-    version_error,
 )
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
@@ -146,7 +143,8 @@ class Preparer:
         if one_by_one:
             found = self._each(groups, options, description, reads=reads)
         elif isinstance(groups, Experience) and not (self._filters or lengths_of(groups.tensors)):
-            found = self._rows(groups, options, description, reads=reads)
+            rows = [[row] for row in padded_rows(groups)]
+            found = self._all(rows, 0, options, description)
         else:
             items = _as_lists(groups)
             found = self._all(items, 0, options, description)
@@ -197,33 +195,6 @@ class Preparer:
             sum(part.filtered for part in parts),
             refused,
         )
-
-    def _rows(
-        self,
-        experience: Experience,
-        options: PutOptions,
-        description: TaskDescription,
-        *,
-        reads: bool,
-    ) -> _Sorted:
-        """Prepare each row of a batch, which keeps its padding, as a group."""
-        errors = check_batch(experience)
-        values = "values" in self._checks
-        encoded = encode_experience(
-            experience,
-            policy_version=options.policy_version,
-            values=values,
-        )
-        if not all(group.finite for group in encoded):
-            errors |= check_values_of_rows(experience)
-        samples = [[item] for item in split_experience_batch(experience)] if reads else []
-        if self._needs_versions(description, options):
-            for row, group in enumerate(encoded):
-                if group.policy_version is None:
-                    errors.setdefault(row, version_error(f"row {row}", row, 0))
-        found = _Sorted(range(len(encoded)), encoded, samples)
-        found.refuse(errors)
-        return found
 
     def _all(
         self,

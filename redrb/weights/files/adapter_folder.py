@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import math
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +23,6 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
 from redrb.staging import staging
-from redrb.weights.files.folder_swap import exchange
 from redrb.weights.files.safetensors import load_safetensors, read_json, save_safetensors
 from redrb.weights.lora.adapter_state import lora_of_state
 from redrb.weights.lora.config import LoraConfig
@@ -28,6 +30,10 @@ from redrb.weights.lora.names import PEFT_PREFIX, lora_name, pairs
 
 TENSORS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 _OLD: Final = frozenset({TENSORS, SETTINGS, "adapter_model.bin", "adapter_model.pt"})
 
@@ -210,3 +216,34 @@ def _keep(other: Path, new: Path) -> None:
         os.link(other, new, follow_symlinks=False)
     except OSError:  # this file system has no links
         shutil.copy2(other, new, follow_symlinks=False)
+
+
+def exchange(fresh: Path, target: Path) -> None:
+    """Exchange the folders `fresh` and `target`; if `target` does not exist, only rename `fresh`.
+
+    `target` exists at every moment, except on file systems without `renameat2` (Linux's manual,
+    rename(2)), such as NFS: there it is missing between two renames.
+
+    Raises:
+        OSError: The exchange failed; `target` is unchanged.
+    """
+    if not target.exists():
+        fresh.rename(target)
+        return
+    names = os.fsencode(fresh), os.fsencode(target)
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # not in glibc before 2.28
+    try:
+        if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
+            code = errno.ENOSYS if call is None else ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(target))
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        target.rename(aside)
+        try:
+            fresh.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        aside.rename(fresh)

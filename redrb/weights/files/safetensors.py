@@ -20,16 +20,12 @@ from redrb.staging import staging
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-METADATA: Final = "__metadata__"
+_METADATA: Final = "__metadata__"
 MAX_JSON_BYTES: Final = 64 << 20
 
 
 def safetensors_torch() -> ModuleType:
-    """Import and return `safetensors.torch`, which only this package needs.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Import and return `safetensors.torch`, which only this package needs."""
     require_package("safetensors", extra="export")
     import safetensors.torch
 
@@ -104,11 +100,7 @@ def iterate_safetensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield the path of a new file, which is renamed to `target` if the block ends well.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Yield the path of a new file, which is renamed to `target` if the block ends well."""
     errors: tuple[type[Exception], ...] = (OSError, _library_error())
     try:
         with staging(target) as folder:
@@ -125,12 +117,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the map in a JSON file.
-
-    Raises:
-        ConfigError: The file cannot be read.
-        DecodeError: The file is too large, or is not a map.
-    """
+    """Return the map in a JSON file, or raise ConfigError or DecodeError."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_JSON_BYTES + 1)
@@ -146,32 +133,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _of_index(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    shards = _shards(folder)
-    everywhere = {name for names in shards.values() for name in names}
-    for shard, names in shards.items():
-        yield from _of_file(folder / shard, names, everywhere)
-
-
-def _shards(folder: Path) -> dict[str, list[str]]:
-    """Return the tensor names of each shard of a folder, after checking the shards' paths."""
+    """Yield the tensors of a folder's shards, after checking the shards' paths."""
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict):
         raise DecodeError(f"{folder / INDEX} has no weight_map.")
     shards: dict[str, list[str]] = {}
     for name, shard in places.items():
         # not resolved: in Hugging Face's cache the files are links to another folder
-        if not isinstance(shard, str) or not _is_inside(shard):
+        parts = PurePosixPath(shard).parts if isinstance(shard, str) else ()
+        if not parts or "\0" in shard or parts[0] == "/" or ".." in parts:
             raise DecodeError(f"{folder / INDEX}: {shard!r:.80} is not a file inside the folder.")
         shards.setdefault(shard, []).append(name)
     for shard in shards:
         if not (folder / shard).is_file():
             raise DecodeError(f"{folder} is incomplete: {shard!r:.80} is missing.")
-    return shards
-
-
-def _is_inside(shard: str) -> bool:
-    parts = PurePosixPath(shard).parts
-    return bool(parts) and "\0" not in shard and parts[0] != "/" and ".." not in parts
+    for shard, names in shards.items():
+        yield from _of_file(folder / shard, names, places)
 
 
 def _of_file(
@@ -215,14 +192,9 @@ def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return {name: tensor for name, tensor in tensors.items() if name not in ties}, ties
 
 
-def check_tensor_name(name: str) -> None:
-    """Raise EncodeError for the name that the format has taken for the metadata of a file."""
-    if name == METADATA:
-        raise EncodeError(f"no tensor of a safetensors file can be named {METADATA}: rename it.")
-
-
 def _check(name: str, tensor: Tensor) -> None:
-    check_tensor_name(name)
+    if name == _METADATA:
+        raise EncodeError(f"no tensor of a safetensors file can be named {name}: rename it.")
     if hasattr(tensor, "full_tensor"):
         raise EncodeError(f"{name!r} is sharded: write tensor.full_tensor() on one rank.")
     if tensor.layout != torch.strided or tensor.is_meta:

@@ -110,10 +110,6 @@ def acquire_fifo(path: Path) -> FileLock | None:
 def wait_released(path: Path, timeout: float) -> bool:
     """Wait until the holder of the FIFO at `path` has removed or released it.
 
-    Args:
-        path: The FIFO.
-        timeout: Seconds.
-
     Returns:
         Whether it did so in time.
     """

@@ -85,12 +85,7 @@ class HostVersions:
                     lock.release()
 
     def remove_unused(self, *, timeout: float = 0.0) -> None:
-        """Remove the versions that no process uses, and what a killed writer has left.
-
-        Args:
-            timeout: Seconds to wait for a process that writes or removes; after that, nothing is
-                removed.
-        """
+        """Remove the versions that no process uses, and what a killed writer has left."""
         ends = time.monotonic() + timeout
         while (writer := acquire_fifo(self._writer)) is None:
             left = ends - time.monotonic()
@@ -115,11 +110,7 @@ class HostVersions:
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory to which only this user may write, unless it exists.
-
-    Raises:
-        ConfigError: Other users may write to it.
-    """
+    """Create a directory to which only this user may write, unless it exists."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()

@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from redrb.connection import Client
-from redrb.errors import ConfigError, DecodeError, WeightError
+from redrb.errors import ConfigError
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
-from redrb.weights.files.safetensors import load_safetensors
-from redrb.weights.inspection.listing import catalogue_of, check_kept, kept, layout_of
-from redrb.weights.inspection.mapped_file import mapped_file
-from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.retrying import fetch_retrying
-from redrb.weights.reading.state_copies import InPlaceCopy
-from redrb.weights.reading.targets import LoadTarget
-from redrb.weights.tensors.fitting import target_shards
+from redrb.weights.files.safetensors import load_safetensors, save_safetensors
+from redrb.weights.inspection.listing import catalogue_of, kept, kept_version
+from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire.manifest import MAX_VERSION
 
-_KEEP_ALL = MAX_VERSION
 _SUFFIX = ".safetensors"
 _HEAD = 8  # bytes before the JSON header of a safetensors file
 
@@ -33,12 +27,9 @@ class SavedVersion:
 
     Attributes:
         path: The file, or an adapter's folder.
-        name: Name of the weights.
-        version: The version.
         kind: Kind of the version, "full", "delta" or "lora"; the file of a delta is whole.
         tensors: Number of tensors, tied ones counted by each name.
         nbytes: Bytes of all tensors.
-        seconds: Duration.
     """
 
     path: Path
@@ -55,14 +46,8 @@ class PublishedFile:
     """A version that was published from a file or folder.
 
     Attributes:
-        name: Name of the weights.
-        version: The version.
-        kind: "full" or "lora".
-        tensors: Number of tensors.
-        nbytes: Bytes of all tensors.
         dropped: Versions that were deleted because of `keep`.
         took_over: Whether there was a publisher before; if it still runs, it is fenced now.
-        seconds: Duration.
     """
 
     name: str
@@ -86,41 +71,35 @@ def get_weights(
 ) -> SavedVersion:
     """Write a version into a safetensors file, or an adapter into a PEFT folder.
 
-    The file appears, or replaces an earlier one, when it is complete and checked. Tensors are
-    received straight into the file, which takes little memory; adapters, and tensors that ranks
-    published in shards, are in memory first.
+    All of it is fetched into memory and checked; then the file appears, or replaces an earlier one,
+    when it is complete.
 
     Args:
-        client: From `redrb.connect`.
-        name: Name of the weights.
+        client, name, namespace: As for `WeightSubscriber`.
         path: The file, such as `policy.safetensors`, or the adapter's folder.
-        namespace: Namespace of the publisher.
         version: A kept version; default: the newest.
         base_model: Name or path of the model that an adapter belongs to.
-
-    Raises:
-        ConfigError: There is no such version, the file cannot be written, `path` is a file for an
-            adapter, or a folder for other weights.
-        EncodeError: safetensors does not support a dtype.
-        WeightCorrupt, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
     """
     begin = time.monotonic()
-    wanted = check_kept(client, name, namespace, version) if version is None else version
-    found = catalogue_of(client, name, namespace).entry(wanted)
-    if found is None:  # the error lists the kept versions, unless versions have just changed
-        check_kept(client, name, namespace, wanted)
-        raise WeightError(
-            f"version {wanted} of weights {name!r} has just been replaced: try again."
-        )
+    found = kept_version(client, name, namespace, version)
     target = Path(path)
     _check_target(target, is_adapter=found.kind == "lora")
+    subscriber = WeightSubscriber(client, name, namespace=namespace)
     if found.kind == "lora":
-        adapter = WeightSubscriber(client, name, namespace=namespace).adapter(wanted)
+        adapter = subscriber.adapter(found.version)
         save_adapter(target, adapter.tensors, adapter.configs, base_model=base_model)
     else:
-        _receive(catalogue_of(client, name, namespace), wanted, target)
-    seconds = time.monotonic() - begin
-    return SavedVersion(target, name, wanted, found.kind, found.tensors, found.nbytes, seconds)
+        about = {"redrb": f"version {found.version} of {name}"}
+        save_safetensors(target, subscriber.fetch(found.version), metadata=about)
+    return SavedVersion(
+        target,
+        name,
+        found.version,
+        found.kind,
+        found.tensors,
+        found.nbytes,
+        time.monotonic() - begin,
+    )
 
 
 def put_weights(
@@ -135,23 +114,15 @@ def put_weights(
     """Publish the tensors in files as the next version; take over from any other publisher.
 
     Args:
-        client: From `redrb.connect`.
-        name: Name of the weights.
+        client, name, namespace: As for `WeightPublisher`.
         path: A safetensors file, a folder as Hugging Face writes it (one file or an index of
             shards), or a PEFT adapter's folder.
-        namespace: Namespace to publish in.
         dtype: Publish floating-point tensors as this dtype; default: as they are.
         keep: Versions to keep; older ones are deleted, as by `WeightPublisher`. Default: all
             versions.
-
-    Raises:
-        ConfigError: The file does not exist or is of another kind, or an argument is not usable.
-        DecodeError: A file is damaged.
-        EncodeError, StoreFull, StoreUnavailable: As `WeightPublisher.publish` does.
     """
     begin = time.monotonic()
-    found = Path(path)
-    _check_source(found)
+    found = _checked_source(Path(path))
     # read first, so that a bad file fences no publisher
     source: Any = load_adapter(found) if (found / SETTINGS).is_file() else load_safetensors(found)
     catalogue = catalogue_of(client, name, namespace)
@@ -162,7 +133,7 @@ def put_weights(
         name,
         namespace=namespace,
         dtype=dtype,
-        keep=_KEEP_ALL if keep is None else keep,
+        keep=MAX_VERSION if keep is None else keep,
         deltas=False,
     )
     before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on
@@ -205,12 +176,12 @@ def _check_target(target: Path, *, is_adapter: bool) -> None:
     raise ConfigError(f"{target} cannot be written: {why}.")
 
 
-def _check_source(found: Path) -> None:
-    """Check that a path is a safetensors file or a folder."""
+def _checked_source(found: Path) -> Path:
+    """Return a path after checking that it is a safetensors file or a folder."""
     if not found.exists():
         raise ConfigError(f"{found} cannot be read: it does not exist.")
     if found.is_dir():
-        return
+        return found
     try:
         with found.open("rb") as file:
             begin = file.read(_HEAD + 1)
@@ -221,21 +192,4 @@ def _check_source(found: Path) -> None:
             f"{found} is no safetensors file. Give one, a folder of them, or a PEFT adapter's "
             "folder; safetensors.torch.save_file writes other tensors into such a file."
         )
-
-
-def _receive(catalogue: Catalogue, version: int, target: Path) -> None:
-    def attempt() -> None:
-        with Pin(catalogue) as pin:
-            steps = pin.route(have=0, wanted=version)
-            layout = layout_of(steps)
-            about = {"redrb": f"version {version} of {catalogue.name}"}
-            with mapped_file(target, layout, metadata=about) as tensors:
-                wanted = LoadTarget(target_shards(tensors), strict=True)
-                current = InPlaceCopy(catalogue, wanted).follow(pin, steps, lambda _: None)
-                if current.state is None:
-                    raise DecodeError(
-                        f"version {version} of weights {catalogue.name!r} has no state."
-                    )
-                wanted.load(current.state)
-
-    fetch_retrying(catalogue.name, attempt, forget=lambda: None)
+    return found

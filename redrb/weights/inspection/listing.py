@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from redrb.connection import Client
 from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys, check_name, is_name
 from redrb.registry import Registry
-from redrb.weights.reading.catalogue import Catalogue, Pin, Step
-from redrb.weights.wire.layout import CHUNK_BYTES, Layout
+from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.weights.wire.layout import CHUNK_BYTES, TensorEntry
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
@@ -22,27 +22,9 @@ _log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptVersion:
-    """A kept version.
+class KeptVersion(WeightVersion):
+    """A kept version, and the seconds since its commit, by the server's clock."""
 
-    Attributes:
-        version: Its number.
-        kind: "full", "delta" or "lora".
-        base: Of a delta, the version before; of an adapter, the version that it belongs to; else 0.
-        nbytes: Bytes of all tensors.
-        stored_bytes: Bytes in Redis; chunks that several versions share are counted in each.
-        delta_bytes: Bytes that a reader of the version before fetches; None if there is no delta.
-        tensors: Number of tensors, tied ones counted by each name.
-        age_s: Seconds since its commit, by the server's clock.
-    """
-
-    version: int
-    kind: str
-    base: int
-    nbytes: int
-    stored_bytes: int
-    delta_bytes: int | None
-    tensors: int
     age_s: float
 
 
@@ -51,8 +33,6 @@ class PublishedWeights:
     """The published weights of one name.
 
     Attributes:
-        name: Their name.
-        newest: The newest version.
         versions: Number of kept versions.
         stored_bytes: Bytes of all versions in Redis, without manifests.
     """
@@ -61,25 +41,6 @@ class PublishedWeights:
     newest: KeptVersion
     versions: int
     stored_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedTensor:
-    """A tensor of a version.
-
-    Attributes:
-        name: Its name.
-        dtype: Torch's name of its dtype.
-        shape: Its shape.
-        tied_to: The tensor whose bytes it shares, or None.
-        nbytes: Its bytes; tied tensors are stored once.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    tied_to: str | None
-    nbytes: int
 
 
 def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
@@ -111,33 +72,26 @@ def kept(catalogue: Catalogue) -> list[KeptVersion]:
     found = catalogue.kept()
     seconds, microseconds = catalogue.client.execute("TIME")
     now_s = int(seconds) + int(microseconds) / 1e6
-    return [_aged(version, now_s) for version in found]
+    return [KeptVersion(**asdict(each), age_s=max(0.0, now_s - each.created_s)) for each in found]
 
 
 def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
-    """Return the kept versions of `name`, the newest last.
-
-    Raises:
-        ConfigError: There are none; the message lists the published weights.
-    """
+    """Return the kept versions of `name`, the newest last, or raise ConfigError."""
     found = kept(catalogue_of(client, name, namespace))
     if not found:
         raise ConfigError(nothing_published(client, name, namespace))
     return found
 
 
-def check_kept(client: Client, name: str, namespace: str, version: int | None) -> int:
-    """Return the newest version, after checking that the given one is kept.
-
-    Raises:
-        ConfigError: It is not; the message lists the kept ones.
-    """
-    numbers = [found.version for found in versions_of(client, name, namespace)]
-    if version is not None and version not in numbers:
-        shown = ", ".join(map(str, numbers[-_LISTED:]))
-        shown = f"..., {shown}" if len(numbers) > _LISTED else shown
+def kept_version(client: Client, name: str, namespace: str, version: int | None) -> WeightVersion:
+    """Return a version by its number; default: the newest, or raise ConfigError."""
+    catalogue = catalogue_of(client, name, namespace)
+    found = catalogue.newer_than(0) if version is None else catalogue.entry(version)
+    if found is None:
+        numbers = [str(each.version) for each in versions_of(client, name, namespace)]
+        shown = "..., " * (len(numbers) > _LISTED) + ", ".join(numbers[-_LISTED:])
         raise ConfigError(f"version {version} of weights {name!r} is not kept; kept are {shown}.")
-    return numbers[-1]
+    return found
 
 
 def nothing_published(client: Client, name: str, namespace: str) -> str:
@@ -146,49 +100,19 @@ def nothing_published(client: Client, name: str, namespace: str) -> str:
     others = [each for each in known if is_name(each) and each != name]
     message = f"there are no weights {name!r} in namespace {namespace!r} at {client.where}"
     if others:
-        return f"{message}: there are {_shown(others)}."
+        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        return f"{message}: there are {', '.join(others[:_LISTED])}{more}."
     return f"{message}, and no others: --namespace names another namespace."
 
 
-def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[ListedTensor]:
+def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple[TensorEntry, ...]:
     """Return the tensors of a kept version; of an adapter, its A and B."""
     with Pin(catalogue_of(client, name, namespace)) as pin:
         steps = pin.route(have=0, wanted=version)
-    return [
-        ListedTensor(
-            entry.name,
-            entry.dtype,
-            entry.shape,
-            entry.alias,
-            entry.nbytes,
-        )
-        for entry in layout_of(steps).tensors
-    ]
-
-
-def layout_of(steps: list[Step]) -> Layout:
-    """Return the layout of the version that steps lead to.
-
-    Raises:
-        ConfigError: The version is not kept any more.
-    """
     layouts = [step.manifest.layout for step in steps if step.manifest.layout is not None]
     if not layouts:
         raise ConfigError("this version is not kept any more: take a newer one.")
-    return layouts[-1]
-
-
-def _aged(version: WeightVersion, now_s: float) -> KeptVersion:
-    return KeptVersion(
-        version.version,
-        version.kind,
-        version.base,
-        version.nbytes,
-        version.stored_bytes,
-        version.delta_bytes,
-        version.tensors,
-        max(0.0, now_s - version.created_s),
-    )
+    return layouts[-1].tensors
 
 
 def stored_bytes(catalogue: Catalogue) -> int:
@@ -210,8 +134,3 @@ def stored_bytes(catalogue: Catalogue) -> int:
             total += max(0, min(nbytes, end * CHUNK_BYTES) - begin * CHUNK_BYTES)
             counted = max(counted, end)
     return total
-
-
-def _shown(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

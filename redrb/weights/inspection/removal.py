@@ -46,10 +46,6 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     weights, and a fetch that is under way fails.
 
     Chunks that a fenced publisher sends after this, and messages between ranks, expire.
-
-    Raises:
-        ConfigError: There are no such weights; the message lists the published ones.
-        StoreUnavailable: Redis stayed away; the next call deletes the rest.
     """
     catalogue = catalogue_of(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client

@@ -23,11 +23,6 @@ def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
 
     Returns:
         The tensors under their given names, and settings by layer.
-
-    Raises:
-        ConfigError: `model` is neither, or has no LoRA layers.
-        EncodeError: Every reader would refuse the adapter: it is more than plain LoRA, a layer
-            lacks A, B or its settings, or shapes do not fit.
     """
     tensors, settings = lora_of(model) if isinstance(model, nn.Module) else _from_pair(model)
     if not tensors:
@@ -52,11 +47,7 @@ def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
 def layers_of(
     state: Mapping[str, Tensor], configs: Mapping[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor, LoraConfig | None]]:
-    """Return A `[r, in]`, B `[out, r]` and the settings (or None) of each layer.
-
-    Raises:
-        WeightMismatch: A layer lacks A or B, or shapes or settings do not fit.
-    """
+    """Return A `[r, in]`, B `[out, r]` and the settings (or None) of each layer."""
     settings = {layer_name(layer): config for layer, config in configs.items()}
     found = {}
     for layer, (a, b) in pairs(state).items():
@@ -72,22 +63,14 @@ def layers_of(
 
 
 def required_config(layer: str, config: LoraConfig | None) -> LoraConfig:
-    """Return the settings of a layer to merge.
-
-    Raises:
-        WeightMismatch: The layer has none.
-    """
+    """Return the settings of a layer to merge, or raise WeightMismatch."""
     if config is None:
         raise WeightMismatch(f"LoRA of layer {layer!r} cannot be merged: it has no settings.")
     return config
 
 
 def check_rank(layer: str, rank: int, wanted: object) -> None:
-    """Check that A and B have the rank of the settings.
-
-    Raises:
-        WeightMismatch: They do not.
-    """
+    """Check that A and B have the rank of the settings, or raise WeightMismatch."""
     if rank != wanted:
         raise WeightMismatch(
             f"LoRA of layer {layer!r} has rank {rank}, but its settings say r={wanted!r:.40}."

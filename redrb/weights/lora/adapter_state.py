@@ -41,9 +41,6 @@ def lora_of_state(
         state: Tensors of one adapter, as ColossalAI or PEFT names them.
         config: Settings of all layers, or the content of PEFT's `adapter_config.json`: `r`,
             `lora_alpha`, `rank_pattern`, `alpha_pattern` ...
-
-    Raises:
-        EncodeError: The tensors or the settings are not plain LoRA of linear layers, or disagree.
     """
     try:
         found = pairs(state)

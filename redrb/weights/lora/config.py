@@ -93,11 +93,7 @@ def configs_to_wire(configs: Mapping[str, LoraConfig]) -> dict[str, list[Any]]:
 
 
 def configs_from_wire(obj: object) -> dict[str, LoraConfig]:
-    """Return settings by layer from plain values of the network, after checking all of them.
-
-    Raises:
-        DecodeError: They are damaged or hostile.
-    """
+    """Return settings by layer from plain values of the network, after checking all of them."""
     if not isinstance(obj, dict) or len(obj) > MAX_LAYERS:
         raise DecodeError(f"settings of LoRA layers are not a map of at most {MAX_LAYERS}.")
     configs: dict[str, LoraConfig] = {}

@@ -44,10 +44,6 @@ def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]
 
     Initializations that change the base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) are allowed;
     publish the base weights too.
-
-    Raises:
-        EncodeError: LoRA trains more than A and B of linear layers (DoRA, PEFT's embeddings,
-            convolutions, biases, several adapters ...), so that A and B alone are not the model.
     """
     tensors: dict[str, Tensor] = {}
     configs: dict[str, LoraConfig] = {}
@@ -58,11 +54,7 @@ def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]
 
 
 def lora_layers(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    """Yield each LoRA layer with its name in the model without LoRA.
-
-    Raises:
-        EncodeError: As `lora_of` does.
-    """
+    """Yield each LoRA layer with its name in the model without LoRA, or raise EncodeError."""
     for path, layer in unwrapped(module).named_modules():
         if inside(layer) is not None:  # a wrapper seems to have the attributes of the layer inside
             continue

@@ -72,24 +72,17 @@ class LoraMerger:
         self._bases: dict[str, Tensor] = {}
 
     def forget(self, loaded: Container[str] | None = None) -> None:
-        """Take the present weights as new bases, after they were loaded.
-
-        Args:
-            loaded: Names of the loaded weights; default: all.
-        """
+        """Take the present weights as new bases, after they were loaded."""
         kept = self._bases.items() if loaded is not None else ()
         self._bases = {name: base for name, base in kept if name not in (loaded or ())}
 
     def plan(self, state: Mapping[str, Tensor], configs: Mapping[str, Any]) -> list[LayerUpdate]:
-        """Return the updates of all layers, after checking all of them.
+        """Return the updates of all layers, after checking all of them, or raise WeightMismatch.
 
         Args:
             state: `<layer>.lora_A` `[r, in]` and `<layer>.lora_B` `[out, r]`, as ColossalAI or PEFT
                 names them.
             configs: Settings by layer: `LoraConfig`, or any object with its attributes.
-
-        Raises:
-            WeightMismatch: A layer, its A or B, or its settings are missing, or shapes differ.
         """
         layers = layers_of(state, configs)
         try:

@@ -27,38 +27,29 @@ def layer_name(name: str) -> str:
 
 
 def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return A `[r, in]` and B `[out, r]` by layer.
-
-    Args:
-        state: Tensors of one adapter, as ColossalAI or PEFT names them.
-
-    Raises:
-        WeightMismatch: A value is no tensor or not LoRA's, a name comes twice, or a layer lacks A
-            or B, or their shapes do not fit.
-    """
+    """Return A `[r, in]` and B `[out, r]` by layer, or raise WeightMismatch."""
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise WeightMismatch(f"{name!r} is a {type(tensor).__name__}, not a tensor.")
-        found = _NAME.fullmatch(name)
-        if found is None:
+        matched = _NAME.fullmatch(name)
+        if matched is None:
             raise WeightMismatch(
                 f"{name!r} is not a LoRA tensor: only lora_A and lora_B are published."
             )
-        half = halves.setdefault(layer_name(found[1] or ""), {})
-        if found[2] in half:
+        half = halves.setdefault(layer_name(matched[1] or ""), {})
+        if matched[2] in half:
             raise WeightMismatch(f"{name!r} comes twice: give the tensors of one adapter.")
-        half[found[2]] = tensor
-    return {layer: _pair(layer, half) for layer, half in halves.items()}
-
-
-def _pair(layer: str, half: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    if half.keys() != {"A", "B"}:
-        raise WeightMismatch(f"LoRA of layer {layer!r} has only lora_{next(iter(half))}.")
-    a, b = half["A"], half["B"]
-    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
-        raise WeightMismatch(
-            f"LoRA of layer {layer!r} is {list(a.shape)} and {list(b.shape)}, not [r, in] and "
-            "[out, r]: only linear layers are supported."
-        )
-    return a, b
+        half[matched[2]] = tensor
+    found = {}
+    for layer, half in halves.items():
+        if half.keys() != {"A", "B"}:
+            raise WeightMismatch(f"LoRA of layer {layer!r} has only lora_{next(iter(half))}.")
+        a, b = half["A"], half["B"]
+        if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
+            raise WeightMismatch(
+                f"LoRA of layer {layer!r} is {list(a.shape)} and {list(b.shape)}, not [r, in] and "
+                "[out, r]: only linear layers are supported."
+            )
+        found[layer] = a, b
+    return found

@@ -3,31 +3,94 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from redrb.errors import WeightError
-from redrb.weights.publishing.snapshot import Difference, Snapshot
-from redrb.weights.publishing.staging import Anchor, StagedVersion
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.manifest import Manifest
+from redrb.weights.wire.chunks import checksum_of
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.delta_decoding import apply_block
+from redrb.weights.wire.delta_encoding import encode_block
+from redrb.weights.wire.manifest import Manifest, hash_of
+
+CHANGED = "tensors changed while they were published: do not train until publish returns"
+"""Message of the errors about checksums that differ between two reads of one tensor."""
+
+_SAMPLED = 8
+_THREADS = 4
+_FULL_ABOVE = 0.35
+"""Share of the state's bytes; a larger delta is not worth its encoding."""
+_SAMPLE_MARGIN = 1.5
+"""A sample of the chunks may exceed `_FULL_ABOVE` by this factor before the rest is encoded too."""
 
 _log = logging.getLogger("redrb")
 
 
-class Baseline:
-    """The last state, to which a delta is encoded, and the last full version.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The encoded changes from the baseline to a state.
 
     Attributes:
-        anchor: The last version that was stored in full, whose chunks need not be sent again.
-        checksums: Chunk checksums of the version that a delta would start from.
+        base: Version of the baseline.
+        before: Hash of its checksums.
+        blocks: Encoded difference of each chunk, b"" for unchanged chunks.
+        checksums: Checksum of each chunk of the state.
+    """
+
+    base: int
+    before: int
+    blocks: tuple[bytes, ...]
+    checksums: tuple[int, ...]
+
+    def pieces(self, nbytes: int) -> Iterator[list[Bytes]]:
+        """Cut all blocks, one after another, into pieces of `nbytes`, without copying."""
+        piece: list[Bytes] = []
+        room = nbytes
+        for block in self.blocks:
+            left = np.frombuffer(block, np.uint8)
+            while len(left):
+                piece.append(left[:room])
+                left, room = left[room:], room - len(piece[-1])
+                if not room:
+                    yield piece
+                    piece, room = [], nbytes
+        if piece:
+            yield piece
+
+
+class Anchor(NamedTuple):
+    """A version that is stored in full, whose chunks need not be sent again.
+
+    Attributes:
+        manifest: Manifest of the version.
+        heads: Checksum of each chunk's first bytes.
+    """
+
+    manifest: Manifest
+    heads: tuple[int, ...]
+
+
+class Baseline:
+    """A copy of the last published state, on the host, and the last full version.
+
+    Attributes:
+        anchor: The last version that was stored in full.
     """
 
     def __init__(self, *, deltas: bool, anchor_every: int) -> None:
         self._deltas = deltas
         self._anchor_every = anchor_every
         self._since_anchor = 0
-        self._snapshot: Snapshot | None = None
+        self._state: State | None = None
+        self._version = 0  # of the state; 0 while it is not known, or a mixture
+        self._checksums: tuple[int, ...] = ()
         self.anchor: Anchor | None = None
-        self.checksums: tuple[int, ...] = ()
 
     def stores_in_full(self, difference: Difference | None) -> bool:
         """Return whether the next version is stored in full; `difference` leads to it.
@@ -37,47 +100,75 @@ class Baseline:
         return difference is None or self._since_anchor + 1 >= self._anchor_every
 
     def difference(self, source: State, newest: int) -> Difference | None:
-        """Return the difference from version `newest`; None if it is not known, or too large."""
-        snapshot = self._snapshot
-        if snapshot is None or snapshot.version != newest or snapshot.layout != source.layout:
-            return None
-        return snapshot.difference(source)
+        """Encode the changes from version `newest`, in several threads.
 
-    def advance(
-        self,
-        manifest: Manifest,
-        source: State,
-        staged: StagedVersion,
-        difference: Difference | None,
-    ) -> None:
-        """Make a committed version the baseline.
-
-        Args:
-            manifest: The version.
-            source: Its state.
-            staged: As it was staged.
-            difference: The difference from the version before, if there is one.
+        Returns None if that version is not known, or the changes are too large; a few chunks are
+        encoded first, to give up early.
         """
+        state, layout = self._state, source.layout
+        if state is None or not newest or self._version != newest or state.layout != layout:
+            return None
+        everything = range(layout.chunks)
+        sampled = everything[:: max(1, layout.chunks // _SAMPLED)]
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+
+            def encode(index: int) -> tuple[bytes, int]:
+                new = source.read(index)
+                block = encode_block(state.read(index), new, state.runs(index))
+                return block, checksum_of([new])
+
+            found = dict(zip(sampled, threads.map(encode, sampled), strict=True))
+            seen = sum(layout.size(index) for index in sampled)
+            encoded = sum(len(block) for block, _ in found.values())
+            if encoded > _FULL_ABOVE * _SAMPLE_MARGIN * seen:
+                return None
+            rest = [index for index in everything if index not in found]
+            found.update(zip(rest, threads.map(encode, rest), strict=True))
+        blocks = tuple(found[index][0] for index in everything)
+        if sum(map(len, blocks)) > _FULL_ABOVE * layout.nbytes:
+            return None
+        checksums = tuple(found[index][1] for index in everything)
+        return Difference(newest, hash_of(self._checksums), blocks, checksums)
+
+    def advance(self, staged: Anchor, source: State, difference: Difference | None) -> None:
+        """Make a committed version the baseline; `difference` leads to its state, `source`."""
+        manifest = staged.manifest
         whole = manifest.kind == "full"
-        self.checksums = manifest.checksums
         self._since_anchor = 0 if whole else self._since_anchor + 1
         if whole:
-            self.anchor = Anchor(manifest, staged)
+            self.anchor = staged
         if not self._deltas:
             return
-        before, self._snapshot = self._snapshot, None  # None while its memory holds a mixture
+        self._version = 0
         try:
-            if difference is not None and before is not None:
-                self._snapshot = before.advance(manifest.version, difference)
-            else:
-                self._snapshot = Snapshot.of(manifest.version, source, staged.checksums, before)
+            self._copy(source, manifest.checksums, difference)
         except (WeightError, MemoryError) as error:  # the version is published all the same
             _log.warning(
                 "weights: no copy of version %d is kept, so the next version is sent in full: %s",
                 manifest.version,
                 error,
             )
+        else:
+            self._version, self._checksums = manifest.version, manifest.checksums
 
     def forget(self) -> None:
         """Forget the baseline: the next version is sent in full, with all its chunks."""
-        self._snapshot = self.anchor = None
+        self._version, self.anchor = 0, None
+
+    def _copy(
+        self, source: State, checksums: tuple[int, ...], difference: Difference | None
+    ) -> None:
+        if self._state is None or self._state.layout != source.layout:
+            self._state = None  # its memory is freed first
+            self._state = State(source.layout)
+        state = self._state
+        if difference is not None:
+            for index, block in enumerate(difference.blocks):
+                if block:
+                    apply_block(state.read(index), block, state.runs(index))
+            return
+        for index in range(source.layout.chunks):
+            chunk = source.read(index)
+            if checksum_of([chunk]) != checksums[index]:
+                raise WeightError(CHANGED)
+            state.write(index, chunk)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
@@ -13,7 +12,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.publishing.staging import StagingAttempt
+from redrb.weights.publishing.staging import BegunVersion, StagingAttempt
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import call
 from redrb.weights.wire.manifest import (
@@ -33,21 +32,6 @@ _FOLLOWER_S = 1.0
 """How long each task that follows the weights may delay a publisher while Redis is away."""
 
 
-@dataclass(frozen=True, slots=True)
-class BegunVersion:
-    """A version that was begun, and may be staged and committed.
-
-    Attributes:
-        version: Its number.
-        token: Token of its keys.
-        newest_state: The newest version that is not an adapter, 0 for none.
-    """
-
-    version: int
-    token: int
-    newest_state: int
-
-
 class Committer:
     """Begins and commits versions of one name; a newer committer takes over from it."""
 
@@ -64,19 +48,14 @@ class Committer:
         self._is_fenced = False
         self._last = 0
         self._token = 0
-        self.spread = stored_keys.spread_of(client)
+        self._spread = stored_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
         self._owner = self._run("weights/take_over", uuid.uuid4().hex)
 
     def begin(self, version: int | None) -> BegunVersion:
-        """Begin a version.
-
-        Raises:
-            ConfigError: `version` is not larger than the newest version.
-            PublisherFenced: Another publisher has taken over.
-        """
+        """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
         reply = self._run("weights/begin", self._owner, self._token)
@@ -85,7 +64,7 @@ class Committer:
         _, token, newest, newest_state, trash = reply
         self._token = token
         if trash:
-            stored_keys.clean(self._everywhere, self._keys, self.spread)
+            stored_keys.clean(self._everywhere, self._keys, self._spread)
         if newest > MAX_VERSION:
             key = self._keys.versions
             last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
@@ -100,7 +79,7 @@ class Committer:
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return BegunVersion(number, token, newest_state)
+        return BegunVersion(number, token, newest_state, self._spread)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
@@ -114,7 +93,13 @@ class Committer:
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
                 f"{MAX_MANIFEST_BYTES}."
             )
-        if not self._prepare(begun, manifest):
+        staged = stored_keys.staged_ranges(manifest, begun.token)
+        outcome = self._run("weights/prepare", self._owner, begun.token, staged)
+        if outcome == b"fenced":
+            raise self._fenced()
+        if outcome != b"ok" or not stored_keys.keep(
+            self._everywhere, self._keys, manifest, begun.token
+        ):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
@@ -151,23 +136,13 @@ class Committer:
 
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
-        place = attempt.place
+        begun = attempt.begun
         with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
-            outcome, *trash = self._run("weights/discard", place.token, place.version)
+            outcome, *trash = self._run("weights/discard", begun.token, begun.version)
             if outcome == b"ok":
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
             if trash == [1]:
-                stored_keys.clean(self._everywhere, self._keys, self.spread)
-
-    def _prepare(self, begun: BegunVersion, manifest: Manifest) -> bool:
-        """Make the keys of a version permanent; return whether all exist."""
-        staged = stored_keys.staged_ranges(manifest, begun.token)
-        outcome = self._run("weights/prepare", self._owner, begun.token, staged)
-        if outcome == b"fenced":
-            raise self._fenced()
-        return outcome == b"ok" and stored_keys.keep(
-            self._everywhere, self._keys, manifest, begun.token
-        )
+                stored_keys.clean(self._everywhere, self._keys, self._spread)
 
     def _trim(self, more: int, after: bytes, trash: int) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""
@@ -178,7 +153,7 @@ class Committer:
                     return
                 _, more, after, trash = reply
             if trash:
-                stored_keys.clean(self._everywhere, self._keys, self.spread)
+                stored_keys.clean(self._everywhere, self._keys, self._spread)
         except StoreError as error:
             _log.warning("weights %r: %s", self._name, error)
 

@@ -11,20 +11,22 @@ from torch import nn
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
-from redrb.errors import ConfigError, EncodeError
+from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.single_publishing import SinglePublishing
-from redrb.weights.tensors.copying import plain
+from redrb.weights.publishing.staging import BegunVersion, StagingAttempt, TokenUsedError
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
 from redrb.weights.tensors.published_state import lay_out, published_tensors
+from redrb.weights.tensors.shard import plain
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
+
+_ATTEMPTS = 3
 
 
 class WeightPublisher:
@@ -75,7 +77,6 @@ class WeightPublisher:
         self._cast = published_dtype(dtype)
         self._baseline = Baseline(deltas=deltas, anchor_every=anchor_every)
         self._committer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
-        self._single = SinglePublishing(client, self._keys, self._committer, self._baseline, name)
         self._publishing = threading.Lock()
         self._closed = False
         self._committer.take_over()
@@ -157,4 +158,44 @@ class WeightPublisher:
                 raise ConfigError("this publisher was closed: create a new WeightPublisher.")
             owners = (entry.name for entry in layout.tensors if entry.alias is None)
             source = State(layout, {name: plain(tensors[name]) for name in owners})
-            return self._single.publish(source, version, adapter)
+            for _ in range(_ATTEMPTS):
+                published = self._attempt(source, self._committer.begin(version), adapter)
+                if published is not None:
+                    return published
+                self._baseline.forget()  # its chunks are gone: the next attempt sends all of them
+        raise WeightError(
+            f"weights {self._name!r}: chunks were gone at the commit: Redis evicts or lost them. "
+            "Set maxmemory-policy to noeviction, and publish again."
+        )
+
+    def _attempt(self, source: State, begun: BegunVersion, adapter: Any) -> WeightVersion | None:
+        """Stage what readers lack, and commit it; None if chunks that it needs are gone."""
+        attempt = StagingAttempt(self._client, self._keys, begun, source)
+        baseline, published = self._baseline, None
+        try:
+            if adapter is not None:
+                staged = attempt.stage(None, whole=True, adapter=adapter)
+                published = self._committer.commit(begun, staged.manifest)
+            else:
+                difference = baseline.difference(source, begun.newest_state)
+                whole = baseline.stores_in_full(difference)
+                staged = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
+                published = self._committer.commit(begun, staged.manifest)
+                if published is not None:
+                    baseline.advance(staged, source, difference)
+        except TokenUsedError:
+            self._committer.skip_tokens()
+        except BaseException as error:
+            self._committer.discard(attempt)
+            if isinstance(error, StoreFull):
+                raise StoreFull(
+                    f"Redis at {self._client.where} is at its memory limit. A full version of "
+                    f"weights {self._name!r} takes {source.layout.nbytes} bytes; Redis needs room "
+                    "for at least two of them and the deltas between: raise maxmemory, or lower "
+                    "keep= or max_bytes=.",
+                    reason="memory",
+                ) from error
+            raise
+        if published is None:
+            self._committer.discard(attempt)
+        return published

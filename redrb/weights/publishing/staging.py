@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -11,13 +12,13 @@ import xxhash
 from redrb.connection import Client
 from redrb.errors import EncodeError, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
+from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
 from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
-from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Manifest, Source
+from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source
+from redrb.weights.wire.manifest_codec import layout_hash
 
 _HEAD = 64 << 10
 """First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
@@ -31,163 +32,150 @@ class TokenUsedError(WeightError):
 
 
 @dataclass(frozen=True, slots=True)
-class StagingPlace:
-    """Where a version goes.
+class BegunVersion:
+    """A version that was begun, and may be staged and committed.
 
     Attributes:
-        version: The version.
+        version: Its number.
         token: Number of the attempt, which is in the names of its keys.
+        newest_state: The newest version that is not an adapter, 0 for none.
         spread: Slots of a cluster that keys are spread over, else 0.
     """
 
     version: int
     token: int
+    newest_state: int
     spread: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StagedVersion:
-    """A version that was staged.
-
-    Attributes:
-        place: Where it is.
-        layout: Layout of the tensors.
-        checksums: Checksum of each chunk.
-        sources: Keys of the chunks, if they are staged.
-        sizes: Bytes of each chunk's difference, if a delta is staged.
-        pieces: Checksums of the delta's pieces.
-        heads: Checksum of each chunk's first bytes, if chunks are staged.
-    """
-
-    place: StagingPlace
-    layout: Layout
-    checksums: tuple[int, ...]
-    sources: tuple[Source, ...] = ()
-    sizes: tuple[int, ...] | None = None
-    pieces: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A version that is stored in full, whose chunks need not be sent again.
-
-    Attributes:
-        manifest: Manifest of the version.
-        staged: As it was staged.
-    """
-
-    manifest: Manifest
-    staged: StagedVersion
 
 
 class StagingAttempt:
     """Stages one version under a token that no other attempt has."""
 
     def __init__(
-        self, client: Client, keys: WeightKeys, place: StagingPlace, source: State
+        self, client: Client, keys: WeightKeys, begun: BegunVersion, source: State
     ) -> None:
         """Prepare to stage `source`."""
         self._client = client
         self._keys = keys
         self._source = source
-        self._pool: list[Bytes] = []
         self._chunks = range(0)
         self._pieces = 0
         self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
-        self.place = place
+        self.begun = begun
 
     def stage(
-        self, difference: Difference | None, *, whole: bool, anchor: Anchor | None = None
-    ) -> StagedVersion:
-        """Store the difference, the whole state, or both.
+        self,
+        difference: Difference | None,
+        *,
+        whole: bool,
+        anchor: Anchor | None = None,
+        adapter: Any = None,
+    ) -> Anchor:
+        """Store the difference, the whole state, or both; returns the manifest of the version.
 
         Args:
             difference: Difference from the version before.
             whole: Whether to store the whole state, for readers without the version before.
             anchor: The last version that was stored in full: its chunks are not sent again.
+            adapter: Settings of an adapter's layers, if the state is one.
 
         Raises:
             TokenUsedError: Keys of this attempt exist; `staged_keys` does not name them.
         """
-        layout = self._source.layout
-        sizes: tuple[int, ...] | None = None
-        pieces: tuple[int, ...] = ()
+        layout, begun = self._source.layout, self.begun
+        delta, known = None, None
         if difference is not None:
-            sizes = tuple(map(len, difference.blocks))
-            pieces = self._stage_difference(difference)
-        if not whole and difference is not None:
-            return StagedVersion(self.place, layout, difference.checksums, (), sizes, pieces)
-        known = None if difference is None else difference.checksums
-        if anchor is not None and anchor.staged.layout != layout:
-            anchor = None
-        checksums, sources, heads = self._stage_chunks(known, anchor)
-        return StagedVersion(self.place, layout, checksums, sources, sizes, pieces, heads)
+            sizes, known = tuple(map(len, difference.blocks)), difference.checksums
+            blob = Blob(begun.token, 0, len(sizes), self._stage_difference(difference, sum(sizes)))
+            delta = Delta(difference.base, difference.before, sizes, (blob,))
+        checksums: tuple[int, ...] = known or ()
+        sources: tuple[Source, ...] = ()
+        heads: tuple[int, ...] = ()
+        if whole:
+            if anchor is not None and anchor.manifest.layout != layout:
+                anchor = None
+            checksums, sources, heads = self._stage_chunks(known, anchor)
+        manifest = Manifest(
+            version=begun.version,
+            kind="lora" if adapter is not None else "full" if whole else "delta",
+            names=len(layout.tensors),
+            nbytes=layout.nbytes,
+            chunk_bytes=layout.chunk_bytes,
+            layout_id=layout_hash(layout),
+            layout=layout if whole else None,
+            checksums=checksums,
+            sources=sources,
+            delta=delta,
+            base=begun.newest_state if adapter is not None else 0,
+            spread=begun.spread,
+            adapter=adapter,
+        )
+        return Anchor(manifest, heads)
 
     def staged_keys(self) -> list[str]:
         """Return the keys that this attempt may have staged."""
         return [*self._chunk_keys(), *self._piece_keys()]
 
     def _chunk_keys(self) -> Iterator[str]:
-        token, spread = self.place.token, self.place.spread
+        token, spread = self.begun.token, self.begun.spread
         return (self._keys.chunk(token, index, spread) for index in self._chunks)
 
     def _piece_keys(self) -> Iterator[str]:
-        token, spread = self.place.token, self.place.spread
+        token, spread = self.begun.token, self.begun.spread
         return (self._keys.delta(token, number, spread) for number in range(self._pieces))
 
     def _stage_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
-        layout, place = self._source.layout, self.place
-        self._chunks = range(layout.chunks)
+        source, begun = self._source, self.begun
+        self._chunks = range(source.layout.chunks)
         had = {
             index: run.token
             for run in (anchor.manifest.sources if anchor is not None else ())
             for index in range(run.first, run.first + run.count)
         }
         hashes: list[_Hash] = []
-        tokens: list[int] = []
+        runs: list[Source] = []
+        pool: list[Bytes] = []  # memory of the chunks of a batch that must be copied
 
         def outgoing() -> Iterator[Outgoing]:
             slot = 0
             for index in self._chunks:
-                segments = self._segments(index, slot)
+                segments = source.segments(index)
+                if segments is None:
+                    size = source.layout.chunk_bytes
+                    pool.extend(np.empty(size, np.uint8) for _ in range(BATCH - len(pool)))
+                    segments = [source.read(index, pool[slot])]
                 checksum = None if known is None else known[index]
                 head = checksum_of([part[:_HEAD] for part in segments[:1]])
-                if checksum is None and anchor is not None and head == anchor.staged.heads[index]:
+                if checksum is None and anchor is not None and head == anchor.heads[index]:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
-                same = anchor is not None and checksum == anchor.staged.checksums[index]
+                same = anchor is not None and checksum == anchor.manifest.checksums[index]
                 hashes.append(_Hash(head, checksum))
-                tokens.append(had[index] if same else place.token)
+                token = had[index] if same else begun.token
+                if runs and runs[-1].token == token:
+                    runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
+                else:
+                    runs.append(Source(token, index, 1))
                 if not same:
                     slot = (slot + 1) % BATCH
-                    key = self._keys.chunk(place.token, index, place.spread)
+                    key = self._keys.chunk(token, index, begun.spread)
                     yield Outgoing(key, segments, hashes[-1].update)
 
         self._store(self._chunk_keys(), outgoing())
         checksums = tuple(chunk.digest() for chunk in hashes)
-        return checksums, _sources(tokens), tuple(chunk.head for chunk in hashes)
+        return checksums, tuple(runs), tuple(chunk.head for chunk in hashes)
 
-    def _segments(self, number: int, slot: int) -> list[Bytes]:
-        """Return a chunk's bytes; if they must be copied, in one of `BATCH` slots of memory."""
-        segments = self._source.segments(number)
-        if segments is not None:
-            return segments
-        if not self._pool:
-            size = self._source.layout.chunk_bytes
-            self._pool = [np.empty(size, np.uint8) for _ in range(BATCH)]
-        return [self._source.read(number, self._pool[slot])]
-
-    def _stage_difference(self, difference: Difference) -> tuple[int, ...]:
-        size, place = self._source.layout.chunk_bytes, self.place
-        self._pieces = -(-difference.nbytes // size)
+    def _stage_difference(self, difference: Difference, nbytes: int) -> tuple[int, ...]:
+        """Store a difference of `nbytes` in pieces; return their checksums."""
+        size, begun = self._source.layout.chunk_bytes, self.begun
+        self._pieces = -(-nbytes // size)
         checksums: list[int] = []
 
         def outgoing() -> Iterator[Outgoing]:
-            for number, segments in enumerate(joined(difference.blocks, size)):
+            for number, segments in enumerate(difference.pieces(size)):
                 checksums.append(checksum_of(segments))
-                yield Outgoing(self._keys.delta(place.token, number, place.spread), segments)
+                yield Outgoing(self._keys.delta(begun.token, number, begun.spread), segments)
 
         self._store(self._piece_keys(), outgoing())
         return tuple(checksums)
@@ -206,7 +194,7 @@ class StagingAttempt:
             # some keys are of another version: none is deleted, and those of this attempt expire
             self._chunks, self._pieces = range(0), 0
             raise TokenUsedError(
-                f"Redis has forgotten that token {self.place.token} was used, as after a failover "
+                f"Redis has forgotten that token {self.begun.token} was used, as after a failover "
                 "that lost its last writes. Nothing was published: publish again."
             ) from error
 
@@ -226,25 +214,10 @@ class _Hash:
         self._sent = True
 
     def digest(self) -> int:
-        """Return the checksum.
-
-        Raises:
-            EncodeError: The bytes that were sent have another checksum than the known one.
-        """
+        """Return the checksum, or raise EncodeError."""
         made = self._state.intdigest()
         if self._known is None:
             return made
         if self._sent and made != self._known:
             raise EncodeError(f"{CHANGED}. Nothing was published.")
         return self._known
-
-
-def _sources(tokens: list[int]) -> tuple[Source, ...]:
-    """Return runs of chunks whose keys have the same token."""
-    runs: list[Source] = []
-    for index, token in enumerate(tokens):
-        if runs and runs[-1].token == token:
-            runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
-        else:
-            runs.append(Source(token, index, 1))
-    return tuple(runs)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self, cast
+from typing import Literal, Self, TypeVar, cast
 
 from redrb.connection import Client
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import Deadline, here
+from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.connection.transport import Argument, Reply
-from redrb.errors import DecodeError, StoreError
+from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
+from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.calls import call
+from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
 from redrb.weights.wire.manifest_codec import decode_manifest
 
+T = TypeVar("T")
 How = Literal["full", "delta", "lora", "same"]
 
 PIN_S = 60
@@ -26,6 +31,7 @@ _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _LISTED = 1000
 _LAYOUTS = 4
 _REMEMBERED = 16
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,12 @@ class Step:
 
 
 class Catalogue:
-    """The published versions of one name."""
+    """The published versions of one name.
+
+    Attributes:
+        routed: Versions that a `Pin` led to, the last few -> their creation times in ms.
+        created_ms: The same for the version in use.
+    """
 
     def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
         self.client = client.at(keys.versions)
@@ -53,8 +64,8 @@ class Catalogue:
         self.keys = keys
         self.name = name
         self._layouts: dict[int, Layout] = {}
-        self._routed: dict[int, int] = {}  # version that `route` led to -> its creation time
-        self._created_ms: dict[int, int] = {}  # the same for the version in use
+        self.routed: dict[int, int] = {}
+        self.created_ms: dict[int, int] = {}
 
     def newer_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`, else None."""
@@ -71,15 +82,55 @@ class Catalogue:
         newest = self.newer_than(0)
         if newest is None or newest.version != version:
             return newest
-        known_ms = self._created_ms.get(version, 0)
+        known_ms = self.created_ms.get(version, 0)
         return newest if known_ms and known_ms != round(newest.created_s * 1000) else None
 
+    def wait(self, version: int, *, larger: bool) -> WeightVersion:
+        """Wait until another version than `version` is the newest; if `larger`, a larger one."""
+        deadline = here()
+        missing = MissingWeights(self.everywhere, self.keys, self.name)
+        look = self.newer_than if larger else self.other_than
+        while True:
+            last = deadline.over
+            found = look(version)
+            if found is None and not last:
+                found = self._block(version)
+            if found is not None:
+                return found
+            if not version:
+                missing.log()
+            if last:
+                newest = self.newer_than(0)
+                raise WeightTimeout(
+                    name=self.name,
+                    newer_than=version,
+                    newest=newest.version if newest else None,
+                    waited_s=deadline.waited_s,
+                )
+
+    def wait_once(self, version: int, seconds: float) -> WeightVersion | None:
+        """Return the newest version if it is not `version`, after one wait of at most `seconds`."""
+        with Deadline(seconds):
+            return self.other_than(version) or self._block(version) or self.other_than(version)
+
+    def _block(self, version: int) -> WeightVersion | None:
+        """Wait for a version larger than `version`; return the newest, if any.
+
+        The reply that ends the wait has the versions in it: readers that are woken together do not
+        all ask again.
+        """
+        seconds = here().slice_s(BLOCK_S)
+        entries = block_on_stream(self.client, self.keys.versions, f"{version}-0", seconds)
+        return self.described(entries[-1]) if entries else None
+
     def loaded(self, version: int) -> None:
-        """Note that a version that `route` led to is in use from now on."""
-        self._created_ms = {version: self._routed[version]} if version in self._routed else {}
+        """Note that a version that a `Pin` led to is in use from now on."""
+        self.created_ms = {version: self.routed[version]} if version in self.routed else {}
 
     def entry(self, version: int) -> WeightVersion | None:
-        """Return a version by its number, None if it is deleted."""
+        """Return a version by its number, None if it is deleted, or no number of a version."""
+        if not 0 < version <= MAX_VERSION:
+            return None
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
         return self.described(found[0]) if found else None
@@ -100,11 +151,7 @@ class Catalogue:
         return [each for each in listed if each.version in known]
 
     def described(self, entry: Reply) -> WeightVersion:
-        """Return the version that an entry of the stream describes.
-
-        Raises:
-            DecodeError: The entry is no version.
-        """
+        """Return the version that an entry of the stream describes, or raise DecodeError."""
         number = _ID.fullmatch(entry[0])
         fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
         kind = fields.get(b"kind")
@@ -125,46 +172,17 @@ class Catalogue:
             _whole(fields.get(b"created_ms")) / 1000,
         )
 
-    def route(self, reader: str, *, have: int, wanted: int, used: int) -> list[Step]:
-        """Return the steps to a version, and pin them for `PIN_S`.
-
-        Args:
-            reader: Random id of the reader.
-            have: Version of the state that the reader has, 0 for none.
-            wanted: The version to reach; 0 for the newest, unless that is `used`.
-            used: Version that the reader uses.
-        """
-        used_ms = self._created_ms.get(used, 0)
-        arguments = (reader, have, wanted, used, used_ms, PIN_S * 1000)
-        steps = [self._step(*step) for step in self.run("weights/pin", *arguments)]
-        if steps:
-            last = steps[-1].described
-            self._routed[last.version] = round(last.created_s * 1000)
-            if len(self._routed) > _REMEMBERED:
-                self._routed.pop(
-                    next(iter(self._routed)), None
-                )  # another thread may have removed it
-        return steps
-
     def run(self, script: str, *arguments: Argument) -> Reply:
         """Run a script on these weights."""
         return call(self.client, self.keys, script, *arguments)
 
-    def decode(self, stored: bytes) -> Manifest:
-        """Return a manifest; layouts that were decoded before are not decoded again.
-
-        Raises:
-            DecodeError: The manifest is damaged.
-        """
+    def step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
+        """Return a checked step; layouts that were decoded before are not decoded again."""
         manifest = decode_manifest(stored, self._layouts)
         if manifest.layout is not None and manifest.layout_id not in self._layouts:
             self._layouts = {**self._layouts, manifest.layout_id: manifest.layout}
             if len(self._layouts) > _LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-        return manifest
-
-    def _step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
-        manifest = self.decode(stored)
         word = how.decode(errors="replace")
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
         if manifest.version != version or manifest.kind not in fits.get(word, (manifest.kind,)):
@@ -182,8 +200,8 @@ class Pin:
     """Keeps the versions that one fetch needs from being deleted, until the end of its `with`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self.reader = uuid.uuid4().hex
+        self.catalogue = catalogue
+        self._reader = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
         return self
@@ -191,17 +209,57 @@ class Pin:
     def __exit__(self, *exc_info: object) -> None:
         try:
             with Deadline(repeat_s=0.0):
-                self._catalogue.run("weights/renew_pin", self.reader, 0)
+                self.catalogue.run("weights/renew_pin", self._reader, 0)
         except StoreError:
             return  # the pin expires
 
     def route(self, *, have: int, wanted: int = 0, used: int = 0) -> list[Step]:
-        """Return the steps to a version, and pin them."""
-        return self._catalogue.route(self.reader, have=have, wanted=wanted, used=used)
+        """Return the steps to a version, and pin them for `PIN_S`.
+
+        Args:
+            have: Version of the state that the reader has, 0 for none.
+            wanted: The version to reach; 0 for the newest, unless that is `used`.
+            used: Version that the reader uses.
+        """
+        catalogue = self.catalogue
+        used_ms = catalogue.created_ms.get(used, 0)
+        found = catalogue.run(
+            "weights/pin", self._reader, have, wanted, used, used_ms, PIN_S * 1000
+        )
+        steps = [catalogue.step(*each) for each in found]
+        if steps:
+            last = steps[-1].described
+            catalogue.routed[last.version] = round(last.created_s * 1000)
+            if len(catalogue.routed) > _REMEMBERED:
+                # another thread may have removed it
+                catalogue.routed.pop(next(iter(catalogue.routed)), None)
+        return steps
 
     def renew(self) -> None:
         """Renew the pin."""
-        self._catalogue.run("weights/renew_pin", self.reader, PIN_S * 1000)
+        self.catalogue.run("weights/renew_pin", self._reader, PIN_S * 1000)
+
+
+def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable[[Pin], T]) -> T:
+    """Run an attempt to fetch a version, three times at most."""
+    with Pin(catalogue) as pin:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return attempt(pin)
+            except (ChunkGoneError, WeightCorrupt):
+                forget()
+        try:
+            return attempt(pin)
+        except ChunkGoneError as error:
+            forget()
+            raise WeightError(
+                f"weights {catalogue.name!r}: chunks were gone {_ATTEMPTS} times while they were "
+                "fetched. Let the publisher keep more versions (keep=), and check that the "
+                "server's maxmemory-policy is noeviction."
+            ) from error
+        except WeightCorrupt:
+            forget()
+            raise
 
 
 def _whole(stored: object) -> int:

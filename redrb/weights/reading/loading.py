@@ -2,106 +2,131 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 from torch import nn
 
-from redrb.errors import RedrbError, WeightMismatch, WeightsTorn
+from redrb.errors import ConfigError, RedrbError, WeightMismatch, WeightsTorn
 from redrb.weights.reading.adapter_loading import AdapterLoader
-from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy
+from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
+from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy, StateCopy
 from redrb.weights.reading.targets import LoadTarget
-from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion
 
-Retrying: TypeAlias = Callable[
-    [InPlaceCopy, Callable[[Pin], WeightVersion | None]], WeightVersion | None
-]
+BUSY_S: Final = 60.0
+"""How long a call waits for another thread's call on the same subscriber."""
 
 
 class TargetLoader:
-    """Loads versions, states and adapters, into one target at a time.
+    """Fetches versions, states and adapters, and loads them into one target at a time.
 
     Attributes:
+        catalogue: The versions.
+        copy: The copy that versions are fetched into.
+        lock: Held while tensors change.
+        reading: Held while the copy changes, and while it is loaded.
+        in_use: Whether a `PreparedLoad` has the copy for itself.
         version: The version that the target has; None before the first, and while it holds a
             mixture.
-        in_place: The state in the target's own tensors, once `poll(in_place=True)` was called.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(
+        self, catalogue: Catalogue, copy: StateCopy, lock: AbstractContextManager[object]
+    ) -> None:
+        self.catalogue = catalogue
+        self.copy = copy
+        self.lock = lock
+        self.reading = threading.Lock()
+        self.in_use = False
+        self.version: int | None = None
+        self._in_place: InPlaceCopy | None = None
         self._adapters = AdapterLoader()
         self._modules: list[weakref.ref[nn.Module]] = []
-        self.version: int | None = None
-        self.in_place: InPlaceCopy | None = None
 
-    def set_target(self, target: Target) -> None:
-        """Note the target; if its modules are others than before, nothing is loaded any more."""
-        modules = _modules(target)
-        before, self._modules = self._modules, [weakref.ref(module) for module in modules]
-        if before and modules != [reference() for reference in before]:
-            self.version = self.in_place = None
-            self._adapters = AdapterLoader()
+    @contextmanager
+    def used_for(self, selection: LoadTarget) -> Iterator[None]:
+        """Use the copy in this thread alone; for modules others than before, nothing is loaded."""
+        self._check_unused()  # first: a fetch under way is not waited for
+        name = self.catalogue.name
+        if not self.reading.acquire(timeout=BUSY_S):
+            raise ConfigError(
+                f"another thread has used this subscriber of weights {name!r} for {BUSY_S:g} s: "
+                "its fetch is slow, or it waits for the lock, which this thread must not hold "
+                "while it calls."
+            )
+        try:
+            self._check_unused()
+            modules = list(selection.models.values())
+            before, self._modules = self._modules, [weakref.ref(module) for module in modules]
+            if before and modules != [reference() for reference in before]:
+                self.version = self._in_place = None
+                self._adapters = AdapterLoader()
+            yield
+        finally:
+            self.reading.release()
 
-    def plan(
-        self, target: Target, selection: LoadTarget, fetched: FetchedVersion
-    ) -> Callable[[], None]:
+    def poll(self, selection: LoadTarget) -> WeightVersion | None:
+        """Fetch the newest version and load it under `lock`; None if it is loaded already."""
+
+        def attempt(pin: Pin) -> WeightVersion | None:
+            used = self.version or 0
+            with self.copy.fetch_newest(pin, used=used, needed=selection.chunks) as fetched:
+                if fetched is None:
+                    return None
+                load = self.plan(selection, fetched)
+                with self.lock:
+                    load()
+                return fetched.described
+
+        return fetching(self.catalogue, self.copy.forget, attempt)
+
+    def plan(self, selection: LoadTarget, fetched: FetchedVersion) -> Callable[[], None]:
         """Check a fetched version; return a function that loads it, for the lock's holder.
 
-        Raises:
-            WeightMismatch: The version does not fit the target.
+        If it breaks off, the target has no version.
         """
-        load_adapter = self._adapters.plan(target, selection, fetched)
+        load_adapter = self._adapters.plan(selection, fetched)
 
         def load() -> None:
-            if fetched.state is not None:
-                is_module = isinstance(target, nn.Module) or len(_modules(target)) == len(target)
-                selection.load(fetched.state, adopt=fetched.shared and is_module)
-            load_adapter()
+            self.version, before = None, self.version
+            try:
+                if fetched.state is not None:
+                    selection.load(fetched.state, adopt=fetched.shared)
+                load_adapter()
+            except WeightMismatch:  # found before any tensor changed
+                self.version = before
+                raise
+            self.version = fetched.described.version
+            self.catalogue.loaded(self.version)
+            if self._in_place is not None:
+                self._in_place.settle()
 
         return load
 
-    def run(self, load: Callable[[], None], fetched: FetchedVersion) -> None:
-        """Call `load`, and note the version; if it breaks off, the target has no version."""
-        self.version, before = None, self.version
-        try:
-            load()
-        except WeightMismatch:  # found before any tensor changed
-            self.version = before
-            raise
-        self.loaded(fetched.described.version)
-
-    def poll_in_place(
-        self,
-        target: Target,
-        selection: LoadTarget,
-        lock: AbstractContextManager[object],
-        retrying: Retrying,
-    ) -> WeightVersion | None:
-        """Receive the newest version into the target's tensors, under `lock`.
-
-        Args:
-            target: The target.
-            selection: Its tensors.
-            lock: The lock of the tensors.
-            retrying: Runs an attempt, and repeats it if chunks were gone or damaged.
-
-        Returns:
-            The version, or None if nothing is newer.
-
-        Raises:
-            WeightsTorn: The fetch broke off after the first tensor had changed.
-        """
-        copy = self.in_place = self.in_place or InPlaceCopy(self._catalogue, selection)
+    def poll_in_place(self, selection: LoadTarget) -> WeightVersion | None:
+        """Receive the newest version into the target's tensors, under `lock`; None as in `poll`."""
+        copy = self._in_place = self._in_place or InPlaceCopy(selection)
         copy.selection = selection
-        if not copy.torn and self._catalogue.other_than(self.version or 0) is None:
+        if not copy.torn and self.catalogue.other_than(self.version or 0) is None:
             return None  # without waiting for the lock
-        with lock:
+
+        def receive(pin: Pin) -> WeightVersion | None:
+            used = self.version or 0
+            with copy.fetch_newest(pin, used=used, needed=copy.selection.chunks) as fetched:
+                if fetched is None:
+                    return None
+                if fetched.state is not None:  # the tensors have changed
+                    self.version = None
+                self.plan(copy.selection, fetched)()
+                return fetched.described
+
+        with self.lock:
             try:
-                found = retrying(copy, lambda pin: self._receive(copy, pin, target))
+                found = fetching(self.catalogue, copy.forget, receive)
             except BaseException as error:
                 if copy.torn:
                     self.version = None
@@ -113,40 +138,15 @@ class TargetLoader:
                 raise self._torn("Nothing is published any more.")
             return found
 
-    def loaded(self, version: int | None) -> None:
-        """Note the version that the target has from now on; None for a mixture."""
-        self.note(version)
-        if version is not None and self.in_place is not None:
-            self.in_place.settle()
-
-    def note(self, version: int | None) -> None:
-        """Note the version, of which an engine may have taken the tensors."""
-        self.version = version
-        if version is not None:
-            self._catalogue.loaded(version)
-
-    def _receive(self, copy: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
-        used = self.version or 0
-        with copy.fetch_newest(pin, used=used, needed=copy.selection.chunks) as fetched:
-            if fetched is None:
-                return None
-            self.version, before = None, self.version
-            load_adapter = self._adapters.plan(target, copy.selection, fetched)
-            if fetched.state is None:
-                self.version = before  # nothing has changed yet
-            else:
-                copy.selection.load(fetched.state)
-            load_adapter()
-            self.loaded(fetched.described.version)
-            return fetched.described
+    def _check_unused(self) -> None:
+        if self.in_use:
+            raise ConfigError(
+                "a standby of this subscriber fetches the versions of weights "
+                f"{self.catalogue.name!r}: call the standby's swap(), or close it first."
+            )
 
     def _torn(self, why: str) -> WeightsTorn:
         return WeightsTorn(
-            f"weights {self._catalogue.name!r}: an update in place broke off, so that the model "
+            f"weights {self.catalogue.name!r}: an update in place broke off, so that the model "
             f"holds a mixture of versions: poll again before it is used. {why}"
         )
-
-
-def _modules(target: Target) -> list[nn.Module]:
-    parts = [target] if isinstance(target, nn.Module) else target.values()
-    return [part for part in parts if isinstance(part, nn.Module)]

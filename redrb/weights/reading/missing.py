@@ -49,10 +49,11 @@ class MissingWeights:
         )
 
     def _advice(self) -> str:
-        own = self._keys.versions.encode()
+        own, pattern = self._keys.versions.encode(), WeightKeys.in_any_namespace(self._name)
         try:
             with Deadline(at_most=SEARCH_S):
-                found = self._published()
+                keys = (key for each in self._client.primaries() for key in scan(each, pattern))
+                found = {key for key in keys if _NAMESPACE.fullmatch(key)}
         except StoreDenied:
             return (
                 "no trainer has announced them. Check that a trainer runs, and that it has this "
@@ -71,16 +72,6 @@ class MissingWeights:
         more = f" and {len(names) - MOST_NAMESPACES} others" * (len(names) > MOST_NAMESPACES)
         listed = ", ".join(map(repr, names[:MOST_NAMESPACES])) + more
         return f"nobody has published them there. Namespaces with weights of this name: {listed}"
-
-    def _published(self) -> set[bytes]:
-        """Return the keys of all weights of this name, in all namespaces."""
-        pattern = WeightKeys.in_any_namespace(self._name)
-        return {
-            key
-            for server in self._client.primaries()
-            for key in scan(server, pattern)
-            if _NAMESPACE.fullmatch(key)
-        }
 
 
 def _namespace(key: bytes) -> str:

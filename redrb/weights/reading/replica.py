@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
 
-from redrb.connection import Client
 from redrb.errors import DecodeError, StoreError, WeightCorrupt
-from redrb.keys import WeightKeys
-from redrb.weights.reading.catalogue import PIN_S, How, Step
+from redrb.weights.reading.catalogue import PIN_S, How, Pin, Step
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
 from redrb.weights.wire.delta import Bytes
@@ -26,18 +24,14 @@ _WINDOW_BYTES = 64 << 20
 class Transfer:
     """Fetches chunks and delta pieces from Redis, and renews the pin meanwhile."""
 
-    def __init__(self, client: Client, keys: WeightKeys, renew: Callable[[], None]) -> None:
-        self._client = client
-        self._keys = keys
-        self._renew = renew
+    def __init__(self, pin: Pin) -> None:
+        self._client = pin.catalogue.everywhere
+        self._keys = pin.catalogue.keys
+        self._pin = pin
         self._renewed = time.monotonic()
 
     def chunks(self, manifest: Manifest, state: State, needed: Collection[int] | None) -> None:
-        """Fetch the needed chunks of a whole state, each straight to its place.
-
-        Raises:
-            ChunkGoneError, WeightCorrupt, StoreError: As `chunks.fetch` does.
-        """
+        """Fetch the needed chunks of a whole state, each straight to its place."""
         self._fetch(self._incoming_chunks(manifest, state, needed))
         state.finish()
 
@@ -61,7 +55,7 @@ class Transfer:
         for batch in batches(values):
             fetch(self._client, batch)
             if time.monotonic() - self._renewed > PIN_S / 4:
-                self._renew()
+                self._pin.renew()
                 self._renewed = time.monotonic()
 
     def _incoming_chunks(
@@ -116,11 +110,6 @@ class Replica:
         """Go one step; if it fails, the replica has no version any more.
 
         If Redis stays away before the first byte changed, it keeps the version before.
-
-        Raises:
-            ChunkGoneError: A chunk was evicted meanwhile.
-            WeightCorrupt: A chunk does not match its checksum.
-            StoreError: Redis stayed away.
         """
         try:
             self._follow(step.manifest, step.how, transfer)
@@ -141,10 +130,22 @@ class Replica:
             self._change()
             transfer.chunks(manifest, self.state, self.needed)
         elif manifest.delta is not None:
-            self._check_base(manifest, manifest.delta)
-            for blob in manifest.delta.blobs:
-                for places in self._windows(manifest.delta, blob):
-                    self._apply(manifest, manifest.delta, blob, places, transfer)
+            delta = manifest.delta
+            # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
+            fits = delta.base == self.version and delta.before == hash_of(self._checksums)
+            layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
+            own = (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes)
+            if not fits or layout != own:
+                raise WeightCorrupt(
+                    f"the delta to version {manifest.version} does not start from the loaded "
+                    "version."
+                )
+            for blob in delta.blobs:
+                for places in self._windows(delta, blob):
+                    changed = [place for place in places.values() if place]
+                    wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
+                    data = transfer.blob(manifest, blob, delta, wanted)
+                    self._apply(manifest, places, wanted, data)
             self.state.finish()
 
     def adopt(self, manifest: Manifest) -> None:
@@ -157,15 +158,6 @@ class Replica:
         """Note that the state has the version of another replica."""
         self.version = other.version
         self._layout_id, self._checksums = other._layout_id, other._checksums
-
-    def _check_base(self, manifest: Manifest, delta: Delta) -> None:
-        # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
-        fits = delta.base == self.version and delta.before == hash_of(self._checksums)
-        layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
-        if not fits or layout != (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes):
-            raise WeightCorrupt(
-                f"the delta to version {manifest.version} does not start from the loaded version."
-            )
 
     def _change(self) -> None:
         self.version = 0
@@ -189,23 +181,16 @@ class Replica:
         yield places
 
     def _apply(
-        self,
-        manifest: Manifest,
-        delta: Delta,
-        blob: Blob,
-        places: dict[int, range],
-        transfer: Transfer,
+        self, manifest: Manifest, places: dict[int, range], wanted: range, data: Bytes
     ) -> None:
-        changed = [place for place in places.values() if place]
-        wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
-        data = transfer.blob(manifest, blob, delta, wanted)
+        """Change chunks by their parts of a delta, whose bytes `wanted` are `data`."""
         self._change()
         for index, place in places.items():
             chunk = self.state.read(index)
             if checksum_of([chunk]) != self._checksums[index]:
                 raise WeightCorrupt(
-                    f"chunk {index} is not that of version {delta.base} any more: other code has "
-                    "changed it."
+                    f"chunk {index} is not that of the version before {manifest.version} any more: "
+                    "other code has changed it."
                 )
             if not place:
                 if manifest.checksums[index] != self._checksums[index]:

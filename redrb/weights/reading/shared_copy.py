@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
@@ -99,12 +99,6 @@ class SharedCopy:
         with suppress(OSError):  # such as a directory that was never made
             self._versions.remove_unused()
 
-    def fetch_newest(
-        self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[FetchedVersion | None]:
-        """Return the newest version unless it is `used`."""
-        return self._fetch_newest(pin, used, needed)
-
     def forget(self) -> None:
         """Fetch the next version in full, because a version that it could start from is damaged."""
         self._damaged = True
@@ -112,7 +106,10 @@ class SharedCopy:
             self._private.forget()
 
     @contextmanager
-    def _fetch_newest(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
+    def fetch_newest(
+        self, pin: Pin, *, used: int, needed: Needed
+    ) -> Iterator[FetchedVersion | None]:
+        """Return the newest version unless it is `used`."""
         for attempt in range(_ATTEMPTS):
             steps = self._route(pin, used)
             states, adapter = split_adapter(steps)
@@ -121,16 +118,21 @@ class SharedCopy:
                 layout = layout_of(states, self._used.layout if self._used is not None else None)
                 needed(layout)
                 try:
-                    with _file_errors(self._directory):
-                        version = self._use(states, layout, pin, may_wait=not attempt)
+                    version = self._use(states, layout, pin, may_wait=not attempt)
                 except TimeoutError:
                     break
+                except OSError as error:
+                    raise WeightError(
+                        f"the host cache in {self._directory} is not usable: {error}. Check that "
+                        "the directory exists and has room, and that this process may open files; "
+                        "or leave host_cache out."
+                    ) from error
                 if version is None:
                     continue  # another process has written another version, or failed
             if not steps:
                 yield None
                 return
-            transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+            transfer = Transfer(pin)
             yield FetchedVersion(
                 steps[-1].described,
                 State(version.layout, memory=version.data) if version is not None else None,
@@ -146,7 +148,7 @@ class SharedCopy:
             "fetches the version into private memory",
             self._catalogue.name,
         )
-        self._private = self._private or PrivateCopy(self._catalogue)
+        self._private = self._private or PrivateCopy()
         with self._private.fetch_newest(pin, used=used, needed=needed) as fetched:
             yield fetched
 
@@ -209,7 +211,7 @@ class SharedCopy:
             data[:] = base.data
             replica.adopt(base.manifest)
             base = None  # its map and its lock
-        transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+        transfer = Transfer(pin)
         for step in rest:
             replica.follow(step, transfer)
         self._writable[part.stat().st_ino] = memory
@@ -309,17 +311,3 @@ def _leave(versions: HostVersions) -> None:
     locks.release_memory()
     with suppress(OSError):  # such as a directory that was removed
         versions.remove_unused(timeout=_EXIT_S)
-
-
-@contextmanager
-def _file_errors(directory: Path) -> Iterator[None]:
-    """Raise operating system errors about files in `directory` as `WeightError`."""
-    try:
-        yield
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise WeightError(
-            f"the host cache in {directory} is not usable: {error}. Check that the directory "
-            "exists and has room, and that this process may open files; or leave host_cache out."
-        ) from error

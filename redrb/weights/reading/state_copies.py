@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
 from redrb.weights.lora import LoraConfig, configs_from_wire
-from redrb.weights.reading.catalogue import Catalogue, Pin, Step
+from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica, Transfer
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.state import State
@@ -61,11 +60,10 @@ class StateCopy(Protocol):
         """Drop the content, because it is damaged: the next version is fetched in full."""
 
 
-class _FetchedCopy(ABC):
-    """A copy that follows versions with a private replica."""
+class PrivateCopy:
+    """A state in private memory, which a replica brings from version to version."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self) -> None:
         self._replica: Replica | None = None
 
     def fetch_newest(
@@ -83,7 +81,7 @@ class _FetchedCopy(ABC):
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch the version that the steps lead to."""
-        transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+        transfer = Transfer(pin)
         states, adapter = split_adapter(steps)
         state = None
         if states:
@@ -95,15 +93,8 @@ class _FetchedCopy(ABC):
         fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
         return FetchedVersion(steps[-1].described, state, fetched)
 
-    @abstractmethod
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         """Return a replica for a layout: the present one if it has the needed chunks."""
-
-
-class PrivateCopy(_FetchedCopy):
-    """A state in private memory."""
-
-    def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         old = self._replica
         if old is None or old.layout != layout:
             return Replica(State(layout), needed)
@@ -114,11 +105,11 @@ class PrivateCopy(_FetchedCopy):
         return Replica(old.state, needed)
 
 
-class InPlaceCopy(_FetchedCopy):
+class InPlaceCopy(PrivateCopy):
     """A state in the live tensors themselves, if they can hold it; the caller holds their lock."""
 
-    def __init__(self, catalogue: Catalogue, selection: LoadTarget) -> None:
-        super().__init__(catalogue)
+    def __init__(self, selection: LoadTarget) -> None:
+        super().__init__()
         self.selection = selection
         self._settled = 0
 
@@ -137,11 +128,7 @@ class InPlaceCopy(_FetchedCopy):
         return self._replica is not None
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
-        """Fetch the version that the steps lead to.
-
-        Raises:
-            ConfigError: It is an adapter for published weights; nothing was changed.
-        """
+        """Fetch the version that the steps lead to, or raise ConfigError."""
         if len(steps) > 1 and steps[-1].how == "lora":
             raise ConfigError(
                 "an adapter on top of published weights cannot be loaded in place: leave in_place "
@@ -167,11 +154,7 @@ def split_adapter(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
 
 
 def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
-    """Return the layout of the state that steps lead to; `loaded` is that of the version before.
-
-    Raises:
-        WeightCorrupt: The reader does not have the version whose layout the first delta uses.
-    """
+    """Return the layout of the state that steps lead to; `loaded` is that of the version before."""
     layout = states[0].manifest.layout if states[0].how != "delta" else None
     layout = layout or loaded
     if layout is None:
@@ -180,11 +163,7 @@ def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
 
 
 def fetch_adapter(step: Step, transfer: Transfer) -> Adapter:
-    """Return an adapter.
-
-    Raises:
-        DecodeError: The adapter's settings are damaged.
-    """
+    """Return an adapter, or raise DecodeError."""
     manifest = step.manifest
     configs = configs_from_wire(manifest.adapter)
     if manifest.layout is None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from redrb.weights.tensors.copying import load_in_place, synchronize
 from redrb.weights.tensors.dtypes import dtype_of
-from redrb.weights.tensors.fitting import Strict, check_fits
-from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.fitting import Strict, check_fits, checked_strict, target_shards
+from redrb.weights.tensors.names import Target
+from redrb.weights.tensors.shard import TensorShard, load_in_place, synchronize
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.layout import Layout, TensorEntry
+from redrb.weights.wire.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +24,45 @@ class LoadTarget:
     Attributes:
         targets: The tensors, by name.
         strict: Which names must be on both sides, see `Strict`.
+        target: The model, models or dict that has them.
     """
 
     targets: Mapping[str, TensorShard]
     strict: Strict
+    target: Target = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, target: Target, strict: object) -> Self:
+        """Return the tensors that `target` has now, or raise ConfigError."""
+        return cls(target_shards(target), checked_strict(strict), target)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The modules of the target by name; that of a module alone is ""."""
+        if isinstance(self.target, nn.Module):
+            return {"": self.target}
+        return {name: part for name, part in self.target.items() if isinstance(part, nn.Module)}
 
     def names(self, layout: Layout) -> list[str]:
-        """Return the names to load.
-
-        Raises:
-            WeightMismatch: Names, shapes or dtypes do not fit.
-        """
+        """Return the names to load, or raise WeightMismatch."""
         return check_fits(layout, self.targets, strict=self.strict)
 
     def chunks(self, layout: Layout) -> frozenset[int]:
-        """Return the chunks that hold bytes of the targets.
-
-        Raises:
-            WeightMismatch: Names, shapes or dtypes do not fit.
-        """
+        """Return the chunks that hold bytes of the targets, or raise WeightMismatch."""
         entries = {entry.name: entry for entry in layout.tensors}
         found: set[int] = set()
         for name in self.names(layout):
             entry = entries[name]
-            rows = _rows(entry, self.targets[name])
-            if rows:
-                width = entry.nbytes // entry.shape[0] if entry.shape else entry.nbytes
-                begin = entry.offset + rows.start * width
-                last = entry.offset + rows.stop * width - 1
-                size = layout.chunk_bytes
-                found.update(range(begin // size, last // size + 1))
+            target = self.targets[name]
+            if not entry.elements or not target.tensor.numel():
+                continue
+            first, rows, width = 0, 1, entry.nbytes
+            if entry.shape:
+                first, rows = target.start[0], target.tensor.shape[0]
+                width //= entry.shape[0]
+            begin = entry.offset + first * width
+            size = layout.chunk_bytes
+            found.update(range(begin // size, (begin + rows * width - 1) // size + 1))
         return frozenset(found)
 
     def live(self, layout: Layout) -> dict[str, Tensor]:
@@ -73,12 +82,8 @@ class LoadTarget:
         return found
 
     def load(self, state: State, *, adopt: bool = False) -> None:
-        """Set all targets that do not hold the state already; the caller holds the lock.
-
-        Args:
-            state: The state to load.
-            adopt: Move tensors into the state's memory instead of copying, if that is possible.
-        """
+        """Set all targets that do not hold the state already; the caller holds the lock."""
+        all_modules = isinstance(self.target, nn.Module) or len(self.models) == len(self.target)
         entries = {entry.name: entry for entry in state.layout.tensors}
         loaded = self.names(state.layout)
         with torch.inference_mode(mode=False):  # inference tensors must not become parameters' data
@@ -87,7 +92,7 @@ class LoadTarget:
                 for name in loaded
             ]
         for target, value in values:
-            if adopt and _can_adopt(target, value):
+            if adopt and all_modules and _can_adopt(target, value):
                 target.tensor.data = value
             elif (
                 value.data_ptr() != target.tensor.data_ptr() or value.device != target.tensor.device
@@ -102,15 +107,6 @@ def named_tensors(state: State) -> list[tuple[str, Tensor]]:
     for entry in state.layout.tensors:
         found[entry.name] = found[entry.alias] if entry.alias else state.value(entry)
     return list(found.items())
-
-
-def _rows(entry: TensorEntry, target: TensorShard) -> range:
-    """Return the rows of a tensor, along its first dimension, that the target holds."""
-    if not entry.elements or not target.tensor.numel():
-        return range(0)
-    if not entry.shape:
-        return range(1)
-    return range(target.start[0], target.start[0] + target.tensor.shape[0])
 
 
 def _can_adopt(target: TensorShard, value: Tensor) -> bool:

@@ -16,14 +16,7 @@ CASTABLE = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def published_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype that tensors are cast to before they are published.
-
-    Args:
-        dtype: A torch.dtype or its name; None for no cast.
-
-    Raises:
-        ConfigError: `dtype` is not float16, bfloat16, float32 or float64.
-    """
+    """Return the dtype that tensors are cast to before they are published, or raise ConfigError."""
     if dtype is None:
         return None
     name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
@@ -33,11 +26,7 @@ def published_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
-    """Return the torch.dtype of a published tensor.
-
-    Raises:
-        WeightError: This version of torch does not have it.
-    """
+    """Return the torch.dtype of a published tensor, or raise WeightError."""
     if entry.dtype not in _DTYPES:
         raise WeightError(
             f"{entry.name!r} is {entry.dtype}, which this version of torch does not have."

@@ -23,11 +23,7 @@ _TARGETS = "give a module, several by name, or a dict of tensors"
 
 
 def checked_strict(strict: object) -> Strict:
-    """Return `strict` after checking it.
-
-    Raises:
-        ConfigError: It is not True, False or "model".
-    """
+    """Return `strict` after checking it, or raise ConfigError."""
     if strict is True or strict is False:
         return strict
     if isinstance(strict, str) and strict == "model":
@@ -36,12 +32,7 @@ def checked_strict(strict: object) -> Strict:
 
 
 def target_shards(target: Target) -> dict[str, TensorShard]:
-    """Return the live tensors of a model, of several, or of a dict of tensors.
-
-    Raises:
-        ConfigError: The target is none of these, or has no tensors.
-        EncodeError: Two names of a wrapped module are equal without the wrappers' parts.
-    """
+    """Return the live tensors of a model, of several, or of a dict of tensors."""
     if not isinstance(target, nn.Module | Mapping):
         raise ConfigError(f"cannot load weights into {describe_type(target)}: {_TARGETS}.")
     shards: dict[str, TensorShard] = {}
@@ -66,10 +57,6 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
 
     float16, bfloat16, float32 and float64 are cast into each other; other dtypes, and all shapes,
     must be equal.
-
-    Raises:
-        ConfigError: `strict` is not True, False or "model".
-        WeightMismatch: The message lists missing, unexpected and different tensors.
     """
     checked_strict(strict)
     entries = {entry.name: entry for entry in layout.tensors}

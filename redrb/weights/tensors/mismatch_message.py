@@ -28,15 +28,7 @@ def advice_for(
     on_meta: Collection[str],
     differing: Collection[str],
 ) -> str:
-    """Return advice on making published weights fit a model.
-
-    Args:
-        published: Names of the published tensors.
-        of_model: Names of the model's tensors.
-        strict: Which names have to agree, see `Strict`.
-        on_meta: Names of the model's tensors that are on the meta device.
-        differing: Names that both have, but with another shape or dtype.
-    """
+    """Return advice on making published weights fit a model."""
     first = [_TO_EMPTY] if on_meta else []
     if differing:
         return " ".join([*first, _SAME])

@@ -21,9 +21,6 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the live parameters and persistent buffers of a module, not copies.
 
     A wrapped module (`torch.compile`, `DistributedDataParallel` ...) has the plain module's names.
-
-    Raises:
-        EncodeError: Two names are equal without the wrappers' parts.
     """
     module = unwrapped(module)
     live = {id(tensor) for tensor in module.parameters()}

@@ -16,17 +16,32 @@ from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
 
 def published_tensors(state: StateLike) -> dict[str, Tensor]:
-    """Return the checked tensors of a state.
-
-    Raises:
-        EncodeError: A value cannot be published.
-    """
+    """Return the checked tensors of a state, or raise EncodeError."""
     tensors: dict[str, Tensor] = {}
     for name, value in named_values(state):
         if name in tensors:
             raise EncodeError(f"the state has two tensors named {name!r}.")
-        _check_name(name)
-        _check_publishable(name, value)
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise EncodeError(
+                f"{name!r:.80} is not a tensor's name: 1 to {MAX_NAME_LENGTH} letters."
+            )
+        if name.encode(errors="ignore").decode() != name:
+            raise EncodeError(f"{name!r:.80} is not a tensor's name: it is not valid in UTF-8.")
+        if not isinstance(value, Tensor):
+            raise EncodeError(
+                f"{name!r:.80} is {describe_type(value)}, not a tensor: leave it out."
+            )
+        if is_dtensor(value):
+            raise EncodeError(
+                f"{name!r} is sharded over ranks: call its full_tensor() on all ranks, and publish "
+                "the result on one of them."
+            )
+        if value.layout != torch.strided or value.is_meta:
+            raise EncodeError(
+                f"{name!r} is sparse or on the meta device: there are no plain bytes."
+            )
+        if value.dtype not in DTYPE_NAMES:
+            raise EncodeError(f"{name!r} is {value.dtype}, which cannot be published.")
         tensors[name] = value
     if not 0 < len(tensors) <= MAX_TENSORS:
         raise EncodeError(f"a version holds 1 to {MAX_TENSORS} tensors, not {len(tensors)}.")
@@ -36,13 +51,7 @@ def published_tensors(state: StateLike) -> dict[str, Tensor]:
 def lay_out(
     tensors: Mapping[str, Tensor], chunk_bytes: int, cast: torch.dtype | None = None
 ) -> Layout:
-    """Give each tensor its place; tied tensors (the same view of one memory) share one.
-
-    Args:
-        tensors: From `published_tensors`.
-        chunk_bytes: Bytes of a chunk.
-        cast: Dtype that floating-point tensors are published as; default: their present dtype.
-    """
+    """Give each tensor its place; tied tensors (the same view of one memory) share one."""
     entries: list[TensorEntry] = []
     owners: dict[tuple[object, ...], TensorEntry] = {}
     end = 0
@@ -62,24 +71,3 @@ def lay_out(
         entries.append(entry)
     nbytes = -(-end // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(entries), nbytes, chunk_bytes)
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
-        raise EncodeError(f"{name!r:.80} is not a tensor's name: 1 to {MAX_NAME_LENGTH} letters.")
-    if name.encode(errors="ignore").decode() != name:
-        raise EncodeError(f"{name!r:.80} is not a tensor's name: it is not valid in UTF-8.")
-
-
-def _check_publishable(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise EncodeError(f"{name!r:.80} is {describe_type(tensor)}, not a tensor: leave it out.")
-    if is_dtensor(tensor):
-        raise EncodeError(
-            f"{name!r} is sharded over ranks: call its full_tensor() on all ranks, and publish the "
-            "result on one of them."
-        )
-    if tensor.layout != torch.strided or tensor.is_meta:
-        raise EncodeError(f"{name!r} is sparse or on the meta device: there are no plain bytes.")
-    if tensor.dtype not in DTYPE_NAMES:
-        raise EncodeError(f"{name!r} is {tensor.dtype}, which cannot be published.")

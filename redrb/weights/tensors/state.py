@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from redrb.errors import WeightError
-from redrb.weights.tensors.copying import flat_view
 from redrb.weights.tensors.dtypes import dtype_of
+from redrb.weights.tensors.shard import flat_view
 from redrb.weights.wire.delta import Bytes, Run
 from redrb.weights.wire.layout import Layout, Span, TensorEntry, runs_of
 
@@ -38,15 +38,12 @@ class State:
         *,
         memory: Bytes | None = None,
     ) -> None:
-        """Combine live tensors and memory into a state.
+        """Combine live tensors and memory into a state, or raise WeightError.
 
         Args:
             layout: Places of all tensors.
             live: Whole contiguous tensors by name; of tied tensors the first.
             memory: `layout.nbytes` bytes for tensors that are not live; default: new memory.
-
-        Raises:
-            WeightError: There is not enough memory.
         """
         self.layout = layout
         self._owners = layout.owners()

@@ -31,11 +31,7 @@ def call(
     script: str,
     *arguments: Argument,
 ) -> Reply:
-    """Run a script of weights on the node that has their keys.
-
-    Raises:
-        StoreError: Redis refuses it; where a key is not of redrb's type, the message names it.
-    """
+    """Run a script of weights on the node that has their keys, or raise StoreError."""
     with foreign_keys_named(client, keys):
         return scripts.run(client, scripts.load(script), [keys.versions], arguments)
 
@@ -50,21 +46,15 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
     except StoreError as error:
         if "WRONGTYPE" not in str(error):
             raise
-        names = _foreign_keys(client, keys)
+        names: dict[str, str] = {}
+        for name, kind in _TYPES.items():
+            key = f"{keys.prefix}{name}"
+            held: bytes = client.execute("TYPE", key)
+            if held not in (kind, b"none"):
+                names[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
         if not names:  # the key was deleted meanwhile
             raise
         raise StoreError(
             f"{' and '.join(names.values())}: another program has written there. Delete it, and "
             f"try again: redis-cli DEL {' '.join(map(repr, names))}"
         ) from error
-
-
-def _foreign_keys(client: Client, keys: WeightKeys) -> dict[str, str]:
-    """Return the keys that have not redrb's type, and what they hold."""
-    found = {}
-    for name, kind in _TYPES.items():
-        key = f"{keys.prefix}{name}"
-        held: bytes = client.execute("TYPE", key)
-        if held not in (kind, b"none"):
-            found[key] = f"{key} holds a {held.decode()} and not a {kind.decode()}"
-    return found

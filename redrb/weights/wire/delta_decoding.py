@@ -28,7 +28,7 @@ _GAPS: Final = 1 << 13
 
 
 def apply_block(block: Bytes, encoded: bytes | memoryview, runs: Sequence[Run]) -> None:
-    """Turn the base in `block` into the new version, in place.
+    """Turn the base in `block` into the new version, in place, or raise DecodeError or ValueError.
 
     All is checked and decompressed before the first byte changes; the runs bound the memory for it,
     whatever the bytes are. The base itself cannot be checked here: compare checksums.
@@ -37,10 +37,6 @@ def apply_block(block: Bytes, encoded: bytes | memoryview, runs: Sequence[Run]) 
         block: The base: `uint8 [n]`.
         encoded: From `encode_block`.
         runs: The runs that the delta was encoded with.
-
-    Raises:
-        DecodeError: The bytes are damaged or meant for other runs. The block is unchanged.
-        ValueError: A run reaches beyond the block.
     """
     targets = [items_of(block, run) for run in runs]
     if not encoded:

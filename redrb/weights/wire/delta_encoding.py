@@ -32,15 +32,12 @@ _SEARCHED: Final = 1 << 19
 
 
 def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
-    """Return the changes that turn `base` into `new`, b"" if they are equal.
+    """Return the changes that turn `base` into `new`, b"" if they are equal, or raise ValueError.
 
     Args:
         base: The block that readers have, `uint8 [n]`.
         new: The new block, `uint8 [n]`.
         runs: Runs that cover every byte that may differ; in order, not overlapping.
-
-    Raises:
-        ValueError: The blocks have different sizes, or a run reaches beyond them.
     """
     if base.size != new.size:
         raise ValueError(f"a base of {base.size} bytes for a block of {new.size}")
@@ -61,8 +58,13 @@ def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
 
 def _encode_run(old: Items, new: Items, gaps: list[Bytes], planes: list[list[Bytes]]) -> int:
     """Append a run's changes to the streams; return its number of gap bytes for the head."""
-    if _mostly_changed(old, new):
-        values = _split_all(old, new)
+    step = old.size // _SAMPLE | 1  # odd, so that it is not in step with the rows of a matrix
+    sample = old[::step] != new[::step]
+    if np.count_nonzero(sample) > _DENSE_SHARE * sample.size:
+        values = np.empty((old.itemsize, old.size), np.uint8)
+        for at in range(0, old.size, CACHED_ITEMS):
+            piece = slice(at, at + CACHED_ITEMS)
+            values[:, piece] = _split(new[piece] - old[piece])
         count = ALL_CHANGED
     else:
         places, differences = _find(old, new)
@@ -74,12 +76,6 @@ def _encode_run(old: Items, new: Items, gaps: list[Bytes], planes: list[list[Byt
     for plane, part in zip(planes, values, strict=False):
         plane.append(part)
     return count
-
-
-def _mostly_changed(old: Items, new: Items) -> bool:
-    step = old.size // _SAMPLE | 1  # odd, so that it is not in step with the rows of a matrix
-    sample = old[::step] != new[::step]
-    return bool(np.count_nonzero(sample) > _DENSE_SHARE * sample.size)
 
 
 def _find(old: Items, new: Items) -> tuple[Places, Items]:
@@ -139,14 +135,6 @@ def _split(differences: Items) -> Bytes:
         if index:
             differences >>= 8
         np.copyto(plane, differences, casting="unsafe")
-    return planes
-
-
-def _split_all(old: Items, new: Items) -> Bytes:
-    planes = np.empty((old.itemsize, old.size), np.uint8)
-    for at in range(0, old.size, CACHED_ITEMS):
-        piece = slice(at, at + CACHED_ITEMS)
-        planes[:, piece] = _split(new[piece] - old[piece])
     return planes
 
 
