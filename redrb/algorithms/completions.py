@@ -118,8 +118,8 @@ class Completions:
 
     def completion(self, row: int) -> Tensor:
         """Return the completion of a row without padding, int64 `[T]`."""
-        actions = self.action_mask.shape[1]
-        return self.sequences[row, -actions:][self.action_mask[row]]
+        start = self.sequences.shape[1] - self.action_mask.shape[1]
+        return self.sequences[row, start:][self.action_mask[row]]
 
     def each(self, decode: Decode | None = None) -> list[Completion]:
         """Return every completion by itself, on the CPU.

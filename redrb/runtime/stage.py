@@ -9,8 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
+from redrb.algorithms.calls import attempt
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import Stop
@@ -99,15 +101,6 @@ def check_function(function: object) -> None:
         ) from error
     except ValueError:  # a function of C that does not say what it takes
         pass
-
-
-def result_of(function: Callable[[Group], Any], group: Group) -> Result:
-    """Return what a function returns for a group, or the error that it raises."""
-    try:
-        result: Result = function(group)
-    except Exception as error:  # noqa: BLE001 (the user's function: its group fails)
-        return error
-    return result
 
 
 async def together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
@@ -262,31 +255,29 @@ class Stage:
 
     def _results(self, lease: Lease, runner: asyncio.Runner) -> dict[int, Result]:
         """Call the function; returns the result of each group, by id."""
-        if not self._batched:
-            results = self._call_each(lease.groups(), runner)
+        groups = lease.groups()
+        results: list[Result]
+        if not self._batched and self._is_async:
+            results = runner.run(together([self._function(group) for group in groups]))
+        elif not self._batched:
+            results = [attempt(partial(self._function, group)) for group in groups]
         else:
-            try:
-                results = self._call_batch(lease.groups(), runner)
-            except Exception as error:  # noqa: BLE001 (the user's function: its groups fail)
-                if len(lease) == 1:
-                    results = [error]
-                else:
-                    _log.warning("the function of a stage failed for a batch: %r", error)
-                    results = self._call_alone(lease.groups(), runner)
-        self._note_filtered(results)
+            found = attempt(partial(self._call_batch, groups, runner))
+            if isinstance(found, Exception) and len(groups) > 1:
+                _log.warning("the function of a stage failed for a batch: %r", found)
+                alone = [attempt(partial(self._call_batch, [group], runner)) for group in groups]
+                found = [each if isinstance(each, Exception) else each[0] for each in alone]
+            results = [found] if isinstance(found, Exception) else found
+        filtered = sum(each is None for each in results)
+        self._events.count("filtered", filtered)
+        if filtered and not self._warned:
+            self._warned = True
+            _log.warning(
+                "task %r: the function of a stage returned None, so its group is filtered and not "
+                "forwarded; return the samples to forward them",
+                self.source.task,
+            )
         return dict(zip(lease.ids, results, strict=True))
-
-    def _call_each(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
-        if self._is_async:
-            return runner.run(together([self._function(group) for group in groups]))
-        return [result_of(self._function, group) for group in groups]
-
-    def _call_alone(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
-        def alone(group: Group) -> Any:
-            (result,) = self._call_batch([group], runner)
-            return result
-
-        return [result_of(alone, group) for group in groups]
 
     def _call_batch(self, groups: list[Group], runner: asyncio.Runner) -> list[Result]:
         returned = self._function(groups)
@@ -333,14 +324,3 @@ class Stage:
         )
         self._events.count("failed", 1)
         lease.fail(error, [seq])
-
-    def _note_filtered(self, results: Sequence[Result]) -> None:
-        filtered = sum(each is None for each in results)
-        self._events.count("filtered", filtered)
-        if filtered and not self._warned:
-            self._warned = True
-            _log.warning(
-                "task %r: the function of a stage returned None, so its group is filtered and not "
-                "forwarded; return the samples to forward them",
-                self.source.task,
-            )

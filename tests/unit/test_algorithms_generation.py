@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.algorithms import Completions, action_log_probs, action_logits, generate
-from redrb.algorithms.generation import Sampler
+from redrb.algorithms.generation import Sampler, SamplingEnded
 from redrb.errors import ConfigError, RecordError
 from tests.networks import VOCABULARY, PlainActor, seeded
 
@@ -290,3 +290,12 @@ def test_other_logits_are_named() -> None:
 
     with pytest.raises(RecordError, match=r"actor Wrong .* \[2, 4\], not \[2, S, V\]"):
         generate(Wrong(), PROMPTS, max_new_tokens=1)
+
+
+def test_sampling_that_ends_at_once_gives_completions_without_a_token(actor: nn.Module) -> None:
+    def ended() -> int | None:
+        raise SamplingEnded
+
+    done = generate(actor, PROMPTS, max_new_tokens=3, before_token=ended)
+    assert [done.completion(row).tolist() for row in range(2)] == [[], []]
+    assert done.sequences.tolist() == PROMPTS.tolist()
