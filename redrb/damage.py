@@ -7,7 +7,6 @@ replies into numbers, texts and times runs within a `Reading`.
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from types import TracebackType
 
 from redrb.errors import RedrbError, StoreError
 
@@ -49,12 +48,7 @@ class Reading(ContextDecorator):
     def __enter__(self) -> None:
         """Begin to parse."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Raise `StoreError` if parsing has failed."""
         if isinstance(error, _SIGNS) and not isinstance(error, RedrbError):
             raise StoreError(

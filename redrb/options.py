@@ -93,13 +93,7 @@ class CommandParser(argparse.ArgumentParser):
 class UrlFlag(argparse.Action):
     """The flag `--url`: it refuses a password, which every user of the machine could read."""
 
-    def __call__(
-        self,
-        _parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        _option: str | None = None,
-    ) -> None:
+    def __call__(self, _: Any, namespace: Any, values: Any, _option: str | None = None) -> None:
         """Store the URL; the process ends with status 2 if it has a password."""
         if has_password(values):
             variable = variable_of(self.dest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,7 +93,6 @@ def group_relative_advantages(
     reward: Tensor,
     *,
     group_size: int | None = None,
-    group_ids: Sequence[object] | None = None,
     group_index: Tensor | None = None,
     scale_by_std: bool = True,
 ) -> Tensor:
@@ -108,17 +106,32 @@ def group_relative_advantages(
     Args:
         reward: Reward of each sample, float32 `[B]`.
         group_size: Samples in each group; the samples of a group are neighbours.
-        group_ids: Instead of `group_size`: the name of each sample's group, in any order.
-        group_index: Instead of both: the index of each sample's group, int64 `[B]`, such as
+        group_index: Instead of `group_size`: the index of each sample's group, int64 `[B]`, such as
             `Experience.group_index`.
         scale_by_std: False leaves out the division (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783),
             because it gives prompts that are nearly always or never solved more weight.
 
     Raises:
-        ConfigError: Not exactly one of `group_size`, `group_ids` and `group_index` is given.
-        RecordError: The samples are no whole groups, or a sample has no group id.
+        ConfigError: Not exactly one of `group_size` and `group_index` is given.
+        RecordError: The samples are no whole groups.
     """
-    groups, count = _group_numbers(reward, group_size, group_ids, group_index)
+    if (group_size is None) == (group_index is None):
+        raise ConfigError("give either group_size or group_index.")
+    if group_index is not None:
+        if group_index.shape != reward.shape:
+            raise RecordError(
+                f"group_index has shape {list(group_index.shape)}, reward {list(reward.shape)}.",
+                field="group_index",
+            )
+        known, groups = torch.unique(group_index.to(reward.device), return_inverse=True)
+        count = len(known)
+    else:
+        size, samples = group_size or 0, len(reward)
+        if size < 1 or samples % size:
+            raise RecordError(
+                f"{samples} samples are not whole groups of {group_size}.", field="reward"
+            )
+        groups, count = torch.arange(samples, device=reward.device) // size, samples // size
     exact = reward.double()
     zeros = exact.new_zeros(count)
     sizes = zeros.index_add(0, groups, torch.ones_like(exact))
@@ -132,37 +145,3 @@ def group_relative_advantages(
         variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
         advantages = advantages / (variance.sqrt()[groups] + STD_EPSILON)
     return advantages.float()
-
-
-def _group_numbers(
-    reward: Tensor,
-    group_size: int | None,
-    group_ids: Sequence[object] | None,
-    group_index: Tensor | None,
-) -> tuple[Tensor, int]:
-    """Return the number of each sample's group, int64 `[B]`, and how many groups there are."""
-    samples = reward.shape[0]
-    if sum(given is not None for given in (group_size, group_ids, group_index)) != 1:
-        raise ConfigError("give either group_size, group_ids or group_index.")
-    if group_index is not None:
-        if group_index.shape != reward.shape:
-            raise RecordError(
-                f"group_index has shape {list(group_index.shape)}, reward {list(reward.shape)}.",
-                field="group_index",
-            )
-        known, groups = torch.unique(group_index.to(reward.device), return_inverse=True)
-        return groups, len(known)
-    if group_size is not None:
-        if group_size < 1 or samples % group_size:
-            raise RecordError(
-                f"{samples} samples are not whole groups of {group_size}.", field="reward"
-            )
-        return torch.arange(samples, device=reward.device) // group_size, samples // group_size
-    names = list(group_ids or ())
-    if len(names) != samples or None in names:
-        raise RecordError(
-            f"{samples} samples need a group_id each: {len(names) - names.count(None)} came.",
-            field="group_id",
-        )
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return torch.tensor([numbers[name] for name in names], device=reward.device), len(numbers)

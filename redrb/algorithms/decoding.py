@@ -19,8 +19,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.model_inputs import GRIDS, NO_INPUTS, ModelInputs
-from redrb.algorithms.models import call, forward_names, output_tensor, positions
+from redrb.algorithms.models import (
+    GRIDS,
+    NO_INPUTS,
+    ModelInputs,
+    call,
+    forward_names,
+    output_tensor,
+    positions,
+)
 from redrb.errors import RecordError
 
 NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -30,36 +37,25 @@ NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 def decoder_of(
     model: nn.Module, *, use_cache: bool = True, inputs: ModelInputs = NO_INPUTS
 ) -> NextToken:
-    """Return a function that gives the next logits of one new batch, one call a token.
-
-    Args:
-        model: A module of one of the three kinds.
-        use_cache: False treats every module as one without a cache.
-        inputs: Extra tensors of the prompts. A module with a custom cache that takes some of them
-            computes whole sequences, because `next_token` does not get them.
-    """
+    """Return a function that gives the next logits of one new batch, one call a token."""
     names = forward_names(model)
     if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
         return _OfWhole(model, names, inputs)
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
         if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
             return _OfWhole(model, names, inputs)
-        return _of_custom_cache(model)
+        custom: Any = model
+        past = custom.no_past()
+
+        def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+            return _checked(custom.next_token(newest, attention_mask, past), len(newest), model)
+
+        return next_token
     if "use_cache" in names:
         for argument in ("cache", "past_key_values"):
             if argument in names:
                 return _OfTransformers(model, argument, names, inputs)
     return _OfWhole(model, names, inputs)
-
-
-def _of_custom_cache(model: Any) -> NextToken:
-    past = model.no_past()
-
-    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
-        logits = model.next_token(newest, attention_mask, past)
-        return _checked(logits, newest.shape[0], model)
-
-    return next_token
 
 
 class _OfTransformers:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,10 +14,74 @@ from torch import Tensor, nn
 from redrb.algorithms.completions import Completions
 from redrb.algorithms.decoding import NextToken, decoder_of
 from redrb.algorithms.models import device_of
-from redrb.algorithms.prompt_inputs import prompt_inputs
-from redrb.algorithms.prompts import further_keys, read_prompts
-from redrb.algorithms.sampling import Sampler
+from redrb.algorithms.prompts import further_keys, prompt_inputs, read_prompts
 from redrb.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sampler:
+    """Settings of sampling.
+
+    Attributes:
+        do_sample: False takes the likeliest token each time.
+        temperature: Divides the logits, > 0.
+        top_k: Sample only among the k likeliest tokens; None or 0: all.
+        top_p: Sample only among the likeliest tokens that together reach this probability, with
+            the token that reaches it (Holtzman et al. 2020, arXiv:1904.09751); None or 1: all.
+        generator: Source of randomness, on any device; the same state gives the same completions.
+            None: torch's global generator.
+    """
+
+    do_sample: bool = True
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.temperature < math.inf):
+            raise ConfigError(f"temperature {self.temperature} must be positive and finite.")
+        if self.top_k is not None and self.top_k < 0:
+            raise ConfigError(f"top_k {self.top_k} must be at least 1, or None for all tokens.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1.")
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose one token for each row.
+
+        Args:
+            logits: Any float dtype, `[B, V]`.
+
+        Returns:
+            Token ids, int64 `[B]`, and their log-probabilities at the temperature, float32 `[B]`,
+            without the effect of `top_k` and `top_p`.
+        """
+        log_probs = (logits.float() / self.temperature).log_softmax(-1)
+        if self.do_sample:
+            chosen = self._draw(self._cut(log_probs).exp())
+        else:
+            chosen = log_probs.argmax(-1, keepdim=True)
+        return chosen.squeeze(-1), log_probs.gather(-1, chosen).squeeze(-1)
+
+    def _draw(self, weights: Tensor) -> Tensor:
+        """Draw from unnormalised probabilities `[B, V]` on the generator's device."""
+        generator = self.generator
+        device = weights.device if generator is None else generator.device
+        drawn = torch.multinomial(weights.to(device), 1, generator=generator)
+        return drawn.to(weights.device)
+
+    def _cut(self, log_probs: Tensor) -> Tensor:
+        """Return `log_probs` with -inf for tokens that `top_k`, then `top_p`, exclude."""
+        vocabulary = log_probs.shape[-1]
+        if self.top_k and self.top_k < vocabulary:
+            least = log_probs.topk(self.top_k).values[:, -1:]
+            log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = log_probs.softmax(-1).sort(descending=True)
+            cut = ordered.cumsum(-1) - ordered >= self.top_p
+            cut[:, 0] = False
+            log_probs = log_probs.masked_fill(cut.scatter(-1, order, cut), -torch.inf)
+        return log_probs
 
 
 class SamplingEnded(Exception):
@@ -56,7 +121,7 @@ def generate(
             as a tokenizer returns, padded on either side. Without a mask, `pad_token_id` tokens at
             the beginning and the end are padding. Further keys of the mapping, lists or tensors
             with an entry for each prompt, are in `Completions.keys`; the model gets those that its
-            `forward` names (`redrb.algorithms.prompt_inputs`).
+            `forward` names (`redrb.algorithms.prompts`).
         max_length: Longest sequence, with the padded prompt; this or `max_new_tokens` is required.
         max_new_tokens: Longest completion, with EOS.
         do_sample, temperature, top_k, top_p, generator: As for `redrb.algorithms.Sampler`.
@@ -94,10 +159,6 @@ def generate(
 
 def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:
     """Check options of `generate` before there are prompts.
-
-    Args:
-        options: Options by name.
-        known: Names of further options, which are not checked.
 
     Raises:
         ConfigError: An option is unknown or out of range, or no length limit is given.

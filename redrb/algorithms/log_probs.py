@@ -61,8 +61,6 @@ def choosing_logits(logits: Tensor, length: int, actions: int) -> Tensor:
 
     Args:
         logits: All logits `[B, S, V]`, the last A + 1 positions, or the A positions themselves.
-        length: S, the length of the sequences.
-        actions: A, less than S, because no logits chose a sequence's first token.
 
     Raises:
         RecordError: The logits have another shape, or there are too many actions.
@@ -88,20 +86,17 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     With gradients it keeps float32 copies of all logits: measure under `torch.no_grad`.
     """
-    parts = [_entropy(logits[at], temperature) for at in _parts(logits)]
-    if len(parts) == 1:
-        return parts[0]
-    found = parts[0].new_zeros(logits.shape[:-1])
-    for at, part in zip(_parts(logits), parts, strict=True):
-        found[at] = part
+    found = torch.zeros((), device=logits.device)
+    for at in _parts(logits):
+        log_probs = (_wide(logits[at]) / temperature).log_softmax(-1)
+        # an excluded token has -inf, and 0 * -inf is nan
+        bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+        of_part = -(log_probs.exp() * bounded).sum(-1)
+        if of_part.shape == logits.shape[:-1]:
+            return of_part
+        found = found if found.dim() else of_part.new_zeros(logits.shape[:-1])
+        found[at] = of_part
     return found
-
-
-def _entropy(logits: Tensor, temperature: float) -> Tensor:
-    log_probs = (_wide(logits) / temperature).log_softmax(-1)
-    # an excluded token has -inf, and 0 * -inf is nan
-    bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    return -(log_probs.exp() * bounded).sum(-1)
 
 
 class _Chosen(torch.autograd.Function):

@@ -12,8 +12,8 @@ The argument names of its `forward` switch on more: with `input_ids`, all is pas
 `use_cache` and `logits_to_keep`, the prompt's logits are never computed. A `forward` with `actions`
 gets A and returns only the last A tokens: the logits `[B, A, V]` that chose them, or the values
 `[B, A]` before them; None means all positions. Tensors of `Experience.tensors` that `forward` names
-are passed too (`redrb.algorithms.model_inputs`); a `forward` with `inputs` gets all of them. No
-part of transformers is imported.
+are passed too (`ModelInputs`); a `forward` with `inputs` gets all of them. No part of transformers
+is imported.
 """
 
 from __future__ import annotations
@@ -21,14 +21,135 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from redrb.algorithms.log_probs import choosing_logits
-from redrb.algorithms.model_inputs import GRIDS, NO_INPUTS, ModelInputs
-from redrb.errors import RecordError
+from redrb.errors import ConfigError, RecordError
+from redrb.experience.batching import lengths_of
+from redrb.experience.padding import lengths_name, row_slice
+from redrb.experience.records import Side
+
+NO_INPUT = frozenset(("input_ids", "sequences", "attention_mask", "labels"))
+"""Arguments of `forward` that are never taken from `Experience.tensors`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInputs:
+    """Tensors of B samples that networks take beside token ids, such as images.
+
+    An input is a tensor of `Experience.tensors` that the model's `forward` names, such as
+    `pixel_values` or `image_grid_thw`. A sample holds what a processor of Hugging Face returns for
+    this sample alone. In a batch, inputs are joined along their first dimension, as processors do,
+    so models get `pixel_values` `[patches of all samples, D]`; a model that wants `[B, ...]` gets
+    it from samples with `[1, ...]`. Where no sample of a batch has an entry, as with prompts
+    without an image, the argument is left out. There are two exceptions: numbers `[]` are stacked
+    to `[B]`, and a tensor of the length of `sequences`, such as `mm_token_type_ids`, stays aligned
+    with it, `[B, S]`.
+
+    Attributes:
+        aligned: Tensors of one entry a token, `[B, S]`, by name.
+        others: All other tensors, `[B, ...]`, padded to the longest sample.
+        lengths: First dimension of each sample's tensor, int64 `[B]`, where they differ.
+        side: Side of that padding.
+    """
+
+    aligned: Mapping[str, Tensor] = field(default_factory=dict)
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
+    side: Side = "left"
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], sequences: Tensor, *, side: Side = "left") -> Self:
+        """Sort the tensors of a batch, `[B, ...]` each.
+
+        Args:
+            sequences: Token ids, int64 `[B, S]`.
+        """
+        lengths = {name: tensors[lengths_name(name)] for name in lengths_of(tensors)}
+        given = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name not in NO_INPUT and name not in map(lengths_name, lengths)
+        }
+        aligned = {name: each for name, each in given.items() if each.shape == sequences.shape}
+        others = {name: each for name, each in given.items() if name not in aligned}
+        return cls(
+            aligned, others, {name: lengths[name] for name in lengths if name in others}, side
+        )
+
+    def rows(self, index: Tensor) -> ModelInputs:
+        """Return the inputs of some samples.
+
+        Args:
+            index: Rows, int64 `[N]`, in any order, also repeated.
+        """
+        return ModelInputs(
+            {name: each[index.to(each.device)] for name, each in self.aligned.items()},
+            {name: each[index.to(each.device)] for name, each in self.others.items()},
+            {name: each[index.to(each.device)] for name, each in self.lengths.items()},
+            self.side,
+        )
+
+    def columns(self, first: int, last: int) -> ModelInputs:
+        """Return the inputs for the tokens at positions `first` to `last` - 1 of all rows."""
+        aligned = {name: each[:, first:last] for name, each in self.aligned.items()}
+        return ModelInputs(aligned, self.others, self.lengths, self.side)
+
+    def extended(self, by: int) -> ModelInputs:
+        """Return the inputs for sequences with `by` further tokens, whose aligned entries are 0."""
+        aligned = {
+            name: torch.cat([each, each.new_zeros(each.shape[0], by)], 1)
+            for name, each in self.aligned.items()
+        }
+        return ModelInputs(aligned, self.others, self.lengths, self.side)
+
+    def reordered(self, order: Tensor) -> ModelInputs:
+        """Return the inputs for rows whose tokens were reordered by `gather(1, order)`."""
+        aligned = {
+            name: each.gather(1, order.to(each.device)) for name, each in self.aligned.items()
+        }
+        return ModelInputs(aligned, self.others, self.lengths, self.side)
+
+    def taken_by(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the names of the inputs that a `forward` with these argument names takes."""
+        return names & (self.aligned.keys() | self.others.keys())
+
+    def for_forward(self, names: frozenset[str], device: torch.device) -> dict[str, Tensor]:
+        """Return the inputs that a `forward` with these argument names takes, on a device."""
+        found = {name: each for name, each in self.aligned.items() if name in names}
+        joined = {name: self._joined(name) for name in self.others if name in names}
+        found |= {name: each for name, each in joined.items() if len(each)}
+        return {name: each.to(device) for name, each in found.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, as `Experience.tensors` holds them."""
+        of_lengths = {lengths_name(name): each for name, each in self.lengths.items()}
+        return {**self.aligned, **self.others, **of_lengths}
+
+    def _joined(self, name: str) -> Tensor:
+        tensor = self.others[name]
+        if tensor.dim() == 1:
+            return tensor
+        if name not in self.lengths:
+            return tensor.flatten(0, 1)
+        longest = tensor.shape[1]
+        lengths = self.lengths[name].tolist()
+        return torch.cat(
+            [
+                row[row_slice(length, longest, self.side)]
+                for row, length in zip(tensor, lengths, strict=True)
+            ]
+        )
+
+
+NO_INPUTS = ModelInputs()
+
+GRIDS = frozenset(("image_grid_thw", "video_grid_thw"))
+"""Inputs from which models make the positions of tokens, so that no `position_ids` are passed."""
 
 
 def call(
@@ -42,11 +163,8 @@ def call(
     """Call a module on its device and return its output.
 
     Args:
-        model: Any module that follows this file's rules.
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
-        inputs: Extra tensors, of which the module gets those that its `forward` names.
-        options: Further keyword arguments of its `forward`.
     """
     names = forward_names(model)
     device = device_of(model) or sequences.device
@@ -153,11 +271,6 @@ def sequence_rewards(
 def output_tensor(output: object, names: tuple[str, ...], role: str) -> Tensor:
     """Return the tensor of a module's output.
 
-    Args:
-        output: A tensor, or a mapping or object that holds one.
-        names: Names under which to look for the tensor; the first hit counts.
-        role: Role and class of the module, for error messages.
-
     Raises:
         RecordError: The output is no tensor and holds none under these names.
     """
@@ -230,3 +343,67 @@ def evaluating(*models: object) -> Iterator[None]:
             module.train(part_modes[0][1])
             for part, mode in part_modes:
                 part.training = mode
+
+
+class ValueHead(nn.Module):
+    """A trunk with a linear head that gives a value at every position, float32 `[B, S]`.
+
+    The value at a position is that of the state after its token, so the value before an action is
+    one position earlier, like the logits that chose the action. The head starts at 0.
+
+    Args:
+        trunk: A module that returns hidden states `[B, S, H]`, or a Hugging Face model; of a causal
+            model only the trunk is used, without the vocabulary head. It is not copied: pass
+            `copy.deepcopy(actor)` unless actor and critic shall share it.
+        hidden_size: Width H of the hidden states; None: `trunk.config.hidden_size`.
+
+    Raises:
+        ConfigError: The width of the hidden states is not known.
+    """
+
+    def __init__(self, trunk: nn.Module, *, hidden_size: int | None = None) -> None:
+        super().__init__()
+        if hidden_size is None:
+            hidden_size = getattr(getattr(trunk, "config", None), "hidden_size", None)
+        if not isinstance(hidden_size, int) or hidden_size < 1:
+            raise ConfigError(
+                f"hidden_size {hidden_size!r} of the trunk {type(trunk).__name__}: give "
+                "ValueHead(trunk, hidden_size=...) the width of its hidden states."
+            )
+        headless = getattr(trunk, "base_model", trunk)
+        self.trunk: nn.Module = headless if hasattr(trunk, "base_model_prefix") else trunk
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        first = next(self.trunk.parameters(), None)
+        if first is not None:
+            self.head.to(first.device)
+
+    def forward(
+        self,
+        sequences: Tensor,
+        attention_mask: Tensor | None = None,
+        inputs: ModelInputs = NO_INPUTS,
+    ) -> Tensor:
+        """Return the value of every position, float32 `[B, S]`.
+
+        Args:
+            sequences: Token ids, int64 `[B, S]`.
+            attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
+            inputs: Extra tensors, such as `pixel_values`, for the trunk.
+
+        Raises:
+            RecordError: The trunk's hidden states have another shape.
+        """
+        role = f"the trunk {type(self.trunk).__name__}"
+        hidden = output_tensor(
+            call(self.trunk, sequences, attention_mask, inputs=inputs), ("last_hidden_state",), role
+        )
+        width = self.head.in_features
+        if hidden.dim() != 3 or hidden.shape[2] != width:
+            raise RecordError(
+                f"{role} answered with shape {list(hidden.shape)}, not "
+                f"[{', '.join(map(str, sequences.shape))}, {width}]."
+            )
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return values.squeeze(2).float()

@@ -1,8 +1,8 @@
-"""Base of PPO's and GRPO's training steps: micro-batches, the actor's forward pass, its metrics."""
+"""Base of PPO's and GRPO's steps: micro-batches, gradients, the forward pass, metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias, get_args
@@ -10,17 +10,71 @@ from typing import Any, TypeAlias, get_args
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
-from redrb.algorithms.aggregation import Aggregation, check_choice, masked_mean
-from redrb.algorithms.batches import PROXIMAL_LOG_PROBS, TrainingBatch
-from redrb.algorithms.gradients import Gradients
+from redrb.algorithms.batches import PROXIMAL_LOG_PROBS, MicroBatches, TrainingBatch
 from redrb.algorithms.log_probs import action_log_probs
-from redrb.algorithms.losses import truncated_importance
-from redrb.algorithms.metrics import StepMetrics
-from redrb.algorithms.micro_batches import MicroBatches
+from redrb.algorithms.losses import (
+    Aggregation,
+    masked_mean,
+    row_mean,
+    truncated_importance,
+)
 from redrb.algorithms.models import action_logits, device_of
-from redrb.algorithms.optimizer_step import check_positive
+from redrb.checks import check_choice
+from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
+
+
+class Gradients:
+    """Gradients of one process; `RankGradients` are those of several ranks.
+
+    Steps call it with numbers of this rank; the methods `mean` and `most` are called by all ranks
+    the same number of times, in the same order.
+    """
+
+    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Return the context of one micro-batch's forward and backward pass.
+
+        Args:
+            model: Network in training.
+            last: Whether this is the step's last micro-batch of the network.
+        """
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to those of the parameters."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, model: nn.Module, limit: float) -> Tensor:
+        """Scale the gradients of a model to the norm `limit` at most; return the norm before."""
+        return clip_grad_norm_(list(model.parameters()), limit)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return numbers `[N]` averaged over the ranks."""
+        return values
+
+    def most(self, values: Tensor) -> Tensor:
+        """Return the largest of each number `[N]` on any rank."""
+        return values
+
+
+def check_positive(**options: float | None) -> None:
+    """Raise ConfigError for the first option that is neither None nor above 0."""
+    for name, value in options.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} {value} must be above 0.")
+
+
+def check_not_negative(**options: float) -> None:
+    """Raise ConfigError for the first option that is below 0."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise ConfigError(f"{name} {value} must be at least 0.")
+
+
+LARGEST = "_max"
+"""End of the names of metrics of which the largest counts; all others are added up."""
 
 
 def gradients_of(model: nn.Module) -> Gradients:
@@ -71,6 +125,9 @@ class RankGradients(Gradients):
         return reduced.to(values.device)
 
 
+LARGEST = "_max"
+"""End of the names of metrics of which the largest counts; all others are added up."""
+
 LossOf: TypeAlias = Callable[[TrainingBatch], tuple[Tensor, Mapping[str, Tensor]]]
 """Returns the loss and the metrics of a part of a batch: its shares of those of the whole."""
 
@@ -78,38 +135,45 @@ LossOf: TypeAlias = Callable[[TrainingBatch], tuple[Tensor, Mapping[str, Tensor]
 class PolicyStep:
     """Base of steps that train an actor by the ratio of its policy to an earlier one.
 
+    Attributes:
+        algorithm: Name of the algorithm, for error messages.
+
     Args:
         actor: Policy in training; `redrb.algorithms.models` says how it is called.
-        algorithm: Name of the algorithm, for error messages.
-        clip: The lower epsilon of the ratio, > 0.
-        clip_high: The upper epsilon; None: `clip`.
-        max_grad_norm: Largest gradient norm of each network; None: no limit.
         aggregation: How losses of actions become one number.
+        clip: The lower epsilon of the ratio, > 0.
+        clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there); None: `clip`.
+        max_grad_norm: Largest gradient norm of each network; None: no limit.
         temperature: Temperature at which the maker sampled; divides the logits.
-        truncated_importance: Cap of truncated importance sampling; None: the ratio is taken to the
-            maker's log-probabilities.
-        micro_batch_size: Most samples in a forward pass; None: no limit.
-        micro_batch_tokens: Most tokens in a forward pass, padding included; None: no limit.
-        gradients: How gradients are accumulated and averaged; None: as the actor is placed.
+        truncated_importance: Cap of truncated importance sampling, such as 2: the ratio is then
+            taken to the trainer's policy before the batch, and the policy loss is multiplied by
+            `redrb.algorithms.truncated_importance`. It costs one forward pass a batch. None: the
+            ratio is taken to the maker's log-probabilities.
+        micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
+            no limit.
+        micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
+        gradients: How gradients are accumulated and averaged; None: over all ranks if the actor is
+            replicated (DistributedDataParallel) or sharded (FSDP2), otherwise in this process.
 
     Raises:
         ConfigError: An option is out of range.
     """
 
+    algorithm: str
+
     def __init__(
         self,
         actor: nn.Module,
         *,
-        algorithm: str,
-        clip: float,
-        clip_high: float | None,
-        max_grad_norm: float | None,
         aggregation: Aggregation,
-        temperature: float,
-        truncated_importance: float | None,
-        micro_batch_size: int | None,
-        micro_batch_tokens: int | None,
-        gradients: Gradients | None,
+        clip: float = 0.2,
+        clip_high: float | None = None,
+        max_grad_norm: float | None = 1.0,
+        temperature: float = 1.0,
+        truncated_importance: float | None = None,
+        micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
         check_positive(
             clip=clip,
@@ -119,7 +183,7 @@ class PolicyStep:
             truncated_importance=truncated_importance,
         )
         check_choice("aggregation", aggregation, get_args(Aggregation))
-        self.actor, self.algorithm = actor, algorithm
+        self.actor = actor
         self.clip, self.clip_high, self.max_grad_norm = clip, clip_high, max_grad_norm
         self.aggregation: Aggregation = aggregation
         self.temperature, self.truncated_importance = temperature, truncated_importance
@@ -145,13 +209,77 @@ class PolicyStep:
         self, network: nn.Module, batch: TrainingBatch, loss_of: LossOf
     ) -> dict[str, Tensor]:
         """Add the gradients of a batch, part by part; return the metrics of the whole batch."""
-        metrics, parts = StepMetrics(), self.parts(batch)
+        metrics: dict[str, Tensor] = {}
+        parts = self.parts(batch)
         for number, part in enumerate(parts, 1):
             with self.gradients.accumulating(network, last=number == len(parts)):
-                loss, found = loss_of(part)
+                loss, shares = loss_of(part)
                 self.backward(loss)
-            metrics.add(found)
-        return metrics.found
+            for name, value in shares.items():
+                share = value.detach()  # keeps no graph
+                if name in metrics and name.endswith(LARGEST):
+                    share = torch.maximum(metrics[name], share)
+                elif name in metrics:
+                    share = metrics[name] + share
+                metrics[name] = share
+        return metrics
+
+    def _end(
+        self,
+        batch: TrainingBatch,
+        metrics: Mapping[str, Tensor],
+        networks: Mapping[str, nn.Module],
+        optimizers: Iterable[Optimizer],
+    ) -> dict[str, float]:
+        """Clip each network's gradients, then step all optimizers, or none.
+
+        Args:
+            batch: The whole batch.
+            metrics: Metrics of this rank, `[]` each.
+            networks: The networks by name.
+            optimizers: Their optimizers, of which several may be the same object.
+
+        Returns:
+            The metrics over all ranks, with lengths, and `<name>_grad_norm` before clipping.
+
+        Raises:
+            RecordError: A gradient is not finite. No optimizer was stepped.
+        """
+        limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
+        norms = {
+            f"{name}_grad_norm": self.gradients.clip(network, limit)
+            for name, network in networks.items()
+        }
+        distinct = list({id(optimizer): optimizer for optimizer in optimizers}.values())
+        for name, norm in norms.items():
+            if not bool(norm.isfinite()):
+                for optimizer in distinct:
+                    optimizer.zero_grad()
+                raise RecordError(
+                    f"{name} is {norm.item()}: a field of the batch is not finite, or training has "
+                    "diverged. The weights are as they were: reject this batch, or take smaller "
+                    "steps."
+                )
+        for optimizer in distinct:
+            optimizer.step()
+        lengths = batch.action_mask.sum(1).float()
+        of_lengths = {"length_mean": row_mean(lengths, batch.totals), "length_max": lengths.amax()}
+        return self._of_all_ranks({**metrics, **of_lengths, **norms})
+
+    def _of_all_ranks(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return metrics as floats; metrics on one device are copied to the host at once."""
+        found = {name: value.detach().float() for name, value in metrics.items()}
+        by_device: dict[torch.device, list[str]] = {}
+        for name, value in found.items():
+            by_device.setdefault(value.device, []).append(name)
+        floats: dict[str, float] = {}
+        for names in by_device.values():
+            values = torch.stack([found[name] for name in names])
+            means = self.gradients.mean(values).tolist()
+            largest = self.gradients.most(values).tolist()
+            for name, mean, most in zip(names, means, largest, strict=True):
+                floats[name] = most if name.endswith(LARGEST) else mean
+        return {name: floats[name] for name in found}
 
     def proximal(
         self, experience: Experience, batch: TrainingBatch

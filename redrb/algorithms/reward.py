@@ -1,21 +1,19 @@
-"""`Reward`: a function that scores completions with their text and the keys of their prompts."""
+"""Rewards of completions: from a function (`Reward`), or from a reward model."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
-from redrb.algorithms.completion import Completion, Decode
-from redrb.algorithms.completions import Completions
-from redrb.algorithms.event_loop import submit
+import torch
+from torch import Tensor, nn
+
+from redrb.algorithms.calls import Calls, attempt
+from redrb.algorithms.completions import Completions, Decode
+from redrb.algorithms.models import sequence_rewards
 from redrb.checks import checked_number
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import Fault, log_filtered, raised
@@ -26,13 +24,7 @@ Ready: TypeAlias = tuple[list[int], list[float]]
 Results: TypeAlias = list[Any] | dict[int, Any]
 """What the function returned for each row, or its exception."""
 
-TOGETHER_S = 0.1
-"""Groups whose rewards a plain function gives within so many seconds come together."""
-
 _REWARD = "the reward"
-
-_GRACE_S = 10.0
-"""How long the time limit of a reward may be late, because its event loop is busy."""
 
 
 class Reward:
@@ -77,9 +69,6 @@ class Reward:
         self._decode = decode
         self._batched = batched
         self._timeout = checked_number("timeout", timeout)
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 (the method of an object)
-        )
 
     @property
     def comes_in_parts(self) -> bool:
@@ -104,9 +93,7 @@ class Reward:
         Raises:
             RecordError: A function of all completions returned another number of rewards.
         """
-        count = len(completions)
-        groups = [list(range(first, first + group_size)) for first in range(0, count, group_size)]
-        for ready, results in self._ready(completions, groups):
+        for ready, results in self._ready(completions, _groups(len(completions), group_size)):
             yield _joined(ready, results)
 
     def of_each(self, completions: Completions) -> list[tuple[float, str]]:
@@ -118,7 +105,7 @@ class Reward:
             RecordError: A function of all completions returned another number of rewards.
         """
         found = [(math.nan, "")] * len(completions)
-        for ready, results in self._ready(completions, [[row] for row in range(len(completions))]):
+        for ready, results in self._ready(completions, _groups(len(completions), 1)):
             for [row] in ready:
                 reward, fault = _number(results[row])
                 found[row] = (reward, fault.how if fault else "")
@@ -128,118 +115,55 @@ class Reward:
         self, completions: Completions, groups: list[list[int]]
     ) -> Iterator[tuple[list[list[int]], Results]]:
         """Yield groups that are ready, and results of which these groups have all."""
-        each = completions.each(self._decode)
+        each, calls = completions.each(self._decode), Calls(self._timeout)
         if self._batched:
-            yield groups, self._batch(each, groups)
-        elif self._is_async:
-            yield from self._together(each, groups)
-        else:
-            yield from self._in_turn(each, groups)
 
-    def _in_turn(
-        self, each: Sequence[Completion], groups: Sequence[list[int]]
-    ) -> Iterator[tuple[list[list[int]], Results]]:
-        """Call a plain function for each completion; yield all groups at once if it is fast."""
-        results: dict[int, Any] = {}
-        ready: list[list[int]] = []
-        began = time.monotonic()
-        for rows in groups:
-            results |= {row: _attempt(partial(self._function, each[row])) for row in rows}
-            ready.append(rows)
-            if time.monotonic() - began >= TOGETHER_S:
-                yield ready, results
-                ready, began = [], time.monotonic()
-        if ready:
-            yield ready, results
+            def call(rows: list[int]) -> Any:
+                result = calls.result(lambda: self._function([each[row] for row in rows]))
+                if isinstance(result, Exception):
+                    raise result
+                return result
 
-    def _together(
-        self, each: Sequence[Completion], groups: Sequence[list[int]]
-    ) -> Iterator[tuple[list[list[int]], Results]]:
-        """Call a coroutine function for all completions, and yield groups as they are ready."""
-        done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-
-        async def one(row: int) -> None:
-            done.put((row, await self._limited(self._function(each[row]))))
-
-        async def every() -> None:
-            await asyncio.gather(*map(one, range(len(each))))
-
+            yield groups, _of_batch(call, groups)
+            return
         group_of = {row: number for number, rows in enumerate(groups) for row in rows}
         missing = [len(rows) for rows in groups]
         results: dict[int, Any] = {}
-        future: Future[None] = submit(every())
-        try:
-            while len(results) < len(each):
-                ready = []
-                for row, result in self._arrived(done):
-                    results[row] = result
-                    missing[group_of[row]] -= 1
-                    if not missing[group_of[row]]:
-                        ready.append(groups[group_of[row]])
-                if ready:
-                    yield ready, results
-        finally:
-            future.cancel()
+        for arrived in calls.results([partial(self._function, one) for one in each]):
+            ready = []
+            for row, result in arrived:
+                results[row] = result
+                missing[group_of[row]] -= 1
+                if not missing[group_of[row]]:
+                    ready.append(groups[group_of[row]])
+            if ready:
+                yield ready, results
 
-    def _arrived(self, done: SimpleQueue[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Wait for a result; yield it and all others that are there."""
-        try:
-            yield done.get(timeout=self._timeout + _GRACE_S)
-        except Empty:
-            raise ConfigError(
-                f"no reward came within {self._timeout + _GRACE_S:.0f} s: the coroutine function "
-                "blocks its event loop, or raise timeout."
-            ) from None
-        while not done.empty():
-            yield done.get()
 
-    async def _limited(self, call: Awaitable[Any]) -> Any:
-        """Await a call for `timeout` seconds; returns its exception if it raises."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await call
-        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-            return error
+def _groups(count: int, size: int) -> list[list[int]]:
+    """Return the rows of each group."""
+    return [list(range(first, min(first + size, count))) for first in range(0, count, size)]
 
-    def _batch(self, each: Sequence[Completion], groups: Sequence[list[int]]) -> list[Any]:
-        """Call a function of all completions; if it raises, once more with each group alone."""
-        found = _attempt(partial(self._call, each))
-        if not isinstance(found, Exception):
-            return self._checked(found, len(each))
+
+def _of_batch(call: Callable[[list[int]], Any], groups: Sequence[list[int]]) -> list[Any]:
+    """Return what a function of several completions gives each; rows of failed groups get why.
+
+    If the call for all of them raises, it is made again for each group alone.
+    """
+    rows = [row for group in groups for row in group]
+    found = attempt(partial(call, rows))
+    if isinstance(found, Exception):
         if len(groups) == 1:
-            return [found] * len(each)
-        results: list[Any] = []
-        for rows in groups:
-            alone = _attempt(partial(self._call, [each[row] for row in rows]))
-            failed = isinstance(alone, Exception)
-            results += [alone] * len(rows) if failed else self._checked(alone, len(rows))
-        return results
-
-    def _call(self, each: Sequence[Completion]) -> Any:
-        if not self._is_async:
-            return self._function(each)
-        result = submit(self._limited(self._function(each))).result(self._timeout + _GRACE_S)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _checked(self, found: Any, count: int) -> list[Any]:
-        values = found.tolist() if hasattr(found, "tolist") else found
-        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
-            raise RecordError(
-                f"the reward function returned {found!r:.80} for {count} completions: return a "
-                "list or a tensor with a number for each.",
-                field="reward",
-            )
-        return list(values)
-
-
-def _attempt(call: Callable[[], Any]) -> Any:
-    """Return the result of a call, or its exception."""
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-        return error
+            return [found] * len(rows)
+        return [result for group in groups for result in _of_batch(call, [group])]
+    values = found.tolist() if hasattr(found, "tolist") else found
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(rows):
+        raise RecordError(
+            f"the reward function returned {found!r:.80} for {len(rows)} completions: return a "
+            "list or a tensor with a number for each.",
+            field="reward",
+        )
+    return list(values)
 
 
 def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
@@ -254,34 +178,64 @@ def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
             failed[faults[0].kind].append((faults[0], len(faults), len(group)))
         rows += group
         rewards += [math.nan] * len(group) if faults else [number for number, _ in found]
-    for each in failed.values():
-        _log_failed(each)
+    for alike in failed.values():
+        fault, count = alike[0][0], sum(bad for _, bad, _ in alike)
+        if len(alike) == 1:
+            text = f"a group is filtered: {fault.what} of %d of its %d completions %s"
+        else:
+            text = (
+                f"{len(alike)} groups are filtered: {fault.what} of %d of their %d completions %s"
+            )
+        size = sum(size for _, _, size in alike)
+        log_filtered(fault, text, count, size, fault.why, groups=len(alike))
     return rows, rewards
-
-
-def _log_failed(groups: Sequence[tuple[Fault, int, int]]) -> None:
-    """Log groups that failed for one reason: the fault, failed completions, all completions."""
-    fault, failed = groups[0][0], sum(count for _, count, _ in groups)
-    completions = sum(size for _, _, size in groups)
-    if len(groups) == 1:
-        text = f"a group is filtered: {fault.what} of %d of its %d completions %s"
-    else:
-        text = f"{len(groups)} groups are filtered: {fault.what} of %d of their %d completions %s"
-    log_filtered(fault, text, failed, completions, fault.why, groups=len(groups))
 
 
 def _number(result: Any) -> tuple[float, Fault | None]:
     """Return a reward and None, or nan and what is wrong with it."""
     if isinstance(result, Exception):
         return math.nan, raised(_REWARD, result)
-    if result is None:
-        return math.nan, _is("is None")
     try:
-        number = float(result)
+        number = math.nan if result is None else float(result)
     except (TypeError, ValueError, RuntimeError):
         return math.nan, Fault(_REWARD, f"is no number, but {result!r:.80}", "no number")
-    return (number, None) if math.isfinite(number) else (math.nan, _is(f"is {number}"))
+    if math.isfinite(number):
+        return number, None
+    why = f"is {result if result is None else number}"
+    return math.nan, Fault(_REWARD, why, f"{_REWARD} {why}")
 
 
-def _is(why: str) -> Fault:
-    return Fault(_REWARD, why, f"{_REWARD} {why}")
+RewardFunction: TypeAlias = Callable[[Completions], Tensor | Sequence[float | None]]
+"""Scores a batch of completions: returns a tensor `[B]` or a sequence of B numbers."""
+
+Scorer: TypeAlias = nn.Module | Reward | RewardFunction
+"""A reward model (see `redrb.algorithms.models`), a `Reward`, or a function of completions."""
+
+
+def scores_of(scorer: Scorer, completions: Completions, group_size: int = 1) -> Tensor:
+    """Return the reward of each completion, float32 `[B]`, on the completions' device.
+
+    A reward that a function cannot give, because it raises or returns None, is nan. A function of
+    completions that raises is called again with each group alone; a reward model is not.
+
+    Raises:
+        RecordError: The scorer did not return one number a sample.
+    """
+    if isinstance(scorer, nn.Module):
+        return sequence_rewards(
+            scorer,
+            completions.sequences,
+            completions.attention_mask,
+            inputs=completions.inputs,
+        )
+    if isinstance(scorer, Reward):
+        rewards = scorer(completions, group_size)
+    else:
+        count = len(completions)
+
+        def call(rows: list[int]) -> Any:
+            return scorer(completions if len(rows) == count else completions.rows(rows))
+
+        groups = _groups(count, group_size)
+        _, rewards = _joined(groups, _of_batch(call, groups))
+    return torch.tensor(rewards, dtype=torch.float32, device=completions.sequences.device)

@@ -124,13 +124,13 @@ class Browser:
         walk = self._walk(stores, page=page, looks=choice.most_looked, where=where)
         notes: list[str] = []
         if choice.ids:
-            views = self._given(stores, walk, choice.ids, full=full)
+            views = self._given(walk, choice.ids, full=full)
         elif _by_reward(choice):
-            views = self._by_reward(stores, walk, choice, notes, full=full)
+            views = self._by_reward(walk, choice, notes, full=full)
         else:
             stalest = choice.rank == "stalest"
             entries = self._stalest(walk, choice) if stalest else walk.through(*_sources(choice))
-            views = self._views(stores, walk, entries, choice.count, full=full)
+            views = self._views(walk, entries, choice.count, full=full)
         if walk.cut:
             seen = f"{walk.looked:,} of {walk.total:,}"
             notes.insert(0, f"only the first {seen} groups were looked at")
@@ -152,24 +152,22 @@ class Browser:
             notes=tuple(notes),
         )
 
-    def _given(
-        self, stores: list[TaskStore], walk: Walk, ids: Sequence[int], *, full: bool
-    ) -> list[GroupView]:
-        numbering = Numbering(len(stores))
+    def _given(self, walk: Walk, ids: Sequence[int], *, full: bool) -> list[GroupView]:
+        numbering = Numbering(len(walk.stores))
         seqs = {
             number: [seq for seq in wanted if seq > 0]
             for number, wanted in numbering.by_partition(ids).items()
         }
         found = walk.given(seqs)
         entries = [entry for entry in found.values() if entry.facts is not None]
-        views = {view.id: view for view in self._views(stores, walk, entries, len(ids), full=full)}
+        views = {view.id: view for view in self._views(walk, entries, len(ids), full=full)}
         dead = {
             each
             for each in ids
             if (entry := found.get((numbering.partition(each), numbering.seq(each))))
             and entry.state == "dead"
         }
-        views |= self._dead_by_id(stores, dead, full=full) if dead else {}
+        views |= self._dead_by_id(walk.stores, dead, full=full) if dead else {}
         for entry in found.values():
             (name,) = numbering.ids(entry.place, [entry.seq])
             views.setdefault(name, entry.view(name, newest=walk.version))
@@ -186,13 +184,7 @@ class Browser:
         return iter(sorted(entries, key=lambda entry: (entry.version, entry.seq)))
 
     def _by_reward(
-        self,
-        stores: list[TaskStore],
-        walk: Walk,
-        choice: Choice,
-        notes: list[str],
-        *,
-        full: bool,
+        self, walk: Walk, choice: Choice, notes: list[str], *, full: bool
     ) -> list[GroupView]:
         """Return the groups with the highest or lowest mean reward among the first ones."""
         sign = -1.0 if choice.rank == "best" else 1.0
@@ -204,7 +196,7 @@ class Browser:
             if nbytes > RANKED_BYTES:
                 break
             read += 1
-        for entry, blob, _ in payloads_of(stores, entries[:read], walk.incarnations, self._limits):
+        for entry, blob, _ in payloads_of(walk, entries[:read], self._limits):
             mean = mean_of(_rewards(blob))
             if mean is not None:
                 ranked.append((sign * mean, entry))
@@ -214,26 +206,20 @@ class Browser:
         if len(ranked) < read:
             notes.append(f"{read - len(ranked):,} groups without a reward are left out")
         best = [entry for _, entry in ranked[: choice.count]]
-        views = {view.id: view for view in self._views(stores, walk, best, len(best), full=full)}
-        numbering = Numbering(len(stores))
+        views = {view.id: view for view in self._views(walk, best, len(best), full=full)}
+        numbering = Numbering(len(walk.stores))
         names = [numbering.ids(entry.place, [entry.seq])[0] for entry in best]
         return [views[name] for name in names if name in views]
 
     def _views(
-        self,
-        stores: Sequence[TaskStore],
-        walk: Walk,
-        entries: Iterable[Entry],
-        count: int,
-        *,
-        full: bool,
+        self, walk: Walk, entries: Iterable[Entry], count: int, *, full: bool
     ) -> list[GroupView]:
         """Return `count` of the groups; those that are deleted meanwhile are left out."""
-        numbering = Numbering(len(stores))
+        numbering = Numbering(len(walk.stores))
         views: list[GroupView] = []
         chosen = islice(entries, count)
         room = _Room(SHOWN_BYTES)
-        for entry, blob, why in payloads_of(stores, chosen, walk.incarnations, self._limits):
+        for entry, blob, why in payloads_of(walk, chosen, self._limits):
             (name,) = numbering.ids(entry.place, [entry.seq])
             view = entry.view(name, newest=walk.version)
             if blob is not None:
@@ -272,7 +258,7 @@ class Browser:
         )
 
     def _dead_by_id(
-        self, stores: list[TaskStore], ids: set[int], *, full: bool
+        self, stores: Sequence[TaskStore], ids: set[int], *, full: bool
     ) -> dict[int, GroupView]:
         """Return dead letters by id; it looks through the dead letters, the newest first."""
         found: dict[int, GroupView] = {}
@@ -284,7 +270,7 @@ class Browser:
 
     def _letter_views(
         self,
-        stores: list[TaskStore],
+        stores: Sequence[TaskStore],
         looked: _Counter,
         *,
         full: bool,

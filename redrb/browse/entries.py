@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from redrb.browse.records import GroupView, LeaseView, State
-from redrb.connection.transport import Argument, Reply
+from redrb.connection.transport import Reply
 from redrb.damage import Reading
 from redrb.errors import RedrbError
 from redrb.stream.task.dead_letters import place_of
 from redrb.stream.task.facts import Facts, unpack_facts
-from redrb.stream.task.store import TaskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +89,13 @@ class EntryPage:
     entries: list[Entry]
 
 
-def read_entries(
-    store: TaskStore,
-    number: int,
-    group: str,
-    source: str,
-    *,
-    place: str = "",
-    most: int = 1,
-    where: str = "",
-    seqs: Sequence[int] = (),
-) -> EntryPage | None:
-    """Return a page of groups of a partition; None if the task has no such index.
-
-    `source` is one of `redrb/lua/browse/groups.lua`, `place` where the last page ended, `where` a
-    query as `parse_where` returns it; `seqs` are the groups of the source "given".
-    """
-    arguments: list[Argument] = [group, source, place, most, where, *seqs]
-    reply = store.run("browse/groups", arguments)
+def page_of(reply: Reply, task: str, number: int) -> EntryPage | None:
+    """Return the page in a reply of `browse/groups`; None if the task has no such index."""
     if reply == [b"unindexed"]:
         return None
     if not reply:
         return EntryPage("", 0, 0, "", None, [])
-    with Reading(f"the records of task {store.task!r}"):
+    with Reading(f"the records of task {task!r}"):
         next_place, looked, total, incarnation, version, *entries = reply
         return EntryPage(
             place=next_place.decode(),

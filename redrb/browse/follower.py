@@ -55,7 +55,7 @@ class Follower(Browser):
         with Deadline(at_most=self._timeout_s):
             walk = self._walk(self._stores, page=NEWEST)
             entries, passed, notes = self._arrived(walk)
-            views = self._views(self._stores, walk, entries, len(entries), full=full)
+            views = self._views(walk, entries, len(entries), full=full)
         if passed > len(views):
             notes.append(
                 f"{passed - len(views):,} groups are not shown: they came faster than they are "

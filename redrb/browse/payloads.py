@@ -7,6 +7,7 @@ from typing import Final
 
 from redrb.browse.choice import Limits
 from redrb.browse.entries import Entry
+from redrb.browse.walk import Walk
 from redrb.connection.transport import Pipeline
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.store import TaskStore
@@ -17,39 +18,30 @@ _REQUEST_BYTES: Final = 8 << 20
 
 
 def payloads_of(
-    stores: Sequence[TaskStore],
-    entries: Iterable[Entry],
-    incarnations: Sequence[str],
-    limits: Limits,
+    walk: Walk, entries: Iterable[Entry], limits: Limits
 ) -> Iterator[tuple[Entry, bytes | None, str]]:
-    """Yield groups with their bytes, or None and why they were not read, "" if they are gone.
-
-    `incarnations` are those of the partitions in which the groups have their ids.
-    """
+    """Yield groups with their bytes, or None and why they were not read, "" if they are gone."""
     batch: list[Entry] = []
     nbytes = 0
     for entry in entries:
         if batch and (len(batch) >= _REQUEST_GROUPS or nbytes + entry.size > _REQUEST_BYTES):
-            yield from _read(stores, batch, incarnations, limits)
+            yield from _read(walk, batch, limits)
             batch, nbytes = [], 0
         batch.append(entry)
         nbytes += entry.size
     if batch:
-        yield from _read(stores, batch, incarnations, limits)
+        yield from _read(walk, batch, limits)
 
 
 def _read(
-    stores: Sequence[TaskStore],
-    batch: Sequence[Entry],
-    incarnations: Sequence[str],
-    limits: Limits,
+    walk: Walk, batch: Sequence[Entry], limits: Limits
 ) -> Iterator[tuple[Entry, bytes | None, str]]:
     small = [entry for entry in batch if entry.facts and entry.size <= limits.group_bytes]
     found = {
         place: _blobs(
-            stores[place],
+            walk.stores[place],
             [entry.seq for entry in small if entry.place == place],
-            incarnations[place],
+            walk.incarnations[place],
         )
         for place in {entry.place for entry in small}
     }

@@ -20,8 +20,6 @@ class LeaseView:
     """The lease of a group.
 
     Attributes:
-        consumer: Name of the consumer.
-        host: Its host; "" if its name does not tell.
         pid: Its process; None if its name does not tell.
         age_s: Seconds since it was delivered.
     """
@@ -38,10 +36,7 @@ class LetterView:
 
     Attributes:
         group: Consumer group that gave it up.
-        reason: The reason.
         exception: Class of the exception; "" without one.
-        message: Its message.
-        consumer: Name of the consumer that had it last.
         time: When, in ISO 8601, UTC.
         deliveries: Deliveries up to then.
         failed_deliveries: Those that ended without acknowledgement, release or rejection.
@@ -62,11 +57,7 @@ class FieldView:
     """One tensor of a sample.
 
     Attributes:
-        name: Its name.
-        dtype: Its dtype, such as "float32".
-        shape: Its shape.
         low: Smallest finite element; None if there is none, or it was not read.
-        high: Largest finite element.
         mean: Mean of the finite elements.
         not_finite: Number of elements that are nan or infinite.
         value: Its value if it is a scalar; None for others, and where it is not finite.
@@ -90,17 +81,11 @@ class TokensView:
     has no such field. None stands for a number that is not finite.
 
     Attributes:
-        prompt_ids: Token ids of the prompt.
         response_ids: Token ids of the response, which are the actions.
-        prompt_text: The decoded prompt; None without a tokenizer.
         response_text: The decoded response; None without a tokenizer.
         response_pieces: The text of each token of the response; none without a tokenizer. A
             character of several tokens is in the piece of the last one.
         trained: Whether each token of the response counts, by the action mask.
-        log_probs: Its log-probability.
-        advantages: Its advantage.
-        values: The critic's value.
-        kl: Divergence from the reference model.
         versions: Weight version that made it; -1 if that is not known.
         prompt_tokens: Tokens of the prompt; the lists may be cut.
         response_tokens: Tokens of the response.
@@ -128,8 +113,6 @@ class ImageView:
     Attributes:
         name: Name of the tensor, with a number if it holds several images.
         width: Width of the PNG in pixels; large images are made smaller.
-        height: Its height.
-        png: The PNG file.
     """
 
     name: str
@@ -143,15 +126,11 @@ class SampleView:
     """One sample of a group.
 
     Attributes:
-        index: Its place in the group.
         status: Status of its rollout.
         policy_version: Weight version that made it; the oldest, if several did.
         reward: Its reward; None without one, and where it is not finite.
-        tags: Its tags.
         extras: Its extras as JSON can hold them; long ones are cut.
-        fields: Its tensors.
         tokens: Its tokens; None if it has no sequences.
-        images: Its images.
     """
 
     index: int
@@ -170,7 +149,6 @@ class GroupView:
     """One group.
 
     Attributes:
-        id: Its id in the task.
         state: Where it stands for the consumer group.
         status: Status of its rollouts, in which it waits or was put.
         size: Bytes, as stored.
@@ -178,19 +156,14 @@ class GroupView:
         oldest_version: Its oldest policy version.
         newest_version: Version of its newest token, if it is known.
         staleness: Newest weight version of the task minus its oldest policy version.
-        priority: Its priority, if it has one.
         tags: Its values of declared tags; without these, the tags that all of its samples share.
         reads: How often it was acknowledged.
         failed_deliveries: Failed deliveries.
-        group_id: Name of its prompt.
         ended: When it became history, in ISO 8601, UTC; "" if it has not.
-        lease: Its lease.
-        letter: Why it is a dead letter.
         rewards: Reward of each sample; None for samples without.
         reward: Mean of the finite rewards; None if there is none.
         samples: Its samples; none in a summary.
         damaged: Why it cannot be decoded; "" if it was, or was not read.
-        notes: What was left out, and other remarks.
     """
 
     id: int
@@ -221,13 +194,9 @@ class Page:
     """The groups that were chosen.
 
     Attributes:
-        task: Name of the task.
         group: Consumer group whose view this is.
         version: Newest weight version that the task knows.
-        groups: The groups.
-        looked: Groups that were looked at.
         total: Groups among which was chosen; -1 if it is not known.
-        notes: What was not looked at, and other remarks.
     """
 
     task: str

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from redrb.browse.entries import Entry, EntryPage, read_entries
+from redrb.browse.entries import Entry, EntryPage, page_of
+from redrb.connection.transport import Argument
 from redrb.stream.task.store import TaskStore
 
 
@@ -16,19 +17,19 @@ class Walk:
 
     Attributes:
         total: Groups of the source, in the pages that were read.
+        stores: All partitions.
         cut: Whether the bound ended it before all groups were looked at.
     """
 
     def __init__(
         self, stores: Sequence[TaskStore], group: str, *, where: str, looks: int, page: int
     ) -> None:
-        """Prepare to go."""
         self.looked = 0
         self.total = 0
         self.cut = False
         self.version: int | None = None
         self.incarnations = [""] * len(stores)
-        self._stores = stores
+        self.stores = stores
         self._group = group
         self._where = where
         self._looks = looks
@@ -56,7 +57,7 @@ class Walk:
 
     def _merged(self, source: str) -> Iterator[Entry]:
         key = _KEYS.get(source)
-        parts = [self.each(number, source) for number in range(len(self._stores))]
+        parts = [self.each(number, source) for number in range(len(self.stores))]
         if len(parts) == 1 or key is None:  # by rank: each partition's first, then their second
             ranked = heapq.merge(
                 *(enumerate(part) for part in parts), key=lambda pair: (pair[0], pair[1].place)
@@ -86,16 +87,9 @@ class Walk:
         seqs: Sequence[int] = (),
         first: bool = True,
     ) -> EntryPage | None:
-        page = read_entries(
-            self._stores[number],
-            number,
-            self._group,
-            source,
-            place=place,
-            most=self._page,
-            where=self._where,
-            seqs=seqs,
-        )
+        store = self.stores[number]
+        arguments: list[Argument] = [self._group, source, place, self._page, self._where, *seqs]
+        page = page_of(store.run("browse/groups", arguments), store.task, number)
         if page is not None:
             self.looked += page.looked
             self.total += page.total if first else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
@@ -24,6 +24,13 @@ def row(view: GroupView) -> list[Text]:
     style = {"leased": "yellow", "waiting": "green"}.get(view.state, "")
     if view.damaged or view.state in ("dead", "parts", "damaged"):
         style = "red"
+    remarks = (
+        f"by {_holder(view.lease)}" if view.lease else "",
+        _pairs(view.tags),
+        view.letter.reason if view.letter else "",
+        f"damaged: {view.damaged}" if view.damaged else "",
+        *view.notes,
+    )
     return [
         Text(str(view.id)),
         Text(printable(_standing(view)), style=style),
@@ -33,7 +40,7 @@ def row(view: GroupView) -> list[Text]:
         Text("-" if view.staleness is None else str(view.staleness)),
         _reward(view.reward),
         Text(_range(view.rewards)),
-        Text(printable(" ".join(_remarks(view)))),
+        Text(printable(" ".join(filter(None, remarks)))),
     ]
 
 
@@ -207,18 +214,6 @@ def _range(rewards: Sequence[float | None]) -> str:
         return "-"
     low, high = min(known), max(known)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-
-
-def _remarks(view: GroupView) -> Iterable[str]:
-    if view.lease is not None:
-        yield f"by {_holder(view.lease)}"
-    if view.tags:
-        yield _pairs(view.tags)
-    if view.letter is not None:
-        yield view.letter.reason
-    if view.damaged:
-        yield f"damaged: {view.damaged}"
-    yield from view.notes
 
 
 def _pairs(tags: dict[str, Any]) -> str:

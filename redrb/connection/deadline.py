@@ -44,8 +44,8 @@ class Deadline:
     """How long a block of this thread waits and uses Redis; calls below it look it up by `here`.
 
     `with Deadline(timeout)` begins a public call. A block within another one ends no later than
-    that, and inherits its stop. Only silence is cut short: a long reply that keeps arriving is read
-    to its end.
+    that, and inherits its stop. A deadline that was left may be entered again: it counts from its
+    making. Only silence is cut short: a long reply that keeps arriving is read to its end.
 
     Attributes:
         wait_until: Time when waits end (monotonic); infinite: never.

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -61,6 +61,7 @@ class Stop:
         if not self:
             try:
                 self._asked.get(timeout=seconds)
+                self._asked.put(None)  # for the next one that waits
             except Empty:
                 return bool(self)
         return True
@@ -113,19 +114,16 @@ class Stop:
 
     def _watch(self) -> None:
         while self._begun_at is None:
-            if not self._wakes.get():
+            if not self._wakes.get():  # the block has ended
                 return
-        while self._sleep(max(self.left_s, _LOOK_AGAIN_S)):
-            if not self.left_s:
+        goes_on = True
+        while goes_on:
+            seconds = min(max(self.left_s, _LOOK_AGAIN_S), threading.TIMEOUT_MAX)
+            with suppress(Empty):
+                goes_on = self._wakes.get(timeout=seconds)
+            if goes_on and not self.left_s:
                 for interrupt in list(self.interrupts):
                     interrupt()
-
-    def _sleep(self, seconds: float) -> bool:
-        """Sleep; returns False when the block has ended."""
-        try:
-            return self._wakes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
-        except Empty:
-            return True
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:

@@ -31,7 +31,6 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        """Guard an application."""
         self._app = app
         self._hosts = hosts
 

@@ -6,12 +6,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redrb.damage import Reading
 from redrb.stream.task.store import TaskStore
 
 _PAGE = 1000
+
+Name = TypeVar("Name", bound=str | bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _group(store: TaskStore, name: bytes, figures: Sequence[Any], *, now: int) -
     return ExaminedGroup(
         name=_text(name),
         dead={consumer: sum(leased[consumer].values()) for consumer in dead},
-        lost={name: slots for name, slots in leased.items() if known[name] is None},
+        lost={one: leased[one] for one, deadline in known.items() if deadline is None},
         **_pairs(figures),
     )
 
@@ -154,12 +156,10 @@ def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
     return leased
 
 
-def deadlines_of(
-    store: TaskStore, kind: str | bytes, names: Sequence[str | bytes]
-) -> dict[str | bytes, bytes | None]:
+def deadlines_of(store: TaskStore, kind: bytes, names: Sequence[Name]) -> dict[Name, bytes | None]:
     """Return the deadline of each name in a task's sorted set; None where it has none."""
-    key = store.keys.prefix.encode() + (kind.encode() if isinstance(kind, str) else kind)
-    known: dict[str | bytes, bytes | None] = {}
+    key = store.keys.prefix.encode() + kind
+    known: dict[Name, bytes | None] = {}
     for first in range(0, len(names), _PAGE):
         page = names[first : first + _PAGE]
         known |= zip(page, store.client.execute("ZMSCORE", key, *page), strict=True)

@@ -112,8 +112,8 @@ class _Deadlines:
     """
 
     def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
-        self._store, self._kind = store, kind
-        found = deadlines_of(store, kind, list(names))
+        self._store, self._kind = store, kind.encode()
+        found = deadlines_of(store, self._kind, list(names))
         self._deadlines = {name: one for name, one in found.items() if one is not None}
 
     def remain(self) -> bool:

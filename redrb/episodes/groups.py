@@ -1,4 +1,4 @@
-"""`Groups`: begins groups of episodes, new ones and aborted ones, and hands them to the sink."""
+"""The groups of an episode maker: episodes of one prompt, new or aborted ones, and their order."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 import inspect
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self, TypeAlias
 
+import torch
+
+from redrb.algorithms import group_relative_advantages
 from redrb.checks import checked_int
 from redrb.connection.stop import Stop
-from redrb.episodes.group import EpisodeRunner, Finish, Finished, can_go_on, is_aborted
 from redrb.episodes.sink import Sink
 from redrb.errors import (
     ConfigError,
@@ -24,9 +26,102 @@ from redrb.errors import (
     RedrbError,
     StoreUnavailable,
 )
-from redrb.experience import BufferItem
+from redrb.experience import BufferItem, Status
 from redrb.experience.faults import log_filtered, raised
 from redrb.stream import Admission, Lease
+
+Episode: TypeAlias = Callable[..., Awaitable[BufferItem | Sequence[BufferItem]]]
+"""`async def episode(prompt, engine)`, or `(prompt, engine, partial)`, that returns its samples."""
+
+Finished: TypeAlias = list[BufferItem] | None
+"""The samples of a group; None: the group is filtered."""
+
+Finish: TypeAlias = Callable[[list[BufferItem]], Finished | Awaitable[Finished]]
+"""Completes the samples of a group; it may be a coroutine function."""
+
+PROMPT = "prompt"
+"""Key in the extras of unfinished samples, under which their prompt is stored."""
+
+
+class EpisodeEngine(Protocol):
+    """What an episode maker calls of an engine; all the rest is between engine and episodes."""
+
+    async def __aenter__(self) -> Self:
+        """Begin to take requests."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """End."""
+
+    async def abort(self) -> None:
+        """End all requests, also later ones, with what was sampled so far."""
+
+
+class EpisodeRunner:
+    """Calls the user's coroutine function, for new episodes and for unfinished ones."""
+
+    def __init__(self, episode: Episode, engine: Any) -> None:
+        """Check the function.
+
+        Raises:
+            ConfigError: It is no coroutine function.
+        """
+        call = getattr(episode, "__call__", None)  # noqa: B004 (the method of an object)
+        if not inspect.iscoroutinefunction(episode) and not inspect.iscoroutinefunction(call):
+            raise ConfigError(
+                f"episode={episode!r:.80}: give a coroutine function, async def episode(prompt, "
+                "engine)."
+            )
+        self._episode = episode
+        self._engine = engine
+        self._goes_on = "partial" in inspect.signature(episode).parameters
+
+    async def run(self, prompt: Any, partial: BufferItem | None = None) -> list[BufferItem]:
+        """Run one episode, from the beginning or from an unfinished sample.
+
+        A function without the parameter `partial` begins unfinished episodes anew.
+
+        Raises:
+            RecordError: It returned no samples.
+            Any error of the function.
+        """
+        more = {"partial": partial} if self._goes_on and partial is not None else {}
+        found = await self._episode(prompt, self._engine, **more)
+        items = [found] if isinstance(found, BufferItem) else list(found)
+        if not items or not all(isinstance(item, BufferItem) for item in items):
+            raise RecordError(f"an episode returned {found!r:.80}: return its samples.")
+        for item in items:
+            if item.status is Status.ABORTED:
+                item.extras = {**item.extras, PROMPT: prompt}
+        return items
+
+    async def go_on(self, item: BufferItem) -> list[BufferItem]:
+        """Return a finished sample as it is, and finish the others."""
+        if item.status is not Status.ABORTED:
+            return [item]
+        return await self.run(item.extras.pop(PROMPT), item)
+
+
+def with_group_advantages(items: list[BufferItem]) -> list[BufferItem]:
+    """Compare each sample with its group, where samples have rewards and no advantages yet."""
+    if len(items) > 1 and all(
+        item.reward is not None and item.advantages is None for item in items
+    ):
+        rewards = torch.tensor([float(item.reward) for item in items if item.reward is not None])
+        advantages = group_relative_advantages(rewards, group_size=len(items))
+        for item, advantage in zip(items, advantages, strict=True):
+            item.advantages = advantage
+    return items
+
+
+def can_go_on(item: BufferItem) -> bool:
+    """Return whether a sample is finished, or holds the prompt with which its episode goes on."""
+    return item.status is not Status.ABORTED or PROMPT in item.extras
+
+
+def is_aborted(items: Sequence[BufferItem]) -> bool:
+    """Return whether some samples are unfinished."""
+    return any(item.status is Status.ABORTED for item in items)
+
 
 _log = logging.getLogger("redrb")
 
@@ -71,14 +166,6 @@ class Groups:
     def __init__(
         self, runner: EpisodeRunner, sink: Sink, stop: Stop, options: GroupOptions
     ) -> None:
-        """Make it.
-
-        Args:
-            runner: Runs episodes.
-            sink: Gets the groups.
-            stop: After it was asked, no group begins.
-            options: How groups are made.
-        """
         self._runner, self._sink, self._stop, self._options = runner, sink, stop, options
         self._resumes = options.resumes
 
@@ -87,7 +174,7 @@ class Groups:
         if self._resumes:
             lease = await self._sink.take_aborted()
             if lease is not None and self._stop:
-                await self._sink.release(lease)
+                await self._sink.call(lease.release)
                 return None
             if lease is not None:
                 return self._go_on(lease)
@@ -135,18 +222,19 @@ class Groups:
                     "no groups from now on",
                     self._options.task,
                 )
-                await self._sink.release(lease)
+                await self._sink.call(lease.release)
                 return
             made = await self._together([self._runner.go_on(item) for item in group])
-            await self._sink.forward(lease, None if made is None else await self._finished(made))
+            items = None if made is None else await self._finished(made)
+            await self._sink.call(lease.forward, self._sink.stream, [items])
         except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
             _log.warning("a maker goes on: %s", error)
         except (RecordError, EncodeError) as error:  # counts as a failed delivery
             _log.warning("a group that was finished cannot be put: %r", error)
-            await self._sink.fail(lease, error)
+            await self._sink.call(lease.fail, error)
         except BaseException:
             with suppress(RedrbError):
-                await asyncio.shield(self._sink.release(lease))
+                await asyncio.shield(self._sink.call(lease.release))
             raise
 
     async def _together(self, calls: list[Any]) -> list[BufferItem] | None:

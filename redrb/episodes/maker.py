@@ -13,18 +13,19 @@ from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
-from redrb.episodes.group import (
+from redrb.episodes.groups import (
     Episode,
     EpisodeEngine,
     EpisodeRunner,
     Finish,
+    GroupOptions,
+    Groups,
     with_group_advantages,
 )
-from redrb.episodes.groups import GroupOptions, Groups
 from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
 from redrb.errors import RedrbError, SendFailed
-from redrb.runtime.job_end import JobEnd
+from redrb.runtime.announcements import JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
 

@@ -19,7 +19,6 @@ def run_and_end(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
     """Run a coroutine in a new event loop, as `asyncio.run` does, and return its result.
 
     Args:
-        coroutine: The coroutine.
         seconds: Time that the tasks which it leaves behind get to end after they were cancelled.
             Threads of `asyncio.to_thread` are not waited for.
     """

@@ -6,20 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redrb.connection.deadline import Deadline
-from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
 from redrb.errors import (
-    AdmissionRefused,
-    AdmissionTimeout,
     BatchTimeout,
     SendFailed,
     StoreError,
     StoreUnavailable,
 )
 from redrb.experience import BufferItem
+from redrb.runtime.rights import TaskRights
 from redrb.stream import Admission, ExperienceStream, Lease
 from redrb.stream.sending import ExperienceSender
 
@@ -30,30 +28,21 @@ T = TypeVar("T")
 _THREADS = 8
 """Most calls at a time; puts are short, and one thread waits for rights."""
 
-_OUTAGE_PAUSE_S = 0.5
-"""Pause between requests while Redis is away for longer than the client's retries last."""
-
 
 class Sink:
     """Takes rights and unfinished groups of a task, and puts groups, however long Redis is away.
 
     Attributes:
+        stream: The task.
         version: Weight version of the task when it gave the newest right; None before.
     """
 
     def __init__(self, stream: ExperienceStream, stop: Stop, *, most_unsent: int) -> None:
-        """Make it; `close` ends its threads.
-
-        Args:
-            stream: The task.
-            stop: Ends waits for rights.
-            most_unsent: Most groups that are made and not in Redis; puts wait beyond it.
-        """
-        self._stream = stream
+        self.stream = stream
         self._stop = stop
         self.version: int | None = None
         self._given_up = Stop()
-        self._outage = Outage("a maker waits for Redis before it begins more groups")
+        self._rights = TaskRights(stream, stop, "a maker")
         self._sender = ExperienceSender(stream, max_groups=most_unsent, offload=False)
         self._pool = ThreadPoolExecutor(_THREADS, "redrb-episodes")
 
@@ -66,13 +55,22 @@ class Sink:
         """End the waits of all calls: for room, and for Redis."""
         self._given_up.ask()
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Make a call that waits for Redis in a thread, until `give_up`."""
+
+        def stopping() -> T:
+            with Deadline(stop=self._given_up):
+                return call(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, stopping)
+
+    async def flush(self) -> None:
         """Wait until all groups are in Redis.
 
         Raises:
-            SendFailed: They are not, in time, or some could not be put.
+            SendFailed: Some could not be put.
         """
-        await self._call(lambda: self._sender.flush(timeout))
+        await self.call(self._sender.flush)
 
     def close(self) -> None:
         """End the threads; groups that are not in Redis are given up, and a warning counts them."""
@@ -85,14 +83,22 @@ class Sink:
 
     async def admit(self) -> Admission | None:
         """Wait for the right to begin a group; None if the task gives none, or at the end."""
-        right = await self._call(self._admit)
+        right = await self.call(self._rights.wait)
         if right is not None:
             self.version = right.version
         return right
 
     async def take_aborted(self) -> Lease | None:
         """Take a group of unfinished samples, if one waits."""
-        return await self._call(self._take_aborted)
+
+        def take() -> Lease | None:
+            try:
+                with Deadline(stop=self._stop):
+                    return self.stream.take(1, status="aborted", timeout=0)
+            except (BatchTimeout, StoreUnavailable):
+                return None
+
+        return await self.call(take)
 
     async def put(self, items: list[BufferItem], right: Admission | None) -> None:
         """Hand a group to the sender.
@@ -101,7 +107,7 @@ class Sink:
             SendFailed: Earlier groups could not be put.
         """
         self._announce(items)
-        await self._call(lambda: self._sender.send(items, admission=right))
+        await self.call(lambda: self._sender.send(items, admission=right))
 
     async def put_part(
         self, key: str, items: list[BufferItem], index: int, of: int, right: Admission | None
@@ -109,68 +115,26 @@ class Sink:
         """Put the samples of one episode as a part of their group."""
         self._announce(items)
         used = right if right is not None and right.left else None
-        await self._call(
-            lambda: self._stream.put_part(key, items, index=index, of=of, admission=used)
+        await self.call(
+            lambda: self.stream.put_part(key, items, index=index, of=of, admission=used)
         )
-
-    async def forward(self, lease: Lease, items: Sequence[BufferItem] | None) -> None:
-        """Replace a leased group by its continuation, exactly once; None filters it."""
-        await self._call(lambda: lease.forward(self._stream, [items]))
-
-    async def release(self, lease: Lease) -> None:
-        """Let a leased group wait again."""
-        await self._call(lease.release)
-
-    async def fail(self, lease: Lease, error: Exception) -> None:
-        """Let a leased group wait again, and count a failed delivery."""
-        await self._call(lambda: lease.fail(error))
 
     async def filter(self) -> None:
         """Count a group that was not made as filtered."""
         try:
-            await self._call(lambda: self._stream.discard_filtered(1))
+            await self.call(self.stream.discard_filtered, 1)
         except StoreError as error:
             _log.warning("a group that is filtered may not be counted: %s", error)
 
     async def cancel(self, right: Admission | None) -> None:
         """Return a right that was not used."""
         if right is not None:
-            await self._call(right.cancel)
+            await self.call(right.cancel)
 
     def _announce(self, items: Sequence[BufferItem]) -> None:
         """Note what the worker's next announcement says of the newest group."""
-        worker, versions = self._stream.worker, [item.policy_version for item in items]
+        worker, versions = self.stream.worker, [item.policy_version for item in items]
         worker.weight_version = max((each for each in versions if each is not None), default=0)
         rewards = [float(item.reward) for item in items if item.reward is not None]
         if rewards:
             worker.metrics = {"reward": sum(rewards) / len(rewards)}
-
-    async def _call(self, call: Callable[[], T]) -> T:
-        def stopping() -> T:
-            with Deadline(stop=self._given_up):
-                return call()
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, stopping)
-
-    def _admit(self) -> Admission | None:
-        while not self._stop:
-            try:
-                with Deadline(stop=self._stop):
-                    right = self._stream.admit(1)
-                self._outage.over()
-                return right
-            except (AdmissionRefused, AdmissionTimeout):
-                return None
-            except StoreUnavailable as error:
-                if self._stop or not self._stream.bounded:
-                    return None
-                self._outage.failed(error)
-                self._stop.wait(_OUTAGE_PAUSE_S)
-        return None
-
-    def _take_aborted(self) -> Lease | None:
-        try:
-            with Deadline(stop=self._stop):
-                return self._stream.take(1, status="aborted", timeout=0)
-        except (BatchTimeout, StoreUnavailable):
-            return None

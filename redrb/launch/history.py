@@ -24,7 +24,6 @@ class Rate:
     """Measures the rate of the newest steps; not safe among threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without steps."""
         self._clock = clock
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._newest_at = 0.0
@@ -259,20 +258,9 @@ class History:
         seconds = newest - first
         return self.wait_for_batch_s / seconds if seconds else 0.0
 
-    @property
-    def maker_send_share(self) -> float:
-        """Share of the makers' time in which sending blocked them, waiting for room included."""
-        return self.send_s / self.maker_s if self.maker_s else 0.0
-
-    @property
-    def maker_admission_share(self) -> float:
-        """Share of the makers' time in which they waited for rights: the trainer is slower."""
-        return self.admission_s / self.maker_s if self.maker_s else 0.0
-
-    @property
-    def maker_room_share(self) -> float:
-        """Share of the makers' time in which they waited for room: the trainer is slower."""
-        return self.backpressure_s / self.maker_s if self.maker_s else 0.0
+    def share_of_makers(self, seconds: float) -> float:
+        """Return a part of `maker_s` as a share of it."""
+        return seconds / self.maker_s if self.maker_s else 0.0
 
     @property
     def staleness_mean(self) -> float:

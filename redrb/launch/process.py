@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redrb.workers.record_file import RecordFile
+from redrb.workers.metrics_log import RecordFile
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 

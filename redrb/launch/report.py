@@ -33,9 +33,9 @@ def summary(seconds: float, history: History, stats: StreamStats | None) -> dict
         "weights_bytes_full": history.weights_bytes_full,
         "weights_bytes_sent": history.weights_bytes_sent,
         "trainer_wait_share": round(history.trainer_wait_share, 4),
-        "maker_admission_share": round(history.maker_admission_share, 4),
-        "maker_send_share": round(history.maker_send_share, 4),
-        "maker_room_share": round(history.maker_room_share, 4),
+        "maker_admission_share": round(history.share_of_makers(history.admission_s), 4),
+        "maker_send_share": round(history.share_of_makers(history.send_s), 4),
+        "maker_room_share": round(history.share_of_makers(history.backpressure_s), 4),
         "faults": [
             {"groups": fault.groups, "why": fault.why} for fault in history.costliest_faults
         ],

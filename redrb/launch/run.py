@@ -29,8 +29,7 @@ from redrb.recipe.loading import file_of
 from redrb.state.observer import Observer
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
-from redrb.workers.metrics_log import MetricsLog
-from redrb.workers.record_file import RecordFile
+from redrb.workers.metrics_log import MetricsLog, RecordFile
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines that say how far the run is."""
@@ -79,6 +78,9 @@ class Run:
     _console: Console = field(default_factory=Console)
     _history: History = field(default_factory=History)
     _diary: MetricsLog = field(init=False)
+    _supervisor: Supervisor = field(init=False)
+    _interrupt: Interrupt = field(init=False)
+    _started: float = 0.0
     _failed: bool = False
     _lost: bool = False
     _why: str = ""
@@ -97,7 +99,7 @@ class Run:
         """
         recipe = self.job.recipe
         to_end = Stop(recipe.stop_timeout)
-        supervisor = Supervisor(TRAINER, self._report)
+        supervisor = self._supervisor = Supervisor(TRAINER, self._report)
 
         def wake() -> None:
             to_end.begin()
@@ -110,7 +112,7 @@ class Run:
             scope.enter_context(self.folder.used())
             if not self.fresh:
                 self.folder.check_owner(owner)
-            interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
+            self._interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
             scope.enter_context(Deadline(budget=to_end))
             if self.fresh:
                 self.folder.clear_state()
@@ -118,15 +120,13 @@ class Run:
             scope.callback(server.close)
             supervisor.add_server(server, self.job.restarts)
             client = scope.enter_context(connect(server.url))
-            seconds = self._in_folder(client, supervisor, server.url, interrupt, owner)
+            seconds = self._in_folder(client, server.url, owner)
             stats = self._stats(client)
             if self.temporary:
                 delete_namespace(client, recipe.namespace)
-        return self._conclude(seconds, stats, interrupt)
+        return self._conclude(seconds, stats)
 
-    def _in_folder(
-        self, client: Client, supervisor: Supervisor, url: str, interrupt: Interrupt, owner: Owner
-    ) -> float:
+    def _in_folder(self, client: Client, url: str, owner: Owner) -> float:
         """Run the workers; returns the seconds of all runs."""
         if self.fresh:
             delete_job(client, self.job.recipe)
@@ -136,20 +136,20 @@ class Run:
             self._history.add(event)
         self._history.begin_run()
         self._introduce(client)
-        started = time.perf_counter()
+        supervisor, self._started = self._supervisor, time.perf_counter()
         with MetricsLog(str(self.folder.diary), worker="run", say=self._lost_records) as diary:
             self._diary = diary
             self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
             try:
-                self._add_workers(supervisor, url)
+                self._add_workers(url)
                 self._say(watch_advice(url, self.job.recipe.namespace))
-                self._watch(supervisor, client, started, interrupt)
-                self._why = self._reason(supervisor, interrupt)
+                self._watch(client)
+                self._why = self._reason()
                 stop_s = self.job.recipe.stop_timeout
                 supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
             finally:
                 supervisor.kill()
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - self._started
             self._failed = State.GIVEN_UP in supervisor.states.values()
             self._diary.write("finished", seconds=seconds, why=self._why)
         return self._history.runs_s + seconds
@@ -164,7 +164,7 @@ class Run:
         if steps:
             self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
 
-    def _add_workers(self, supervisor: Supervisor, url: str) -> None:
+    def _add_workers(self, url: str) -> None:
         """Add the trainer, then the makers, with the commands that a cluster uses."""
         job, folder, history = self.job, self.folder, self._history
         environment, trained_before_s = job.environment(url), history.trained_s
@@ -181,14 +181,12 @@ class Run:
                     lock=folder.workers_lock,
                 )
 
-            supervisor.add_worker(name, start, job.restarts)
+            self._supervisor.add_worker(name, start, job.restarts)
 
         for name in (TRAINER, *job.maker_names):
             add(name)
 
-    def _watch(
-        self, supervisor: Supervisor, client: Client, started: float, interrupt: Interrupt
-    ) -> None:
+    def _watch(self, client: Client) -> None:
         """Show the run until it is over, a signal came, or its time is up."""
         job, task = self.job, self.job.recipe.task_name
         where = f"namespace {job.recipe.namespace} at {client.where}"
@@ -198,7 +196,7 @@ class Run:
                 state = observer.newest().state
                 found = state.task(task) if state else None
                 stats = found.main.stats if found and found.main else None
-                return progress_line(time.perf_counter() - started, self._history, stats)
+                return progress_line(time.perf_counter() - self._started, self._history, stats)
 
             def said() -> list[str]:
                 kept = (self._kept or [])[-SHOWN_MESSAGES:]
@@ -206,7 +204,7 @@ class Run:
                 return [f"{job.title}  ·  {job.workers}", line(), *newest]
 
             def follow() -> None:
-                self._follow(supervisor, started, interrupt, line)
+                self._follow(line)
 
             if self.show is None:
                 follow()
@@ -221,21 +219,15 @@ class Run:
 
             self.show(observer, where, task, follow, said, closed)
 
-    def _follow(
-        self,
-        supervisor: Supervisor,
-        started: float,
-        interrupt: Interrupt,
-        line: Callable[[], str],
-    ) -> None:
+    def _follow(self, line: Callable[[], str]) -> None:
         """Keep the workers running, and print lines unless a screen shows them."""
         most_s, printed_s = self.job.most_seconds, -LINE_EVERY_S
-        while not (supervisor.over or interrupt.number):
-            seconds = time.perf_counter() - started
+        while not (self._supervisor.over or self._interrupt.number):
+            seconds = time.perf_counter() - self._started
             if most_s is not None and seconds > most_s:
                 self._complain("the trainer did not end in time")
                 return
-            supervisor.step(LOOK_S)
+            self._supervisor.step(LOOK_S)
             for fault in self._history.new_faults():
                 self._complain(f"groups are filtered: {fault}")
             if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
@@ -262,13 +254,13 @@ class Run:
             self._lost = True
             self._complain(text)
 
-    def _reason(self, supervisor: Supervisor, interrupt: Interrupt) -> str:
+    def _reason(self) -> str:
         """Return why the run has ended."""
-        if interrupt.number:
-            return f"{interrupt.name} has ended the run"
-        if supervisor.states[TRAINER] is State.DONE and self._history.ended:
+        if self._interrupt.number:
+            return f"{self._interrupt.name} has ended the run"
+        if self._supervisor.states[TRAINER] is State.DONE and self._history.ended:
             return f"the trainer has ended: {self._history.ended}"
-        return supervisor.over or "its time is up"
+        return self._supervisor.over or "its time is up"
 
     def _stats(self, client: Client) -> StreamStats | None:
         recipe = self.job.recipe
@@ -278,19 +270,19 @@ class Run:
             self._complain(f"the ledger cannot be read: {error}")
             return None
 
-    def _conclude(self, seconds: float, stats: StreamStats | None, interrupt: Interrupt) -> int:
+    def _conclude(self, seconds: float, stats: StreamStats | None) -> int:
         """Print the figures of the job; returns the exit status."""
         history, figures = self._history, summary(seconds, self._history, stats)
         self._say(self._why)
         self._console.print(table(figures, history, stats))
         if history.reward_last is None:
             self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
-        if interrupt.number and not self.temporary:
+        if self._interrupt.number and not self.temporary:
             self._say("the next run goes on from here")
         if self.as_json:
             print(json.dumps(figures), flush=True)
-        if interrupt.number:
-            return interrupt.status
+        if self._interrupt.number:
+            return self._interrupt.status
         return 0 if not self._failed and stats is not None and stats.ledger.balanced else 1
 
     def _say(self, text: str, style: str = "") -> None:

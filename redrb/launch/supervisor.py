@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from redrb.errors import RedrbError
 from redrb.launch.process import Death, OnEnd, WorkerProcess
 from redrb.launch.server import RunServer
-from redrb.workers.ending import WRONG_CONFIGURATION
+from redrb.workers.process import WRONG_CONFIGURATION
 
 SERVER = "the server"
 

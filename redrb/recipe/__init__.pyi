@@ -1,8 +1,8 @@
-from .characters import character_tokenizer as character_tokenizer
 from .episodes import EpisodeRecipe as EpisodeRecipe
-from .grpo import GRPORecipe as GRPORecipe
-from .ppo import PPORecipe as PPORecipe
+from .groups import Completion as Completion
+from .language import GRPORecipe as GRPORecipe
+from .language import PPORecipe as PPORecipe
+from .pretrained import character_tokenizer as character_tokenizer
 from .recipe import Prompt as Prompt
 from .recipe import Recipe as Recipe
-from .sampling import Completion as Completion
 from .settings import option as option

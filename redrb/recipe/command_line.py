@@ -11,11 +11,9 @@ from typing import Any
 from redrb import environment
 from redrb.errors import ConfigError
 from redrb.options import CommandParser, add_flag
-from redrb.recipe.grpo import GRPORecipe
+from redrb.recipe.language import GRPORecipe, PPORecipe
 from redrb.recipe.loading import Loaded, load, shipped
-from redrb.recipe.ppo import PPORecipe
-from redrb.recipe.settings import RecipeSettings, settings_of
-from redrb.recipe.sources import Resolved, resolve
+from redrb.recipe.settings import RecipeSettings, Resolved, resolve, settings_of
 
 RECIPE = "REDRB_RECIPE"
 SETTINGS = "REDRB_SETTINGS"
@@ -51,13 +49,6 @@ def parse(
     """Return the recipe that arguments or variables name, with the settings of all sources.
 
     `--help` ends the process; without a recipe it lists the settings of recipes in general.
-
-    Args:
-        program: Name of the program.
-        description: Its text in `--help`.
-        arguments: The command line without the program.
-        extend: Adds arguments of the program itself to a parser.
-        changes: Values for settings that no source sets.
 
     Raises:
         ConfigError: There is no such recipe, or a setting cannot be used.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -23,25 +23,19 @@ from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
 from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.recipe.agreed_settings import agreed_settings
 from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
-from redrb.recipe.local_engine import LocalEngine
+from redrb.recipe.job_settings import agreed_settings
+from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import reference_policy, seed_everything
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
-from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime import Strategy
-from redrb.runtime.maker_settings import WeightSettings
-from redrb.runtime.maker_weights import MakerWeights
-from redrb.runtime.model_placement import place_models
+from redrb.runtime.following import MakerWeights
+from redrb.runtime.strategy import place_models
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
-
-
-UPDATE_TIMEOUT_S = 60.0
-"""Seconds for which the models may be locked by an update."""
 
 
 class ModelWeights:
@@ -61,16 +55,12 @@ class ModelWeights:
         stop: Stop,
     ) -> None:
         self.client, self.namespace = client, recipe.namespace
-        settings = WeightSettings(
+        self.updates = MakerWeights(
+            *(client, recipe.namespace, recipe.worker, models, stop),
             follow=recipe.weights_name,
-            wait_for_first=True,
             first_timeout=recipe.weights_timeout,
-            update_timeout=UPDATE_TIMEOUT_S,
             in_flight=recipe.in_flight_updates,
             agree=agreed_settings(recipe),
-        )
-        self.updates = MakerWeights(
-            *(client, recipe.namespace, recipe.worker, models, settings, stop)
         )
 
     @property
@@ -154,11 +144,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
         """Open the task, and wait for the reference policy, if there is one.
 
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe; its `worker` is the maker's name.
-            write: Writes an event of the maker.
-
         Raises:
             WeightTimeout: No trainer published weights in time.
         """
@@ -231,15 +216,13 @@ class EpisodeRecipeMaker(EpisodeMaker):
         Raises:
             Any error of the recipe or of sampling.
         """
-        with evaluating(*self._models.values()):
-            super().run(self._prompts() if prompts is None else prompts)
-
-    def _prompts(self) -> Iterator[dict[str, Any]]:
         recipe = self._recipe
-        random_numbers = random.Random(recipe.worker_seed)  # noqa: S311
-        most = recipe.maker_steps * recipe.prompts_per_step or None
-        for prompt in islice(endless(recipe, random_numbers), most):
-            yield encoded_prompt(recipe, prompt)
+        if prompts is None:
+            most = recipe.maker_steps * recipe.prompts_per_step or None
+            drawn = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
+            prompts = (encoded_prompt(recipe, prompt) for prompt in islice(drawn, most))
+        with evaluating(*self._models.values()):
+            super().run(prompts)
 
     def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
         """Sample a batch of turns with the newest weights; an error ends the maker."""

@@ -14,11 +14,11 @@ from redrb.algorithms import group_relative_advantages
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
 from redrb.algorithms.log_probs import action_log_probs
 from redrb.algorithms.models import action_logits
-from redrb.episodes.group import Episode
+from redrb.episodes.groups import Episode
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
-from redrb.recipe.group_names import group_names
+from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine
 
 if TYPE_CHECKING:
@@ -69,9 +69,6 @@ class GroupFinisher:
         """Make it.
 
         Args:
-            recipe: Its settings.
-            reference: The reference policy, if there is one.
-            engine: Computes with models in its thread.
             finished: Called with each group that is complete.
         """
         self._recipe, self._reference = recipe, reference

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrb.options import option
-from redrb.recipe.grpo import GRPORecipe
+from redrb.recipe.language import GRPORecipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +79,7 @@ class EpisodeRecipe(GRPORecipe):
 
         An episode that fails is a failed reward. On the other ranks of a sharded model, None.
         """
-        from redrb.recipe.episode_evaluation import evaluated_episodes
+        from redrb.recipe.evaluation import evaluated_episodes
 
         if not self._held_out:
             return None

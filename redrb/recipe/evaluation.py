@@ -1,17 +1,42 @@
-"""The metrics of an evaluation: the mean reward of held-out prompts, and how many failed."""
+"""Evaluations of a policy: completions or episodes of held-out prompts, without a task."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from redrb.algorithms import Reward, generate
+from redrb.algorithms.calls import GRACE_S, submit
+from redrb.algorithms.models import device_of
+from redrb.engines import Generation
+from redrb.episodes.groups import EpisodeRunner
+from redrb.errors import ConfigError
+from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of
+from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
+from redrb.recipe.prompts import prompt_batch
+from redrb.runtime.world import group_device, rank_here, world_size_here
+
+if TYPE_CHECKING:
+    from redrb.recipe.episodes import EpisodeRecipe
+    from redrb.recipe.language import LanguageRecipe
+    from redrb.recipe.recipe import Prompt
+
+EVALUATION_SEED = 7
+"""Seed of the completions of held-out prompts: the same weights always have the same score."""
+
+EVALUATED_TOGETHER = 512
+"""Most held-out prompts in one batch."""
 
 
 def evaluation_of(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
     """Return the metrics of an evaluation.
-
-    Args:
-        found: The reward of each held-out prompt and "", or nan and why it has none.
 
     Returns:
         `reward`, the mean of the rewards that are there, None if there is none; `samples` and
@@ -28,3 +53,117 @@ def evaluation_of(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
     if reasons:
         [(metrics["why_failed"], _)] = reasons.most_common(1)
     return metrics
+
+
+def evaluated(
+    recipe: LanguageRecipe, actor: nn.Module, prompts: Sequence[Prompt], reward: Reward
+) -> dict[str, Any]:
+    """Return the metrics of one sampled completion of each prompt, as `evaluation_of` does."""
+    generator = torch.Generator(device_of(actor) or "cpu").manual_seed(EVALUATION_SEED)
+    found: list[tuple[float, str]] = []
+    for first in range(0, len(prompts), EVALUATED_TOGETHER):
+        batch = prompt_batch(recipe, prompts[first : first + EVALUATED_TOGETHER])
+        found += reward.of_each(generate(actor, batch, **recipe.generation(generator)))
+    return evaluation_of(found)
+
+
+def send_turns(turns: Sequence[Turn]) -> None:
+    """Send a batch to the other ranks, which call `received_turns`; an empty one is the end."""
+    numbers: list[int] = []
+    for turn in turns:
+        numbers += [turn.max_new_tokens, len(turn.stop), len(turn.tokens), *turn.stop, *turn.tokens]
+    _broadcast(torch.tensor([len(numbers)], dtype=torch.int64))
+    if numbers:
+        _broadcast(torch.tensor(numbers, dtype=torch.int64))
+
+
+def received_turns() -> list[Turn]:
+    """Return the next batch of the first rank; empty at the end."""
+    count = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
+    if not count:
+        return []
+    numbers = _broadcast(torch.zeros(count, dtype=torch.int64)).tolist()
+    turns, at = [], 0
+    while at < count:
+        most, stops, length = numbers[at : at + 3]
+        first = at + 3 + stops
+        turns.append(Turn(numbers[first : first + length], most, tuple(numbers[at + 3 : first])))
+        at = first + length
+    return turns
+
+
+def _broadcast(tensor: Tensor) -> Tensor:
+    tensor = tensor.to(group_device())
+    distributed.broadcast(tensor, 0)
+    return tensor
+
+
+def evaluated_episodes(
+    recipe: EpisodeRecipe, actor: nn.Module, prompts: Sequence[Prompt]
+) -> dict[str, Any] | None:
+    """Return the metrics of an episode of each prompt, as `evaluation_of` does.
+
+    All ranks of a sharded model call it together: episodes run on the first one, and the others,
+    which return None, compute with it.
+
+    Raises:
+        ConfigError: An episode blocks its event loop.
+    """
+    generator = torch.Generator(device_of(actor) or "cpu").manual_seed(EVALUATION_SEED)
+    options = recipe.generation(generator)
+    if not recipe.shard or world_size_here() == 1:
+        return _evaluated(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
+    if rank_here() != 0:
+        while turns := received_turns():
+            sampled_turns(actor, turns, options)
+        return None
+
+    def sample(turns: Sequence[Turn]) -> list[Generation]:
+        send_turns(turns)
+        return sampled_turns(actor, turns, options)
+
+    try:
+        return _evaluated(recipe, sample, prompts)
+    finally:
+        send_turns(())
+
+
+def _evaluated(
+    recipe: EpisodeRecipe,
+    sample: Callable[[Sequence[Turn]], list[Generation]],
+    prompts: Sequence[Prompt],
+) -> dict[str, Any]:
+    engine = LocalEngine(sample, max_new_tokens=recipe.max_new_tokens)
+    runner = EpisodeRunner(episode_of(recipe), engine)
+    encoded = [encoded_prompt(recipe, prompt) for prompt in prompts]
+
+    async def reward(prompt: dict[str, Any]) -> tuple[float, str]:
+        try:
+            items = await runner.run(prompt)
+            found = float(torch.stack([reward_of(item) for item in items]).mean())
+        except Exception as error:  # noqa: BLE001 (the user's episode: a failed reward)
+            return math.nan, f"raised {type(error).__name__}: {error!s:.200}"
+        return (found, "") if math.isfinite(found) else (math.nan, f"is {found}")
+
+    async def rewards() -> list[tuple[float, str]]:
+        async with engine:
+            return await asyncio.gather(*map(reward, encoded))
+
+    return evaluation_of(_result(submit(rewards()), engine, recipe.episode_timeout + GRACE_S))
+
+
+def _result(
+    future: Future[list[tuple[float, str]]], engine: LocalEngine, most_s: float
+) -> list[tuple[float, str]]:
+    """Wait for the episodes, as long as some go on."""
+    while True:
+        before = engine.batches
+        try:
+            return future.result(most_s)
+        except TimeoutError:
+            if engine.batches == before and not engine.sampling:
+                future.cancel()
+                raise ConfigError(
+                    f"no episode went on within {most_s:.0f} s: it blocks its event loop, so await "
+                    "what takes long."
+                ) from None

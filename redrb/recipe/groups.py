@@ -1,43 +1,42 @@
-"""`CompletionGroups`: a list of prompts becomes as many groups of scored completions."""
+"""A list of prompts becomes groups: of scored completions, or of a recipe's rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redrb.algorithms.completion_scorer import CompletionScorer
-from redrb.algorithms.prompts import repeated
-from redrb.algorithms.reward import Reward
-from redrb.experience import Experience
-from redrb.recipe.group_names import group_names
-from redrb.recipe.recipe import Prompt
-from redrb.recipe.sampling import prompt_batch, reward_of
+import torch
+from torch import nn
+
+from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
+from redrb.algorithms.calls import Calls
+from redrb.algorithms.experience_makers import CompletionScorer
+from redrb.algorithms.models import evaluating
+from redrb.errors import RecordError
+from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
+from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
+from redrb.recipe.prompts import prompt_batch
 
 if TYPE_CHECKING:
     from redrb.recipe.language import LanguageRecipe
+    from redrb.recipe.recipe import Prompt, Recipe
+
+
+def group_names(recipe: Recipe) -> Iterator[str]:
+    """Yield a new name for each group that this process makes."""
+    return (f"{recipe.worker}-{number}" for number in itertools.count(1))
 
 
 class CompletionGroups:
     """Samples `group_size` completions of each prompt in one batch, and scores them."""
 
-    def __init__(
-        self,
-        recipe: LanguageRecipe,
-        build: Callable[[Reward], CompletionScorer],
-        *,
-        repeats: int,
-    ) -> None:
-        """Build the maker of experience that does the work.
-
-        Args:
-            recipe: Encodes prompts and scores completions.
-            build: Returns the maker of experience for a reward.
-            repeats: How often a prompt stands in a batch for that maker: 1 if it repeats them.
-        """
-        self._recipe, self._repeats = recipe, repeats
+    def __init__(self, recipe: LanguageRecipe, maker: CompletionScorer) -> None:
+        """Encode prompts by a recipe, for a maker of experience that does the work."""
+        self._recipe, self._maker = recipe, maker
         self._names = group_names(recipe)
-        self._maker = build(reward_of(recipe))
-        self._maker.group_size = recipe.group_size
 
     @property
     def makes_parts(self) -> bool:
@@ -45,12 +44,7 @@ class CompletionGroups:
         return self._maker.makes_parts
 
     def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
-        """Return `group_size` scored completions of each prompt, as neighbours.
-
-        Args:
-            inputs: The prompts.
-            generate_kwargs: Options of `redrb.algorithms.generate`.
-        """
+        """Return `group_size` scored completions of each prompt, as neighbours."""
         batch, options = self._batch(inputs, generate_kwargs)
         return self._named(self._maker.make_experience(batch, **options))
 
@@ -64,11 +58,11 @@ class CompletionGroups:
         self, prompts: Sequence[Prompt], options: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         recipe = self._recipe
-        batch = {
-            key: repeated(values, self._repeats)
-            for key, values in prompt_batch(recipe, prompts).items()
+        return prompt_batch(recipe, prompts), {
+            **options,
+            "extras": tuple(recipe.extras),
+            "tags": tuple(recipe.tags),
         }
-        return batch, {**options, "extras": tuple(recipe.extras), "tags": tuple(recipe.tags)}
 
     def _named(self, experience: Experience) -> Experience:
         """Name the groups of a batch or of a part of it, and note the maker."""
@@ -78,3 +72,100 @@ class CompletionGroups:
         tags: Any = experience.tags
         experience.tags = [{"maker": self._recipe.worker, **of_sample} for of_sample in tags]
         return experience
+
+
+_log = logging.getLogger("redrb")
+
+
+class RolloutGroups:
+    """Calls a recipe's `rollout` for each prompt; coroutines run at the same time.
+
+    A rollout that raises, returns no samples, or lasts longer than `rollout_timeout` costs only its
+    group; the log says why, and `take_failed` counts it.
+
+    Attributes:
+        stop: Begins no further rollout; coroutines that run have half of `stop_timeout` to end.
+            Another thread or a signal handler may call it.
+    """
+
+    makes_parts = True
+    parts_use_models = True
+
+    def __init__(self, recipe: Recipe, models: dict[str, nn.Module]) -> None:
+        self._recipe, self._models = recipe, models
+        self._names = group_names(recipe)
+        self._failed = 0
+        self._explained = False
+        self._calls = Calls(recipe.rollout_timeout, stop_timeout=recipe.stop_timeout / 2)
+        self.stop = self._calls.stop
+
+    def take_failed(self) -> int:
+        """Return how many groups have failed since the last call."""
+        failed, self._failed = self._failed, 0
+        return failed
+
+    def make_experience(self, inputs: Sequence[Prompt], **options: Any) -> Experience:
+        """Return the samples of all prompts; those of one prompt are one group.
+
+        Raises:
+            RecordError: Every rollout failed.
+        """
+        parts = list(self.make_parts(inputs, **options))
+        if not parts:
+            raise RecordError("every rollout of a batch of prompts failed: the log says why.")
+        items = [item for part in parts for item in split_experience_batch(part)]
+        return parts[0] if len(parts) == 1 else make_experience_batch(items)
+
+    @torch.no_grad()
+    def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:
+        """Yield the groups of all prompts in parts, as they are ready."""
+        rollout, models = self._recipe.rollout, self._models
+        with evaluating(*models.values()):
+            calls = [partial(rollout, models, prompt) for prompt in inputs]
+            for ready in self._calls.results(calls):
+                groups = (self._group(inputs[number], found) for number, found in ready)
+                if items := [item for group in groups for item in group]:
+                    yield make_experience_batch(items)
+
+    def _group(self, prompt: Prompt, found: Any) -> list[BufferItem]:
+        """Return the samples of a group, with its name; none if its rollout failed."""
+        try:
+            items = _samples(found)
+        except Exception as error:  # noqa: BLE001 (what a rollout returned or raised)
+            self._failed += 1
+            _log.warning(
+                "a group is filtered: the rollout of the prompt %.200r raised %s: %.500s",
+                *(prompt, type(error).__name__, error),
+                exc_info=None if self._explained else error,
+                extra=fault_extra(raised("the rollout", error)),
+            )
+            self._explained = True
+            return []
+        _report_bad_rewards(items)
+        name = next(self._names)
+        for item in items:
+            item.group_id = name
+        return items
+
+
+def _report_bad_rewards(group: Sequence[BufferItem]) -> None:
+    """Log a group whose rewards are not all numbers; the task drops it."""
+    rewards = [item.reward for item in group if item.reward is not None]
+    bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
+    if bad:
+        fault = Fault(
+            "the reward", "that the rollout returned is nan or infinite", "rollout reward"
+        )
+        text = "a group is filtered: %s, of %d of its %d samples"
+        log_filtered(fault, text, fault, bad, len(group))
+
+
+def _samples(found: Any) -> list[BufferItem]:
+    """Return what a rollout returned as samples."""
+    if isinstance(found, BaseException):
+        raise found
+    items = split_experience_batch(found) if isinstance(found, Experience) else found
+    usable = isinstance(items, list | tuple)
+    if not usable or not items or not all(isinstance(item, BufferItem) for item in items):
+        raise RecordError(f"it returned {found!r:.80}: return the samples of the prompt.")
+    return list(items)

@@ -1,14 +1,16 @@
-"""The settings of every job: those that all workers share, of makers, and of the trainer."""
+"""The settings of every job, and those in which all its workers must agree."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import zlib
 from typing import Any
 
 from redrb.keys import check_name, reference_weights
-from redrb.options import flag_of, option, url_option
-from redrb.recipe.settings import RecipeSettings
+from redrb.options import flag_of, has_password, option, url_option
+from redrb.recipe.settings import RecipeSettings, settings_of
 
 
 class JobSettings(RecipeSettings):
@@ -156,3 +158,71 @@ class TrainerSettings(RecipeSettings):
     shard: bool = option(
         False, "shard models and optimizers over the ranks (FSDP2), instead of replicating them"
     )
+
+
+class StepSettings(RecipeSettings):
+    """Settings of the training step."""
+
+    clip: float = option(0.2, "lower clipping range of the ratio", above=0)
+    clip_high: float = option(
+        0.0, "upper clipping range of the ratio, 0.28 in DAPO; 0: as the lower one", least=0
+    )
+    aggregation: str = option(
+        "token", "how losses of actions become one number", choices=("token", "sequence")
+    )
+    truncated_importance: float = option(
+        0.0,
+        "cap of truncated importance sampling, such as 2, which corrects log-probabilities of "
+        "makers that differ from the trainer's; 0: off",
+        least=0,
+    )
+    max_grad_norm: float = option(1.0, "largest norm of the gradients of each model", above=0)
+    micro_batch_size: int = option(
+        0, "most samples in a forward pass of the trainer; 0: the whole batch", least=0
+    )
+    micro_batch_tokens: int = option(
+        0,
+        "most tokens in a forward pass of the trainer, padding included; 0: the whole batch",
+        least=0,
+    )
+
+    @property
+    def step_options(self) -> dict[str, Any]:
+        """These settings, as `redrb.algorithms.PPOStep` and `GRPOStep` take them."""
+        return {
+            "clip": self.clip,
+            "clip_high": self.clip_high or None,
+            "aggregation": self.aggregation,
+            "truncated_importance": self.truncated_importance or None,
+            "max_grad_norm": self.max_grad_norm,
+            "micro_batch_size": self.micro_batch_size or None,
+            "micro_batch_tokens": self.micro_batch_tokens or None,
+        }
+
+
+_MOST = 64
+"""Longest text of a value that is announced; of longer ones the digest is."""
+
+_OF_ONE_SIDE = (JobSettings, MakerSettings, TrainerSettings, StepSettings)
+"""Classes with settings that only makers, only the trainer, or the process use."""
+
+
+def agreed_settings(recipe: RecipeSettings) -> dict[str, str]:
+    """Return the text of each setting in which makers and trainer of a recipe must agree.
+
+    They are those of the recipe itself, such as the size of its tasks, and of sampling; not those
+    that are declared with `agree=False`, such as a learning rate.
+    """
+    others = {name for each in _OF_ONE_SIDE for name in settings_of(each)}
+    return {
+        name: _text(getattr(recipe, name))
+        for name, item in settings_of(type(recipe)).items()
+        if name not in others and item.metadata["agree"]
+    }
+
+
+def _text(value: float | str) -> str:
+    text = json.dumps(value)
+    if len(text) > _MOST or (isinstance(value, str) and has_password(value)):
+        return f"a text with the digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return text

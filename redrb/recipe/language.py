@@ -1,4 +1,4 @@
-"""`LanguageRecipe`: tokenizer, prompts, rewards and generation of recipes for language models."""
+"""Recipes for language models: their prompts, rewards and generation; PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from redrb.errors import ConfigError
 from redrb.options import option
+from redrb.recipe.job_settings import StepSettings
 from redrb.recipe.recipe import Prompt, Recipe
-from redrb.recipe.step_settings import StepSettings
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from redrb.algorithms import Completion
+    from redrb.algorithms import Completion, GRPOStep, PPOStep, Reward
     from redrb.experience import Experience
-
-EVALUATION_SEED = 7
-"""Seed of the completions of held-out prompts: the same weights always have the same score."""
+    from redrb.runtime import ExperienceMaker
 
 
 class LanguageRecipe(Recipe, StepSettings):
@@ -68,6 +66,14 @@ class LanguageRecipe(Recipe, StepSettings):
     def rewards(self, completions: Sequence[Completion]) -> Sequence[float]:  # noqa: ARG002
         """Return the reward of each completion; override it to score all of them at once."""
         raise ConfigError(f"the recipe {type(self).__name__} scores completions one by one.")
+
+    def _reward(self) -> Reward:
+        """Return the rewards: `rewards` for all completions if it is overridden, else `reward`."""
+        from redrb.algorithms import Reward
+
+        batched = type(self).rewards is not LanguageRecipe.rewards
+        function = self.rewards if batched else self.reward
+        return Reward(function, decode=self.decode, batched=batched)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -152,12 +158,11 @@ class LanguageRecipe(Recipe, StepSettings):
         Completions are sampled with a fixed seed, as makers sample them: this measures the policy
         that makes the experience, and not its most probable completions.
         """
-        from redrb.recipe.sampling import evaluated
+        from redrb.recipe.evaluation import evaluated
 
-        held_out = self._held_out
-        if not held_out:
+        if not self._held_out:
             return None
-        return evaluated(self, models["actor"], held_out, seed=EVALUATION_SEED)
+        return evaluated(self, models["actor"], self._held_out, self._reward())
 
     @cached_property
     def _model(self) -> Any:
@@ -167,3 +172,144 @@ class LanguageRecipe(Recipe, StepSettings):
     def _held_out(self) -> list[Prompt]:
         held_out: Iterable[Prompt] = self.held_out()
         return list(held_out)
+
+
+class PPORecipe(LanguageRecipe):
+    """PPO: a user gives `model`, `prompts` and `reward`.
+
+    Advantages are those of GAE, made by makers; values learn the returns. With `kl_coef` above 0,
+    each action pays for its divergence from the first weights of the policy.
+    """
+
+    gamma: float = option(1.0, "discount a token", least=0, most=1)
+    lam: float = option(
+        0.95, "GAE's lambda: 0 trusts the critic, 1 the sampled return", least=0, most=1
+    )
+    kl_coef: float = option(
+        0.01, "weight of the KL divergence from the reference policy, in rewards a nat", least=0
+    )
+    actor_learning_rate: float = option(1e-6, "of Adam, for the actor", least=0, agree=False)
+    critic_learning_rate: float = option(1e-5, "of Adam, for the critic", least=0, agree=False)
+    value_clip: float = option(
+        0.5, "how far a value may move from the value at the time of making", above=0, agree=False
+    )
+    entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0, agree=False)
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return the policy as `actor`, and its critic."""
+        models = super().models()
+        return {**models, "critic": self.critic(models["actor"])}
+
+    def critic(self, actor: nn.Module) -> nn.Module:
+        """Return the critic; default: a second copy of the policy with a head for values."""
+        import copy
+
+        from redrb.algorithms import ValueHead
+
+        return ValueHead(copy.deepcopy(actor))
+
+    def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
+        """Return Adam for the actor and for the critic."""
+        import torch
+
+        rates = {"actor": self.actor_learning_rate, "critic": self.critic_learning_rate}
+        return {
+            name: torch.optim.Adam(
+                [each for each in models[name].parameters() if each.requires_grad], lr=rate
+            )
+            for name, rate in rates.items()
+        }
+
+    def algorithm(self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> PPOStep:
+        """Return the training step; override it for other options."""
+        from redrb.algorithms import PPOStep
+
+        return PPOStep(
+            *(models["actor"], models["critic"], optimizers["actor"], optimizers["critic"]),
+            value_clip=self.value_clip,
+            value_target="returns",
+            entropy_coef=self.entropy_coef,
+            normalise_advantages=True,
+            temperature=self.temperature,
+            **self.step_options,
+        )
+
+    def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:
+        """Return the actor if the divergence from its first weights has a price."""
+        return models["actor"] if self.kl_coef > 0 else None
+
+    def experience_maker(
+        self, models: dict[str, nn.Module], reference: nn.Module | None
+    ) -> ExperienceMaker:
+        """Return a maker of completions with values and GAE's advantages."""
+        from redrb.algorithms import GAE, NaiveExperienceMaker
+        from redrb.recipe.groups import CompletionGroups
+
+        actor, critic = models["actor"], models["critic"]
+        maker = NaiveExperienceMaker(
+            *(actor, critic, self._reward(), actor if reference is None else reference),
+            kl_coef=self.kl_coef,
+            gae=GAE(gamma=self.gamma, lam=self.lam),
+        )
+        maker.group_size = self.group_size
+        return CompletionGroups(self, maker)
+
+
+class GRPORecipe(LanguageRecipe):
+    """GRPO: a user gives `model`, `prompts` and `reward`.
+
+    Each completion is compared with the other completions of its prompt. With `beta` above 0, the
+    loss has a term for the divergence from the first weights of the policy.
+
+    Example:
+        >>> class Sums(GRPORecipe):
+        ...     def model(self):
+        ...         return "Qwen/Qwen2.5-0.5B"
+        ...     def prompts(self):
+        ...         return [{"prompt": f"{a}+{a}=", "answer": str(a + a)} for a in range(100)]
+        ...     def reward(self, completion):
+        ...         return float(completion.text.strip() == completion["answer"])
+    """
+
+    learning_rate: float = option(1e-6, "of AdamW", least=0, agree=False)
+    beta: float = option(0.0, "weight of the divergence from the reference policy", least=0)
+    scale_by_std: bool = option(
+        True, "divide advantages by the group's standard deviation; no: Dr. GRPO"
+    )
+
+    def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
+        """Return AdamW for the actor."""
+        import torch
+
+        trained = [each for each in models["actor"].parameters() if each.requires_grad]
+        return {"actor": torch.optim.AdamW(trained, lr=self.learning_rate)}
+
+    def algorithm(self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> GRPOStep:
+        """Return the training step; override it for other options."""
+        from redrb.algorithms import GRPOStep
+
+        return GRPOStep(
+            models["actor"],
+            optimizers["actor"],
+            beta=self.beta,
+            temperature=self.temperature,
+            **self.step_options,
+        )
+
+    def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:
+        """Return the actor if the divergence from its first weights has a price."""
+        return models["actor"] if self.beta > 0 else None
+
+    def experience_maker(
+        self, models: dict[str, nn.Module], reference: nn.Module | None
+    ) -> ExperienceMaker:
+        """Return a maker of completions with advantages relative to their group."""
+        from redrb.algorithms import GRPOExperienceMaker
+        from redrb.recipe.groups import CompletionGroups
+
+        maker = GRPOExperienceMaker(
+            *(models["actor"], self._reward(), reference),
+            group_size=self.group_size,
+            scale_by_std=self.scale_by_std,
+        )
+        return CompletionGroups(self, maker)

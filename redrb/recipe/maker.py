@@ -8,100 +8,73 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
-from redrb.recipe.agreed_settings import agreed_settings
-from redrb.recipe.prompts import prompt_batches
-from redrb.recipe.recipe import Prompt, Recipe
-from redrb.recipe.rollouts import RolloutGroups
+from redrb.recipe.groups import RolloutGroups
+from redrb.recipe.job_settings import agreed_settings
+from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
-from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerCallback, Strategy
-from redrb.runtime.agreement import Agreement
+from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
+from redrb.runtime.announcements import Agreement
 from redrb.weights import WeightSubscriber
 
+if TYPE_CHECKING:
+    from redrb.recipe.recipe import Prompt, Recipe
 
-class MakerReport(MakerCallback):
+
+class MakerReport(MakerEvents):
     """Writes an event `put` for each step: its groups, and the times for making and sending them.
 
     `step_s` is the time of the whole step, loading weights included; `admission_s` the part of it
-    that was a wait for the right to begin the groups; `fetch_s` the wait for new weights; `send_s`
-    the time for which sending blocked the loop, and `backpressure_s` the part of it that was a wait
-    for room. Groups that are sent in several parts are summed up.
+    that was a wait for the right to begin the groups; `fetch_s` the wait for new weights;
+    `backpressure_s` the part of `send_s` that was a wait for room.
     """
 
-    def __init__(self, maker: ExperienceMakerHolder, write: Write) -> None:
+    def __init__(self, maker: RecipeMaker, write: Write) -> None:
+        super().__init__(write)
         self._maker = maker
-        self._write = write
-        self._steps = 0
-        self._groups = self._samples = 0
-        self._rewards: list[Tensor] = []
-        self._make_s = self._send_s = self._blocked_s = 0.0
-        self._ended = self._began = self._pressed_s = self._admission_s = self._fetch_s = 0.0
+        self._groups = 0
+        self._before = (0.0, 0.0, 0.0, 0.0)
 
     def on_loop_start(self) -> None:
         """Begin to measure."""
-        self._ended = time.perf_counter()
+        self._before = self._times()
 
     def on_batch_start(self) -> None:
-        """Begin to sum up the parts of a step, and to measure generation and scoring."""
-        self._groups = self._samples = 0
-        self._rewards = []
-        self._make_s = self._send_s = self._blocked_s = 0.0
-        self._began = time.perf_counter()
+        """Begin to sum up the parts of a step."""
+        super().on_batch_start()
+        self._groups = 0
 
     def on_make_experience_end(self, experience: Experience) -> None:
         """Note the groups of the step."""
+        super().on_make_experience_end(experience)
         self._groups += len(set(experience.group_id or ()))
-        self._samples += len(experience)
-        if experience.reward is not None:
-            self._rewards.append(experience.reward.float().flatten().cpu())
-        self._make_s += time.perf_counter() - self._began
-
-    def on_send_start(self) -> None:
-        """Begin to measure sending."""
-        self._began, self._pressed_s = time.perf_counter(), self._maker.backpressure_s
-
-    def on_send_end(self) -> None:
-        """Note the times of sending."""
-        began, self._began = self._began, time.perf_counter()
-        self._send_s += self._began - began
-        self._blocked_s += self._maker.backpressure_s - self._pressed_s
 
     def on_batch_end(self) -> None:
-        """Write the step."""
-        self._steps += 1
-        before, self._ended = self._ended, time.perf_counter()
-        waited_s, self._admission_s = self._admission_s, self._maker.admission_s
-        fetched_s, self._fetch_s = self._fetch_s, self._maker.fetch_s
-        self._write(
-            "put",
-            step=self._steps,
-            step_s=self._ended - before,
-            admission_s=self._admission_s - waited_s,
-            fetch_s=self._fetch_s - fetched_s,
+        """Count the groups that failed; write the step."""
+        self._maker.count_failed()
+        before, self._before = self._before, self._times()
+        names = ("step_s", "admission_s", "fetch_s", "backpressure_s")
+        times = (now - then for now, then in zip(self._before, before, strict=True))
+        self._write_step(
             groups=self._groups,
-            samples=self._samples,
             policy_version=self._maker.policy_version,
-            reward=_mean(torch.cat(self._rewards)) if self._rewards else None,
-            make_s=self._make_s,
-            send_s=self._send_s,
-            backpressure_s=self._blocked_s,
+            **dict(zip(names, times, strict=True)),
         )
 
-
-def _mean(reward: Tensor) -> float | None:
-    """Return the mean of the rewards that are numbers; None if there is none."""
-    known = reward[reward.isfinite()]
-    return float(known.mean()) if len(known) else None
+    def _times(self) -> tuple[float, float, float, float]:
+        maker = self._maker
+        return (time.perf_counter(), maker.admission_s, maker.fetch_s, maker.backpressure_s)
 
 
 _log = logging.getLogger("redrb")
@@ -115,11 +88,6 @@ class RecipeMaker(ExperienceMakerHolder):
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
         """Open the task, and wait for the reference policy, if there is one.
-
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe; its `worker` is the maker's name.
-            write: Writes an event of the maker.
 
         Raises:
             WeightTimeout: No trainer published weights in time.
@@ -182,14 +150,14 @@ class RecipeMaker(ExperienceMakerHolder):
         groups = self.experience_maker
         stop = groups.stop if isinstance(groups, RolloutGroups) else None
         with self._stop.waking(stop) if stop else nullcontext():
-            self.workingloop(lambda: self._batches(), num_steps=self._recipe.maker_steps)
+            self.workingloop(self._batches, num_steps=self._recipe.maker_steps)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Send the remaining groups and close; a first SIGTERM does not break this off."""
         with self._stop.on_signals():
             super().close(timeout=timeout)
 
-    def _on_batch_end(self) -> None:
+    def count_failed(self) -> None:
         """Count groups that could not be made as filtered."""
         if isinstance(self.experience_maker, RolloutGroups):
             failed = self.experience_maker.take_failed()
@@ -198,10 +166,13 @@ class RecipeMaker(ExperienceMakerHolder):
                     self._streams[0].discard_filtered(failed)
             except StoreError as error:
                 _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
-        super()._on_batch_end()
 
     def _batches(self) -> Iterator[list[Prompt]]:
-        return prompt_batches(self._recipe, random.Random(self._recipe.worker_seed))  # noqa: S311
+        """Yield batches of `prompts_per_step` prompts for ever; a batch may span two passes."""
+        recipe = self._recipe
+        prompts = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
+        while True:
+            yield list(islice(prompts, recipe.prompts_per_step))
 
 
 def reference_policy(
@@ -211,12 +182,6 @@ def reference_policy(
     waiting: Callable[[], AbstractContextManager[None]],
 ) -> nn.Module | None:
     """Wait for the reference policy and return it; None if the recipe has none.
-
-    Args:
-        client: Connection to Redis.
-        recipe: The recipe.
-        models: Its models.
-        waiting: Announces, while its block runs, that the maker waits for weights.
 
     Raises:
         WeightTimeout: No trainer published it in time.

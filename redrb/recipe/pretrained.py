@@ -19,7 +19,6 @@ def built(source: Any, dtype: str) -> nn.Module:
 
     Args:
         source: As `LanguageRecipe.model` returns it.
-        dtype: Dtype of the weights of a folder or name.
 
     Raises:
         ConfigError: It is something else, or transformers is not installed.
@@ -61,7 +60,6 @@ def encoded(prompt: Prompt, tokenizer: Callable[[], Any]) -> Tensor:
     """Return the token ids of a prompt, int64 `[P]`.
 
     Args:
-        prompt: Has `input_ids`, or `prompt`: a text, or chat messages.
         tokenizer: Returns the tokenizer; called only where there are no `input_ids`.
 
     Raises:
@@ -100,3 +98,40 @@ def _transformers() -> Any:
             "build the image with the extra recipes, or name transformers in requirements.txt."
         ) from error
     return transformers
+
+
+def character_tokenizer(characters: str) -> Any:
+    """Return a tokenizer of transformers with one token for each character, and BOS, EOS and PAD.
+
+    For small models that are trained from nothing: nothing is downloaded. Prompts begin with BOS.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    try:
+        import tokenizers
+        import transformers
+        from tokenizers import models, pre_tokenizers, processors
+    except ImportError as error:
+        raise ConfigError(
+            f"character_tokenizer needs transformers: {install_command('recipes')}; in a "
+            "container, build the image with the extra recipes, or name transformers in "
+            "requirements.txt."
+        ) from error
+
+    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    words = {word: number for number, word in enumerate([*special, *dict.fromkeys(characters)])}
+    inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", words["<bos>"])]
+    )
+    kind: Any = transformers.PreTrainedTokenizerFast
+    return kind(
+        tokenizer_object=inner,
+        pad_token="<pad>",  # noqa: S106
+        bos_token="<bos>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+        unk_token="<unk>",  # noqa: S106
+    )

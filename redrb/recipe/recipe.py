@@ -111,7 +111,7 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         reference: nn.Module | None,  # noqa: ARG002 (for recipes with a reference policy)
     ) -> ExperienceMaker:
         """Return the object that makes groups of a list of prompts; default: it calls `rollout`."""
-        from redrb.recipe.rollouts import RolloutGroups
+        from redrb.recipe.groups import RolloutGroups
 
         return RolloutGroups(self, models)
 

@@ -1,17 +1,22 @@
-"""Settings as attributes of a class, whose subclasses replace defaults and add settings."""
+"""Settings as attributes of a class, and the sources of their values: a file, variables, flags."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
+import tomllib
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field
-from typing import Any, dataclass_transform
+from pathlib import Path
+from typing import Any, Generic, TypeVar, dataclass_transform
 
+from redrb import environment
 from redrb.checks import did_you_mean
 from redrb.errors import ConfigError
-from redrb.options import RangeChecks, check_range, url_option
+from redrb.options import RangeChecks, check_range, flag_of, url_option, variable_of, yes_or_no
 from redrb.options import option as option
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str)}
@@ -116,21 +121,17 @@ def _check_spelling(
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
     if not new or not isinstance(value, tuple(KINDS.values())) or "ClassVar" in annotation:
         return
-    alike = [each for each, item in inherited.items() if _fits(value, _checked_kind(item.type))]
+    alike = []
+    for each, item in inherited.items():
+        with suppress(ConfigError):  # an attribute of another type is no misspelt setting
+            converted(value, _checked_kind(item.type))
+            alike.append(each)
     found = did_you_mean(name, alike, least=MISSPELT)
     if found != ".":
         raise ConfigError(
             f"{cls.__name__}.{name} is no setting{found} If it is an attribute of your own, "
             f"annotate it: {name}: ClassVar[{type(value).__name__}] = {value!r:.40}."
         )
-
-
-def _fits(value: object, kind: type) -> bool:
-    try:
-        converted(value, kind)
-    except ConfigError:
-        return False
-    return True
 
 
 def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:
@@ -150,3 +151,94 @@ def _checked_kind(kind: Any) -> type:
     """Return the type of an inherited setting, which was checked in its class."""
     found: type = kind if isinstance(kind, type) else KINDS[kind]
     return found
+
+
+S = TypeVar("S", bound=RecipeSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Generic[S]):
+    """A recipe with the values of its settings.
+
+    Attributes:
+        recipe: The recipe.
+        origins: Where the value of each setting comes from, by name, for people.
+    """
+
+    recipe: S
+    origins: Mapping[str, str]
+
+
+def resolve(
+    recipe: type[S], *, flags: Mapping[str, Any], file: Path | None = None, **changes: Any
+) -> Resolved[S]:
+    """Return a recipe with the values of all sources, each overriding the one before.
+
+    Args:
+        recipe: Class of the recipe; its defaults come first.
+        file: TOML file, after the defaults; then come variables `REDRB_*`.
+
+    Raises:
+        ConfigError: A value cannot be used, a key of the file is unknown, or it cannot be read.
+    """
+    known = settings_of(recipe)
+    values: dict[str, Any] = dict(changes)
+    origins = {name: _origin(recipe, name) for name in known}
+    for name, value in (read_file(file, known) if file else {}).items():
+        values[name] = value
+        origins[name] = str(file)
+    for name, item in known.items():
+        text = environment.variable(variable_of(name))
+        if text is not None:
+            values[name] = _parsed(variable_of(name), text, item)
+            origins[name] = variable_of(name)
+    for name, value in flags.items():
+        values[name] = value
+        origins[name] = flag_of(name)
+    return Resolved(recipe=recipe(**values), origins=origins)
+
+
+def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
+    """Return the settings in a TOML file, by name.
+
+    Raises:
+        ConfigError: The file cannot be read, or has an unknown key, or a value cannot be used.
+    """
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the settings in {file} cannot be read: {why}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is no TOML: {error}.") from error
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{file}: there is no setting {name!r}{did_you_mean(name, known)}")
+    return {name: _checked(f"{file}: {name}", value, known[name]) for name, value in found.items()}
+
+
+def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
+    """Return the value of a variable."""
+    kind: Any = item.type
+    try:
+        value = yes_or_no(text) if kind is bool else kind(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        words = "yes or no" if kind is bool else f"of type {kind.__name__}"
+        raise ConfigError(f"{variable} is {text!r:.80}: it must be {words}.") from None
+    check_range(f"{flag_of(item.name)} (or {variable})", item, value)
+    return value
+
+
+def _checked(where: str, value: Any, item: Field[Any]) -> Any:
+    kind: Any = item.type
+    try:
+        found = converted(value, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where} {error}.") from None
+    check_range(where, item, found)
+    return found
+
+
+def _origin(recipe: type[RecipeSettings], name: str) -> str:
+    owner = owner_of(recipe, name)
+    return "default" if owner.__module__.startswith("redrb.recipe.") else f"recipe {owner.__name__}"

@@ -17,17 +17,16 @@ from torch.optim import Optimizer
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
-from redrb.experience import Experience
 from redrb.metrics.events import Write
-from redrb.recipe.agreed_settings import agreed_settings
+from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
-from redrb.runtime.declared_settings import DeclaredSettings
-from redrb.runtime.model_placement import place_models
+from redrb.runtime.checkpoint import DeclaredSettings
 from redrb.runtime.sharded_models import give_all_ranks
+from redrb.runtime.strategy import place_models
 from redrb.runtime.world import any_rank, rank_here, world_size_here
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
@@ -47,24 +46,16 @@ class RecipeTrainer(AlgorithmTrainer):
     """
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
-        """Open the task.
-
-        Args:
-            client: Connection to Redis.
-            recipe: The recipe.
-            write: Writes an event of the trainer.
-        """
+        """Open the task."""
         self._recipe, self._connection = recipe, client
         ranks = world_size_here()
         strategy = _strategy(recipe, ranks)
         self._device = strategy.device
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
-            self._take_step,
+            lambda batch: dict(recipe.step(self._models, self._optimizers, batch)),
             None,  # it announces itself before the models are made, which may take long
             callbacks=[self._reports],
-            eval_performance=False,
-            update_lora_weights=False,
             device=strategy.device,
             experience_maker_holder_name_list=[],  # makers find the trainer by its name
             train_batch_size=recipe.groups,
@@ -115,8 +106,7 @@ class RecipeTrainer(AlgorithmTrainer):
     @property
     def finished_steps(self) -> int:
         """Steps of the job that the newest checkpoint holds; 0 without one."""
-        position = self._resumption.position
-        return position.step if position else 0
+        return self._loop.position.step
 
     def models_to_send(self) -> dict[str, nn.Module]:
         """Return the recipe's models."""
@@ -189,15 +179,8 @@ class RecipeTrainer(AlgorithmTrainer):
         with evaluating(*models.values()):
             return self._recipe.evaluate(models)
 
-    def _take_step(self, experience: Experience) -> dict[str, Any]:
-        return dict(self._recipe.step(self._models, self._optimizers, experience))
-
     def _load_or_initialise(self, models: dict[str, nn.Module], *, resumed: bool) -> bool:
-        """Load the published weights, except after a checkpoint; publish a reference policy.
-
-        Returns:
-            Whether weights were published before.
-        """
+        """Load the published weights, except after a checkpoint; publish a reference policy."""
         recipe = self._recipe
         reference = recipe.reference(models)
         known = WeightSubscriber(

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
-from redrb.errors import LeaseLost, RecordError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.recipe import Recipe
-from redrb.runtime import TrainerCallback
+from redrb.runtime import TrainerEvents
 from redrb.runtime.world import mean_over_ranks, rank_here
 from redrb.weights import WeightVersion
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("redrb")
 
 
-class TrainerReport(TrainerCallback):
+class TrainerReport(TrainerEvents):
     """Writes events, and stops the trainer at the target or after the last step.
 
     Attributes:
@@ -35,12 +34,13 @@ class TrainerReport(TrainerCallback):
     """
 
     def __init__(self, trainer: RecipeTrainer, recipe: Recipe, write: Write) -> None:
-        self.steps = self.trained = self.unpublished = 0
+        super().__init__(write)
+        self.trained = self.unpublished = 0
         self.reached = False
         self.reward: float | None = None
-        self._trainer, self._recipe, self._write = trainer, recipe, write
+        self._trainer, self._recipe = trainer, recipe
         self._evaluated: int | None = None
-        self._started = self._began = time.perf_counter()
+        self._started = time.perf_counter()
         self._waited_s = 0.0
         self._rewards: list[float] = []
 
@@ -59,17 +59,12 @@ class TrainerReport(TrainerCallback):
         if self._evaluated != self.steps:
             self._evaluate()
 
-    def on_batch_start(self) -> None:
-        """Begin to measure a step."""
-        self._began = time.perf_counter()
-
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
         """Write the step; evaluate, unless weights are published before."""
         trainer, recipe = self._trainer, self._recipe
         self.steps, self.trained = self.steps + 1, self.trained + 1
         self.unpublished += 1
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
-        now = time.perf_counter()
         made = experience.policy_version
         known = [made] if made is None or isinstance(made, int) else made
         ages = [trainer.weight_version - number for number in known if number is not None]
@@ -77,20 +72,15 @@ class TrainerReport(TrainerCallback):
         if reward is not None:
             self._rewards.append(float(reward.float().mean()))
             metrics = {"reward": self._rewards[-1], **metrics}
-        self._write(
-            "step",
-            **{
-                **metrics,
-                "step": self.steps,
-                "groups": recipe.groups,
-                "samples": len(experience),
-                "weight_version": trainer.weight_version,
-                "staleness_mean": sum(ages) / max(1, len(ages)),
-                "staleness_max": max(ages, default=0),
-                "wait_for_batch_s": self._waited_s - before,
-                "step_s": now - self._began,
-                "seconds": now - self._started,
-            },
+        self._write_step(
+            metrics,
+            experience,
+            groups=recipe.groups,
+            weight_version=trainer.weight_version,
+            staleness_mean=sum(ages) / max(1, len(ages)),
+            staleness_max=max(ages, default=0),
+            wait_for_batch_s=self._waited_s - before,
+            seconds=time.perf_counter() - self._started,
         )
         self._stop_after_last_step()
         if not self.reached and self.unpublished < recipe.publish_every:
@@ -101,19 +91,10 @@ class TrainerReport(TrainerCallback):
             self.reached = True
             self._trainer.stop(f"{self.steps} steps are done,")
 
-    def on_batch_lost(self, error: LeaseLost) -> None:
-        """Write that another trainer trains the batch again: delivery is at least once."""
-        self._write("lease_lost", step=self.steps, why=str(error))
-
-    def on_misfits(self, error: RecordError) -> None:
-        """Write the ids of groups that fit into no batch."""
-        self._write("misfits", step=self.steps, groups=list(error.ids), why=str(error))
-
     def published(self, versions: Sequence[WeightVersion], publish_s: float) -> None:
         """Write each published version, with its size in full and as sent.
 
         Args:
-            versions: The versions.
             publish_s: Seconds for which publishing all of them held up the loop.
         """
         for version in versions:

@@ -123,7 +123,7 @@ class Cartpole(Recipe):
         import torch
 
         from redrb.algorithms import policy_loss
-        from redrb.algorithms.aggregation import normalised
+        from redrb.algorithms.losses import normalised
 
         data, advantages = experience.tensors, experience.advantages
         if advantages is None:

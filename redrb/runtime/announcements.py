@@ -9,16 +9,23 @@ so that a maker which starts late, or restarts, finds it. Announcing a version t
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
-from redrb.errors import ConfigError, DecodeError
-from redrb.keys import check_name
+from redrb.connection.stop import Stop
+from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
+from redrb.keys import WeightKeys, check_name, trainer_key
+from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.manifest import MAX_VERSION
 
 _RUN = re.compile(r"([0-9a-f]{32})?")
@@ -105,3 +112,188 @@ def _checked(message: dict[str, Any]) -> Announcement:
         raise DecodeError("an announcement of weights is damaged: the trainer's settings.")
     full, partial = versions
     return Announcement(trainer, full, partial, run, ended, reward, settings)
+
+
+_WAIT_S = 0.5
+
+_log = logging.getLogger("redrb")
+
+
+class Agreement:
+    """Compares a maker's settings with those that trainers announce.
+
+    An announcement that a maker finds when it begins may be that of an earlier run, whose successor
+    starts at the same moment. Such a one is logged, and refused only if no trainer with the maker's
+    settings announces itself in `GRACE_S` seconds. Each later one is refused at once.
+
+    Attributes:
+        pending: The error of the newest announcement, while its successor is waited for.
+    """
+
+    def __init__(self, maker: str, settings: Mapping[str, str]) -> None:
+        """Make it.
+
+        Args:
+            settings: Text of each setting in which makers and trainer must agree; with none, every
+                trainer is accepted, as are trainers that announce none.
+        """
+        self._maker = maker
+        self._settings = settings
+        self._began = False
+        self.pending: ConfigError | None = None
+        self._ends = 0.0
+
+    def accepts(self, announcement: Announcement | None) -> bool:
+        """Return whether a trainer has the maker's settings.
+
+        Args:
+            announcement: What the maker's newest look has found; None: nothing new.
+
+        Raises:
+            ConfigError: The trainer has other settings; the message names those that differ.
+        """
+        first, self._began = not self._began, True
+        if announcement is None:
+            if self.pending is not None and time.monotonic() >= self._ends:
+                raise self.pending
+            return False
+        differing = self._differing(announcement.settings)
+        if not differing:
+            self.pending = None
+            return True
+        self.pending = ConfigError(
+            f"trainer {announcement.trainer!r} has other settings than maker {self._maker!r}: "
+            f"{differing}. Start all workers of a job with the same settings."
+        )
+        if not first:
+            raise self.pending
+        self._ends = time.monotonic() + GRACE_S
+        _log.warning(
+            "%s This maker makes nothing, and ends in %.0f s unless a trainer with its settings "
+            "starts",
+            *(self.pending, GRACE_S),
+        )
+        return False
+
+    def wait(self, client: Client, namespace: str, trainer: str, timeout: float) -> None:
+        """Wait until a trainer with the maker's settings has announced itself.
+
+        Raises:
+            WeightTimeout: No trainer has announced itself in time.
+        """
+        reader = AnnouncementReader(client, trainer_key(namespace, trainer))
+        missing = MissingWeights(client, WeightKeys.of(namespace, trainer), trainer)
+        ends = time.monotonic() + timeout
+        while (left := ends - time.monotonic()) > 0:
+            if self.accepts(reader.newest(min(left, _WAIT_S))):
+                return
+            if self.pending is None:
+                missing.log()
+        raise self.pending or WeightTimeout(
+            name=trainer, newer_than=0, newest=None, waited_s=timeout
+        )
+
+    def _differing(self, others: Mapping[str, str]) -> str:
+        mine = self._settings
+        if not mine or not others:
+            return ""
+        names = sorted(mine.keys() | others.keys())
+        pairs = [(name, others.get(name, "unknown"), mine.get(name, "unknown")) for name in names]
+        return ", ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b)
+
+
+GRACE_S = 30.0
+"""How long an end that was announced before a maker began may still be taken back."""
+
+_END_WAIT_S = 2.0
+"""Longest wait for an announcement; then the thread checks whether it is to end."""
+
+_PAUSE_S = 1.0
+"""Pause after an error."""
+
+
+class JobEnd:
+    """Asks a maker's loop to end when the trainer that it follows has announced the end of the job.
+
+    A maker that sends to several trainers goes on until all of them have. An end that a maker finds
+    when it begins is often that of an earlier run, whose successor starts at the same moment, so
+    the maker first waits whether a trainer takes it back.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        followed: Callable[[], str],
+        others: Sequence[str],
+        stop: Stop,
+    ) -> None:
+        """Make it; `watching` starts the thread.
+
+        Args:
+            followed: Returns the name of the trainer whose weights the maker follows.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._followed = followed
+        self._others = others
+        self._stop = stop
+        self._readers: dict[str, AnnouncementReader] = {}
+        self._newest: dict[str, Announcement] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Run the thread in this block; it ends soon after."""
+        over = Stop()
+        thread = threading.Thread(target=self._run, args=(over,), name="redrb-job-end", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.ask()
+
+    def _run(self, over: Stop) -> None:
+        grace_ends = time.monotonic() + GRACE_S
+        began = True
+        with Deadline(stop=over):
+            while not (over or self._stop):
+                try:
+                    running = self._running()
+                    if running is None and (not began or time.monotonic() >= grace_ends):
+                        if not over:
+                            self._stop.ask(self._reason())
+                        return
+                    began = began and running is None
+                    self._read(running or self._followed(), _END_WAIT_S)
+                except StoreClosed:
+                    return
+                except RedrbError as error:
+                    if not over:
+                        _log.debug("a maker cannot see whether its job is over: %s", error)
+                    over.wait(_PAUSE_S)
+
+    def _running(self) -> str | None:
+        """Return a trainer that has not announced the end; None: all have."""
+        followed = self._followed()
+        for name in dict.fromkeys((followed, *self._others)):
+            self._read(name)
+            newest = self._newest.get(name)
+            if newest is None:  # of the others, some are names of tasks, and no trainers
+                if name == followed:
+                    return name
+            elif not newest.ended:
+                return name
+        return None
+
+    def _read(self, name: str, wait_s: float = 0.0) -> None:
+        """Read the newest announcement of a trainer, or wait for one."""
+        if name not in self._readers:
+            key = trainer_key(self._namespace, name)
+            self._readers[name] = AnnouncementReader(self._client, key)
+        announcement = self._readers[name].newest(wait_s)
+        if announcement is not None:
+            self._newest[name] = announcement
+
+    def _reason(self) -> str:
+        followed = self._followed()
+        return f"trainer {followed!r} has ended the job: {self._newest[followed].ended}"

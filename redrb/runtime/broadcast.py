@@ -90,7 +90,6 @@ class Broadcast:
 
         Raises:
             WeightMismatch: The update does not fit the models, which keep their weights.
-            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
         for name in self._names if fence else ():
             self._publisher(name)
@@ -118,16 +117,11 @@ class Broadcast:
         """Publish the models' weights and announce them to makers; return the version.
 
         Args:
-            models: Models by name, such as actor and critic.
             tensors: Their whole tensors, as `whole_tensors` returns them; default: the live ones.
-            fully: Publish all weights; otherwise only trained ones (`requires_grad`). The first
-                update is always full.
-            lora_only: Publish only `lora_A` and `lora_B` of the trained weights; makers merge them.
 
         Raises:
             ConfigError: `lora_only`, and no model has LoRA layers.
             PublisherFenced: Another trainer of this name was started after this one.
-            StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
         inner = {name: unwrapped(model) for name, model in models.items()}
         tensors = models_tensors(inner) if tensors is None else tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Self
@@ -12,12 +12,32 @@ from typing import Any, Self
 import torch
 
 from redrb.checks import checked_int
-from redrb.connection import Client
+from redrb.connection import Client, connect
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
-from redrb.runtime.client import client_for
 from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
 from redrb.stream.task.settings import may_give_rights
+
+
+def client_for(client: Client | str | None) -> tuple[Client, AbstractContextManager[object]]:
+    """Return a client, and a context manager that closes it if it was opened here.
+
+    Args:
+        client: A client, which the user closes; a URL; or None for the variable REDRB_URL.
+
+    Raises:
+        ConfigError: The argument is something else, or there is no URL.
+        StoreUnavailable: No server answers at the URL.
+    """
+    if isinstance(client, Client):
+        return client, nullcontext()
+    if client is not None and not isinstance(client, str):
+        raise ConfigError(
+            f"the client is a {type(client).__name__}: pass the result of redrb.connect(url), or a "
+            "URL."
+        )
+    opened = connect(client)
+    return opened, opened
 
 
 class DetachedReplayBuffer:

@@ -5,11 +5,16 @@ The hooks and their order are those of ColossalAI's `coati.ray.callbacks`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import Experience
+from redrb.metrics.events import Write
 
 
 class TrainerCallback:
@@ -119,11 +124,113 @@ class Callbacks:
                     f"a callback is a {type(callback).__name__}: subclass redrb.{kind.__name__}."
                 )
 
-    def add(self, callback: Any) -> None:
-        """Append a callback."""
-        self._all.append(callback)
-
     def call(self, hook: str, *arguments: int | Mapping[str, Any] | Experience | Exception) -> None:
         """Call `hook` of each callback."""
         for callback in self._all:
             getattr(callback, hook)(*arguments)
+
+
+class TrainerEvents(TrainerCallback):
+    """Writes an event `step` for each batch: its metrics, samples, mean reward and time.
+
+    Example:
+        >>> with TensorBoardLog("runs/first") as log:
+        ...     trainer = DetachedPPOTrainer(..., callbacks=[TrainerEvents(log.write)])
+        ...     trainer.fit(total_steps=1000, update_steps=10)
+
+    Attributes:
+        steps: Steps trained.
+    """
+
+    def __init__(self, write: Write) -> None:
+        """Write events by a function, such as `TensorBoardLog(folder).write`."""
+        self._write = write
+        self.steps = 0
+        self._began = time.perf_counter()
+
+    def on_batch_start(self) -> None:
+        """Begin to measure a step."""
+        self._began = time.perf_counter()
+
+    def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+        """Write the step."""
+        self.steps += 1
+        reward = experience.reward
+        mean = {} if reward is None else {"reward": float(reward.float().mean())}
+        self._write_step({**mean, **metrics}, experience)
+
+    def on_batch_lost(self, error: LeaseLost) -> None:
+        """Write that another trainer trains the batch again: delivery is at least once."""
+        self._write("lease_lost", step=self.steps, why=str(error))
+
+    def on_misfits(self, error: RecordError) -> None:
+        """Write the ids of groups that fit into no batch."""
+        self._write("misfits", step=self.steps, groups=list(error.ids), why=str(error))
+
+    def on_update_start(self) -> None:
+        """Begin to measure the update of the makers."""
+        self._began = time.perf_counter()
+
+    def on_update_end(self) -> None:
+        """Write the time of the update."""
+        self._write("publish", step=self.steps, publish_s=time.perf_counter() - self._began)
+
+    def _write_step(self, metrics: dict[str, Any], experience: Experience, **more: Any) -> None:
+        step_s = time.perf_counter() - self._began
+        figures = {"step": self.steps, "samples": len(experience), "step_s": step_s}
+        self._write("step", **{**metrics, **figures, **more})
+
+
+class MakerEvents(MakerCallback):
+    """Writes an event `put` for each batch of prompts: its samples, mean reward and times.
+
+    `make_s` is the time of making, and of waiting for rewards; `send_s` that for which sending
+    blocked the loop. A batch that is sent in several parts is summed up.
+    """
+
+    def __init__(self, write: Write) -> None:
+        """Write events by a function, such as `TensorBoardLog(folder).write`."""
+        self._write = write
+        self._steps = self._samples = 0
+        self._rewards: list[Tensor] = []
+        self._make_s = self._send_s = self._began = 0.0
+
+    def on_batch_start(self) -> None:
+        """Begin to sum up a batch of prompts, and to measure generation and scoring."""
+        self._samples, self._rewards = 0, []
+        self._make_s = self._send_s = 0.0
+        self._began = time.perf_counter()
+
+    def on_make_experience_end(self, experience: Experience) -> None:
+        """Note the samples."""
+        self._make_s += time.perf_counter() - self._began
+        self._samples += len(experience)
+        if experience.reward is not None:
+            self._rewards.append(experience.reward.float().flatten().cpu())
+
+    def on_send_start(self) -> None:
+        """Begin to measure sending."""
+        self._began = time.perf_counter()
+
+    def on_send_end(self) -> None:
+        """Note the time of sending; later parts of the batch are made from now on."""
+        began, self._began = self._began, time.perf_counter()
+        self._send_s += self._began - began
+
+    def on_batch_end(self) -> None:
+        """Write the step."""
+        self._write_step()
+
+    def _write_step(self, **more: Any) -> None:
+        self._steps += 1
+        rewards = torch.cat(self._rewards) if self._rewards else torch.zeros(0)
+        known = rewards[rewards.isfinite()]
+        self._write(
+            "put",
+            step=self._steps,
+            samples=self._samples,
+            reward=float(known.mean()) if len(known) else None,
+            make_s=self._make_s,
+            send_s=self._send_s,
+            **more,
+        )

@@ -8,6 +8,7 @@ read with `torch.load(weights_only=True)`: no code in them is run.
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle  # noqa: TID251 (the name of an error; nothing is unpickled by us)
 import random
@@ -22,6 +23,7 @@ import msgpack
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from redrb.disks import may_pass
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
@@ -142,13 +144,7 @@ class Checkpoints:
     """The checkpoints in one directory: files named by step, of which the newest are kept."""
 
     def __init__(self, directory: Path, *, owner: str, keep: int = 1) -> None:
-        """Use a directory; it is made when the first checkpoint is written.
-
-        Args:
-            directory: Directory of the files.
-            owner: Name of the trainer and its task; checkpoints of other owners are refused.
-            keep: Number of checkpoints that are kept.
-        """
+        """Use a directory; it is made when the first checkpoint is written."""
         self._directory = directory
         self._owner = owner
         self._keep = keep
@@ -160,11 +156,6 @@ class Checkpoints:
 
     def save(self, parts: Mapping[str, Stateful], position: Position, unacked: Unacked) -> None:
         """Write a checkpoint; a crash leaves either the previous one or the new one, complete.
-
-        Args:
-            parts: The modules, optimizers and the like, by name.
-            position: How far training has come.
-            unacked: Groups that were trained and not acknowledged yet.
 
         Raises:
             CheckpointFailed: The disk is full, read-only or failing; nothing of the file is left.
@@ -228,11 +219,7 @@ class Checkpoints:
         return position, unacked
 
     def forget_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps: training goes on from this one.
-
-        Raises:
-            CheckpointFailed, ConfigError: As `save` does.
-        """
+        """Delete the checkpoints of later steps: training goes on from this one."""
         with self._writing():
             for later in self.steps():
                 if later > step:
@@ -269,11 +256,7 @@ class Checkpoints:
 
 
 def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write a checkpoint to a file.
-
-    Raises:
-        OSError: The disk does not take it; torch hides this error behind a RuntimeError.
-    """
+    """Write a checkpoint to a file; torch hides an error of the disk behind a RuntimeError."""
     try:
         torch.save(content, file)
     except RuntimeError as error:
@@ -331,3 +314,41 @@ def _unpacked(packed: Mapping[str, Any], path: Path) -> Experience:
         group_index=packed.get("group_index"),
         **meta,
     )
+
+
+Groups: TypeAlias = list[dict[str, Any]]
+"""Settings of each parameter group of an optimizer, such as `lr`."""
+
+_PARAMETERS = ("params", "param_names")
+
+
+class DeclaredSettings:
+    """The settings with which a program has made its optimizers, as a part of a checkpoint.
+
+    The state of an optimizer in a checkpoint has its settings, and loading it brings them back.
+    Settings that are declared otherwise than before, as with another `--learning-rate`, are set
+    after that. The others keep the values of the checkpoint, which a schedule may have changed.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """Note the settings of new optimizers."""
+        self._optimizers = optimizers
+        self._now = {
+            name: [
+                {key: copy.copy(group[key]) for key in group.keys() - set(_PARAMETERS)}
+                for group in optimizer.param_groups
+            ]
+            for name, optimizer in optimizers.items()
+        }
+
+    def state_dict(self) -> dict[str, Groups]:
+        """Return the settings as they were declared."""
+        return self._now
+
+    def load_state_dict(self, state: Mapping[str, Groups]) -> None:
+        """Set the settings that differ from those in `state`; the optimizers are loaded before."""
+        for name, optimizer in self._optimizers.items():
+            for group, now, before in zip(
+                optimizer.param_groups, self._now[name], state[name], strict=True
+            ):
+                group |= {key: value for key, value in now.items() if value != before.get(key)}

@@ -1,23 +1,27 @@
-"""A maker's side of weight updates: announced by a trainer, fetched, loaded under a lock."""
+"""Weights of a maker's models: announced by a trainer, fetched, loaded as a whole under a lock."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
 
 from redrb.connection import Client
-from redrb.connection.deadline import here
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
-from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
+from redrb.connection.stop import Stop
+from redrb.errors import DecodeError, StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import WeightKeys, maker_key, partial_weights, trainer_key
-from redrb.runtime.agreement import Agreement
-from redrb.runtime.announcements import Announcement, AnnouncementReader
+from redrb.runtime.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.reading.standby import PreparedLoad
+from redrb.weights.reading.standby import BackgroundFetch, PreparedLoad
 from redrb.weights.tensors.fitting import Strict
 
 _log = logging.getLogger("redrb")
@@ -79,8 +83,6 @@ class WeightFollower:
 
         Raises:
             WeightMismatch: The update does not fit the models, which keep their weights.
-            WeightError, DecodeError: As `WeightSubscriber.poll` does; the models keep their
-                weights until the next announcement.
             StoreUnavailable: Redis stayed away; the next call goes on.
             ConfigError: A trainer with other settings than the maker's has started.
         """
@@ -132,9 +134,6 @@ class WeightFollower:
 
         Returns:
             Whether there was an announcement.
-
-        Raises:
-            As `follow` does.
         """
         found = self._next_announcement(0.0 if self._pending else wait_s)
         announcement = found if self._agreement.accepts(found) else self._pending
@@ -177,8 +176,14 @@ class WeightFollower:
             return False
         try:
             self.ready = False
-            self._load_full()
-            self._load_partial()
+            full, partial = self._full, self._partial
+            if full is not None:
+                self._load(full)
+                if self._announced and (full.version or 0) >= self._announced:
+                    self.complete = True
+                base = full.version or 0
+                if partial is not None and full.ready is None and (partial.ready or 0) > base:
+                    self._load(partial)
             return True
         except WeightMismatch:
             raise
@@ -187,6 +192,12 @@ class WeightFollower:
             raise
         finally:
             self._changing.release()
+
+    def _load(self, fetched: PreparedLoad) -> None:
+        loaded = fetched.load()
+        if loaded is not None:
+            self.version = loaded
+            self._models.all_loaded()
 
     def _follow(self, wait_s: float) -> bool:
         found = self.prepare(wait_s)
@@ -267,21 +278,218 @@ class WeightFollower:
             if not newer_full:
                 return
 
-    def _load_full(self) -> None:
-        if self._full is None:
-            return
-        loaded = self._full.load()
-        if loaded is not None:
-            self.version = loaded
-            self._models.all_loaded()
-        if self._announced and (self._full.version or 0) >= self._announced:
-            self.complete = True
 
-    def _load_partial(self) -> None:
-        if self._partial is None or self._full is None or self._full.ready is not None:
-            return
-        if (self._partial.ready or 0) > (self._full.version or 0):
-            loaded = self._partial.load()
-            if loaded is not None:
-                self.version = loaded
-                self._models.all_loaded()
+class InFlightUpdates(BackgroundFetch):
+    """Follows announcements in a thread, and lets generation swap updates in between tokens."""
+
+    def __init__(self, follower: WeightFollower, models: ModelUpdates) -> None:
+        super().__init__("redrb-in-flight", follower)
+        self._follower = follower
+        self._models = models
+        self._error: Exception | None = None
+        self._fetched = threading.Event()  # the thread has fetched an update, or failed
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the thread during this block; a fetch that is under way ends in the background."""
+        self._start()
+        try:
+            yield
+        finally:
+            self._end()
+
+    def swap(self) -> int | None:
+        """Load the fetched update, if there is one; `check` raises an error that came up.
+
+        Returns:
+            The version that the models have.
+        """
+        try:
+            self._swap_in(self._models.held())
+        except (WeightError, DecodeError) as error:
+            self._error = error
+        return self._follower.version
+
+    def await_version(self, least: int, seconds: float) -> None:
+        """Load what the thread fetches until the models have version `least`, for a while."""
+        end = time.monotonic() + seconds
+        while True:
+            self._fetched.clear()
+            if (self.swap() or 0) >= least or self._error is not None:
+                return
+            left = end - time.monotonic()
+            if left <= 0 or not self._fetched.wait(left):
+                return
+
+    def check(self) -> None:
+        """Raise the error since the last call; while Redis is away, raise that at each call."""
+        error = self._error
+        if error is not None:
+            if not isinstance(error, StoreUnavailable):
+                self._error = None
+            raise error
+
+    def _fetch_next(self, wait_s: float) -> None:
+        if self._follower.prepare(wait_s):
+            self._fetched.set()
+        if isinstance(self._error, StoreUnavailable):
+            self._error = None
+
+    def _failed(self, error: Exception) -> None:
+        self._error = error
+        self._fetched.set()
+
+
+FETCH_S = 5.0
+"""Longest wait for weights that are fetched beside generation, once there is a right to begin."""
+
+_ONE_ATTEMPT = Stop()
+_ONE_ATTEMPT.ask()
+
+
+class MakerWeights:
+    """Keeps the models of a maker at the newest weights, also while Redis comes and goes.
+
+    Attributes:
+        updates: The models with their lock.
+        fetch_s: Seconds that calls of `refresh` have taken.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        maker: str,
+        models: Mapping[str, nn.Module | None],
+        stop: Stop,
+        *,
+        follow: str,
+        first_timeout: float,
+        in_flight: bool,
+        wait_for_first: bool = True,
+        update_timeout: float = 60.0,
+        agree: Mapping[str, str] | None = None,
+    ) -> None:
+        """Follow a trainer; nothing is loaded yet.
+
+        Args:
+            first_timeout: Seconds to wait for a full update before the first batch.
+            update_timeout: Seconds between two calls of an update in chunks, until it is dropped.
+            agree: Text of each setting in which the trainer must agree with the maker.
+        """
+        self.updates = ModelUpdates(models, timeout_s=update_timeout)
+        self.fetch_s = 0.0
+        self._maker, self._stop, self._first_timeout = maker, stop, first_timeout
+        self._follower = WeightFollower(
+            *(client, namespace, maker, self.updates), chosen=follow, agree=agree
+        )
+        self._in_flight = InFlightUpdates(self._follower, self.updates) if in_flight else None
+        self._initialised = not wait_for_first
+        self._outage = Outage(f"maker {maker!r} goes on with the weights it has")
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights in the models; None before the first update."""
+        return self._follower.version
+
+    @property
+    def trainer(self) -> str:
+        """Name of the trainer whose weights are followed."""
+        return self._follower.trainer
+
+    def prefetching(self) -> AbstractContextManager[None]:
+        """With in-flight updates, fetch them in a thread while this block runs."""
+        return self._in_flight.running() if self._in_flight else nullcontext()
+
+    def wait_until_initialised(self) -> bool:
+        """Wait for the first full update; False if the maker was asked to end before it came.
+
+        Raises:
+            WeightTimeout: No full update came in time.
+            WeightMismatch: The update does not fit the models.
+            ConfigError: The trainer has other settings than the maker.
+        """
+        if not self._initialised:
+            with Deadline(stop=self._stop):
+                self._follower.wait_until_complete(
+                    self._first_timeout, lambda: bool(self._stop) or self._initialised
+                )
+            self._initialised = self._initialised or self._follower.complete
+        return self._initialised
+
+    def refresh(self, least: int | None = None) -> None:
+        """Load the newest weights; while Redis is unreachable, keep the current ones.
+
+        Args:
+            least: Version for which a fetch beside generation is waited for, a few seconds.
+
+        Raises:
+            WeightError, DecodeError: The first update cannot be loaded. Later ones are logged.
+            ConfigError: A trainer with other settings than the maker's has started.
+        """
+        began = time.monotonic()
+        try:
+            self._refresh(least)
+        finally:
+            self.fetch_s += time.monotonic() - began
+
+    def _refresh(self, least: int | None) -> None:
+        away = self._outage.lasts
+        try:
+            if self._in_flight is not None:
+                self._in_flight.check()
+                if least is not None and self.version is not None and self.version < least:
+                    self._in_flight.await_version(least, FETCH_S)
+            else:
+                with Deadline(stop=_ONE_ATTEMPT if away else self._stop):
+                    self._follower.follow()
+        except StoreUnavailable as error:
+            if not self._stop:
+                self._outage.failed(error)
+        except (WeightError, DecodeError) as error:
+            if self._follower.version is None:
+                raise
+            _log.error("maker %r keeps the weights it has: %s", self._maker, error)
+        else:
+            self._outage.over()
+
+    def begin_batch(self) -> tuple[int | None, dict[str, Any]]:
+        """Return the version that a batch begins with, and options for its experience maker.
+
+        With in-flight updates, the option `before_token` loads new weights between two tokens.
+        """
+        if self._in_flight is None:
+            return self.version, {}
+        return self._in_flight.swap(), {"before_token": self._in_flight.swap}
+
+    def update(
+        self,
+        states: Mapping[str, Mapping[str, Tensor] | None],
+        lora_configs: Mapping[str, Mapping[str, Any] | None],
+        *,
+        full: bool,
+        first: bool | None,
+        last: bool | None,
+    ) -> None:
+        """Update the models from this process, in one call or in chunks.
+
+        A call with neither `first` nor `last` is a chunk of the update that this thread has begun;
+        if there is none, it is a whole update. With `full`, the models are complete after it.
+
+        Raises:
+            WeightError: This thread has no update under way, or makes experience just now.
+            WeightMismatch: A tensor does not fit the models, which keep their old weights.
+        """
+        single = not first and not last and not self.updates.begun
+        if first or single:
+            self.updates.begin()
+        try:
+            for model, state in states.items():
+                if state is not None:
+                    self.updates.stage(model, state, None if full else lora_configs[model])
+        except BaseException:
+            self.updates.drop(ended=bool(last) or single)
+            raise
+        if last or single:
+            self.updates.end()
+            self._initialised = self._initialised or full

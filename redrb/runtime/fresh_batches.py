@@ -1,21 +1,99 @@
-"""Fresh batches for the training loop: prefetched while a step runs, until the loop is to end."""
+"""Fresh batches for the training loop, and groups that cannot be trained."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
+import torch
+
+from redrb.checks import checked_int
+from redrb.codec import GroupLayout
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
-from redrb.errors import RecordError, WrongStep
+from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.runtime.trainer_settings import BatchSettings
-from redrb.stream import ExperienceStream, Lease
+from redrb.runtime.buffer import DetachedReplayBuffer
+from redrb.runtime.checkpoint import Checkpoints
+from redrb.runtime.world import rank_here, world_size_here
+from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.ranks.scripts import MOST_STEPS
+
+Acknowledge: TypeAlias = Literal["step", "checkpoint"]
+"""When a trained batch is acknowledged: after its step, or after the checkpoint that holds it."""
 
 _log = logging.getLogger("redrb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How a trainer takes batches, when it acknowledges them, and when it writes checkpoints.
+
+    Attributes:
+        device: Device on which batches are trained.
+        pin_memory: Whether batches are pinned for the copy to an accelerator.
+        prefetch: Batches prepared while a step runs.
+        timeout: Seconds to wait for a full batch; None waits for ever.
+        rank: Rank among the trainers that share a task; None: the trainer shares no task.
+        world_size: Number of these trainers; None with `rank` None.
+        ack: When a batch is acknowledged.
+        checkpoint_dir: Directory of the checkpoints; None: none are written.
+        checkpoint_every: Episodes between two checkpoints.
+
+    Raises:
+        ConfigError: Only one of `rank` and `world_size` is given; `ack` is unknown or needs a
+            directory, or `checkpoint_every` is below 1.
+    """
+
+    device: torch.device
+    pin_memory: bool
+    prefetch: int
+    timeout: float | None
+    rank: int | None
+    world_size: int | None
+    ack: Acknowledge
+    checkpoint_dir: str | Path | None
+    checkpoint_every: int
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise ConfigError("give rank and world_size, both or none.")
+        if self.ack not in ("step", "checkpoint") or (
+            self.ack == "checkpoint" and self.checkpoint_dir is None
+        ):
+            raise ConfigError(
+                f'ack={self.ack!r}: use "step", or "checkpoint" together with a checkpoint_dir.'
+            )
+        checked_int("checkpoint_every", self.checkpoint_every, 1)
+
+    def checkpoints(self, owner: str) -> Checkpoints | None:
+        """Return the checkpoints of a trainer, of ranks each in a directory per rank."""
+        if self.checkpoint_dir is None:
+            return None
+        if self.rank is None and world_size_here() == 1:
+            return Checkpoints(Path(self.checkpoint_dir), owner=owner)
+        # two are kept: ranks resume from the newest step of which all of them have a checkpoint
+        rank = rank_here() if self.rank is None else self.rank
+        return Checkpoints(Path(self.checkpoint_dir) / f"rank-{rank}", owner=owner, keep=2)
+
+    def check_limits(self, update_steps: int) -> None:
+        """Check that ranks may lease all batches between two checkpoints at once.
+
+        Raises:
+            ConfigError: The step protocol of ranks allows fewer.
+        """
+        leased = update_steps * self.checkpoint_every + 1 + self.prefetch
+        if self.ack == "checkpoint" and self.rank is not None and leased > MOST_STEPS:
+            raise ConfigError(
+                f"ranks lease at most {MOST_STEPS} steps at once, and update_steps={update_steps} "
+                f"with checkpoint_every={self.checkpoint_every} leases {leased} until a "
+                'checkpoint: checkpoint more often, use fewer update_steps, or use ack="step".'
+            )
 
 
 class FitEnded(Exception):
@@ -31,39 +109,26 @@ class FreshBatches:
 
     def __init__(
         self,
-        stream: ExperienceStream,
-        batch_size: int,
-        settings: BatchSettings,
+        buffer: DetachedReplayBuffer,
+        settings: LoopSettings,
         stop: Stop,
         *,
         in_step: bool,
         batches: int | None,
         first_step: int,
-        may_skip_steps: bool,
         on_misfits: Callable[[RecordError], None],
     ) -> None:
         """Describe the batches; none is taken yet.
 
         Args:
-            stream: Stream of the trainer's buffer.
-            batch_size: Samples in a batch, over all ranks.
-            settings: How batches are taken and placed.
-            stop: Ends the wait for a batch.
-            in_step: Whether ranks end at the same step: one that is asked to end still takes its
-                next batch, as long as it has time for Redis.
             batches: Number of batches; None: no limit.
-            first_step: Step of the first batch, where ranks share the stream.
-            may_skip_steps: Whether to go on at the ranks' next step where `first_step` was already
-                trained; otherwise that is an error.
             on_misfits: Called with the error when groups do not fit into one batch.
         """
-        self._stream = stream
-        self._batch_size = batch_size
+        self._buffer = buffer
         self._settings = settings
         self._stop, self._in_step = stop, in_step
         self._left = batches
         self._first_step = first_step
-        self._may_skip_steps = may_skip_steps
         self._on_misfits = on_misfits
         self._taken = 0
         self._unclaimed: list[Lease] = []
@@ -113,7 +178,8 @@ class FreshBatches:
                     self._on_misfits(error)
                     continue
                 except WrongStep as error:
-                    if not self._may_skip_steps or self._taken:
+                    # ranks go on at their next step, if the first one was already trained
+                    if self._settings.ack != "step" or self._taken:
                         raise
                     self._close_loader()
                     self._first_step = error.next_step
@@ -141,12 +207,21 @@ class FreshBatches:
             self._stop.interrupts.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
+        settings = self._settings
+        ranks: dict[str, Any] = {}
+        if settings.rank is not None:
+            ranks = {"rank": settings.rank, "world_size": settings.world_size}
         loader = ExperienceLoader(
-            self._stream,
-            self._batch_size,
+            self._buffer.stream,
+            self._buffer.sample_batch_size,
             steps=self._left,
             acknowledge=False,
-            **self._settings.loader_options(self._first_step + self._taken),
+            prefetch=settings.prefetch,
+            device=settings.device,
+            pin_memory=settings.pin_memory,
+            timeout=settings.timeout,
+            first_step=self._first_step + self._taken,
+            **ranks,
         )
         self._batches = iter(loader)
         return loader
@@ -156,3 +231,61 @@ class FreshBatches:
         if loader is not None:
             self._waited_s += loader.wait_for_batch_s
             loader.close()
+
+
+_ADVICE = (
+    "A task keeps the fields of the groups that were put first, so put groups with {0!r} into "
+    "another task, or into this one after `redrb rm`."
+)
+
+
+def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Lease]) -> bool:
+    """Reject the groups of a batch that lack the field for which its step has failed.
+
+    The other groups are requeued unharmed. The error then names the rejected groups, and says how
+    many they are.
+
+    Returns:
+        Whether groups were rejected. Otherwise nothing has ended: no group lacks the field.
+
+    Raises:
+        StoreUnavailable: Redis stayed away; groups may still be leased.
+    """
+    field = error.field
+    if field is None or batch.tensors.get(field, getattr(batch, field, None)) is not None:
+        return False
+    lacking = [
+        (lease, [seq for seq, group in lease.layouts.items() if field not in _fields(group)])
+        for lease in leases
+    ]
+    error.ids = tuple(seq for _, ids in lacking for seq in ids)
+    if not error.ids:
+        return False
+    tasks = ", ".join(sorted({part.task for lease in leases for part in lease.parts}))
+    log_rejected(error, tasks, sum(map(len, leases)), _ADVICE.format(field))
+    for lease, ids in lacking:
+        try:
+            if ids:
+                lease.reject(error, ids)
+            if lease:
+                lease.release()
+        except LeaseLost as lost:
+            _log.warning("other consumers train some of these groups: %s", lost)
+    return True
+
+
+def log_rejected(error: RecordError, task: str, total: int, advice: str = "") -> None:
+    """Log that groups without a field, or with one of another form, are dead letters now.
+
+    The error gets the same text as a note.
+    """
+    why = (
+        f"task {task!r}: {len(error.ids)} of the {total} groups of a batch have no usable "
+        f"{error.field!r}, and are dead letters now: {str(error).rstrip('.')}. {advice}"
+    ).rstrip()
+    _log.error("%s", why)
+    error.add_note(why)
+
+
+def _fields(group: GroupLayout) -> set[str]:
+    return {column.name for column in group.fields}

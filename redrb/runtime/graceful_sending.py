@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -32,14 +31,12 @@ class GracefulSender:
         """Wrap a sender.
 
         Args:
-            sender: Sends groups in the background.
-            stop: Asks the maker to end, and ends waits.
             stop_timeout: Seconds for which a maker that was asked to end waits for room.
         """
         self._sender = sender
         self._stop = stop
         self._stop_timeout = stop_timeout
-        self._deadline: float | None = None
+        self._ending: Deadline | None = None
         self._gave_up = False
         self._lost = 0  # groups that found no room in the sender
 
@@ -83,14 +80,9 @@ class GracefulSender:
             raise failure
 
     def _send_or_give_up(
-        self, send: Callable[..., None], in_hand: Callable[[], int] = lambda: 0
+        self, send: Callable[[], None], in_hand: Callable[[], int] = lambda: 0
     ) -> None:
-        """Run `send(timeout=...)`, once more if it failed for groups of earlier calls only.
-
-        Args:
-            send: Sends or flushes; raises SendFailed.
-            in_hand: Returns the number of groups that `send` hands over.
-        """
+        """Run `send`, once more if it failed for groups of earlier calls only."""
         failure = self._attempt(send)
         if failure is None:
             return
@@ -104,22 +96,20 @@ class GracefulSender:
         if failure.dropped or not self._stop:
             raise failure
 
-    def _attempt(self, send: Callable[..., None]) -> SendFailed | None:
-        """Run `send(timeout=...)`, until the deadline once the loop is to end; return its error."""
+    def _attempt(self, send: Callable[[], None]) -> SendFailed | None:
+        """Run `send`, until its time is up once the loop is to end; return its error."""
         try:
             with Deadline(stop=self._stop):
-                send(timeout=None)
+                send()
         except SendFailed as failure:
             if failure.dropped or not self._stop:
                 return failure
         else:
             return None
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._stop_timeout
-        left_s = max(0.0, self._deadline - time.monotonic())
+        self._ending = self._ending or Deadline(at_most=self._stop_timeout)
         try:
-            with Deadline(at_most=left_s):
-                send(timeout=left_s)
+            with self._ending:
+                send()
         except SendFailed as failure:
             return failure
         return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -13,23 +15,21 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
 from redrb.errors import ConfigError
+from redrb.experience import Experience
 from redrb.keys import check_name
-from redrb.runtime.batch_rights import BatchRights
+from redrb.runtime.announcements import JobEnd
+from redrb.runtime.buffer import client_for
 from redrb.runtime.callbacks import Callbacks, MakerCallback
-from redrb.runtime.client import client_for
-from redrb.runtime.experience_maker import ExperienceMaker, check_options
+from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.job_end import JobEnd
-from redrb.runtime.maker_loop import MakerLoop
-from redrb.runtime.maker_settings import SendSettings, WeightSettings
-from redrb.runtime.maker_weights import MakerWeights
-from redrb.runtime.model_placement import PlacedModels, place_models
-from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
-from redrb.runtime.progress import ProgressBar
+from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, ProgressBar
+from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
-from redrb.runtime.strategy import Strategy
+from redrb.runtime.strategy import Strategy, place_models
 from redrb.stream import ExperienceStream
-from redrb.stream.sending import ExperienceSender
+from redrb.stream.sending import ExperienceSender, GroupedRows
+
+_log = logging.getLogger("redrb")
 
 
 def prompt_batches(
@@ -39,9 +39,7 @@ def prompt_batches(
 
     Args:
         dataloader_fn: Returns the loader; it is called once.
-        epochs: Passes over the loader, if `steps` is 0.
         steps: Number of batches, over as many passes as they need; 0: `epochs` passes.
-        stop: Ends the iteration.
 
     Raises:
         ConfigError: `steps` is above 0, and the loader has no batch; or another pass is needed over
@@ -74,7 +72,37 @@ def _check_repeatable(loader: Iterable[Any]) -> None:
         )
 
 
-class ExperienceMakerHolder(MakerLoop):
+class ExperienceMaker(Protocol):
+    """Turns prompts into experience.
+
+    With a method `check_options(options)`, which raises ConfigError, options of generation are
+    checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
+    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
+    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
+    none. Weights may change after the first part; while later ones are made they stay only if its
+    attribute `parts_use_models` is true.
+    """
+
+    def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
+        """Return the experience of a batch of prompts."""
+
+
+def check_options(experience_maker: ExperienceMaker, options: Mapping[str, Any]) -> None:
+    """Refuse options that the experience maker does not know, if it can say so now."""
+    signature = inspect.signature(experience_maker.make_experience)
+    try:
+        signature.bind_partial(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(experience_maker).__name__}.make_experience: {error}; it takes {signature}."
+        ) from error
+    check = getattr(experience_maker, "check_options", None)
+    if check is not None:
+        check(options)
+
+
+class ExperienceMakerHolder:
     """Makes experience in one process and sends it to any number of trainers.
 
     Source: `coati.ray.experience_maker_holder`. There it is a Ray actor; here it is an object in
@@ -91,8 +119,7 @@ class ExperienceMakerHolder(MakerLoop):
     follows that trainer. Each sample is stored once, and no trainer waits for a particular maker.
     While Redis is away, a maker goes on with its current weights until `max_unsent` groups wait, or
     the rights that it has are used up.
-    Subclasses may override `build_experience_maker`, `models_to_follow` and, as in coati, the hooks
-    `_on_*`.
+    Subclasses may override `build_experience_maker` and `models_to_follow`.
 
     Args:
         detached_trainer_name_list: Trainers that get the experience, sample by sample in turn; at
@@ -197,17 +224,12 @@ class ExperienceMakerHolder(MakerLoop):
         room_s = 0.75 * checked_stop_seconds("stop_timeout", stop_timeout)
         if room_timeout is not None:
             room_s = min(room_s, checked_stop_seconds("room_timeout", room_timeout))
-        sending = SendSettings(
-            names, buffer_cpu_offload, max_unsent, room_s, options, admission=admission
-        )
-        weights = WeightSettings(
-            follow=follow or sending.trainers[0],
-            wait_for_first=sync_models_from_trainers,
-            first_timeout=weights_timeout,
-            update_timeout=update_timeout,
-            in_flight=in_flight_updates,
-            agree=agree or {},
-        )
+        if isinstance(names, str) or not names:
+            raise ConfigError(
+                "detached_trainer_name_list is a list of at least one trainer's name."
+            )
+        for trainer in names:
+            check_name("trainer", trainer)
         self.name = check_name("maker", name)
         self._debug = debug
         self._end_with_job = end_with_job
@@ -215,7 +237,17 @@ class ExperienceMakerHolder(MakerLoop):
         self._client, self._client_scope = client_for(client)
         with ExitStack() as undo:
             undo.push(self._client_scope)
-            self._streams = self._begin(namespace, sending, undo)
+            self._streams: list[ExperienceStream] = []
+            for task in names:  # announce the maker there: to load models may take long
+                stream = ExperienceStream(
+                    *(self._client, task),
+                    namespace=namespace,
+                    **{"on_bad_group": "drop", **options},
+                )
+                undo.callback(stream.close)
+                stream.worker.label = self.name
+                stream.worker.begins()
+                self._streams.append(stream)
             placed = place_models(strategy_fn, model_fn, env_info)
             actor, critic, reward_model, initial_model = placed.models
             self.experience_maker = self.build_experience_maker(
@@ -223,12 +255,33 @@ class ExperienceMakerHolder(MakerLoop):
             )
             check_options(self.experience_maker, generate_kwargs)
             self.generate_kwargs = generate_kwargs
-            self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
-            models = self.models_to_follow(actor, critic)
+            evaluators = []
+            if eval_performance:
+                of_actor, of_critic, of_reward, of_initial = placed.parameters
+                evaluators = [
+                    ExperienceMakerPerformanceEvaluator(of_actor, of_critic, of_initial, of_reward)
+                ]
+            self._callbacks = Callbacks([*callbacks, *evaluators], MakerCallback)
+            self._call = self._callbacks.call
             self._weights = MakerWeights(
-                self._client, namespace, self.name, models, weights, self._stop
+                *(self._client, namespace, self.name, self.models_to_follow(actor, critic)),
+                self._stop,
+                follow=follow or names[0],
+                wait_for_first=sync_models_from_trainers,
+                first_timeout=weights_timeout,
+                update_timeout=update_timeout,
+                in_flight=in_flight_updates,
+                agree=agree,
             )
-            self._prepare_sending(namespace, sending)
+            self._job_end = JobEnd(
+                *(self._client, namespace, lambda: self._weights.trainer, names, self._stop)
+            )
+            sender = self._sender = ExperienceSender(
+                self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
+            )
+            tasks = [TaskRights(each, self._stop, f"maker {name!r}") for each in self._streams]
+            self._rights = BatchRights(tasks, sender.shares) if admission else None
+            self._graceful_sender = GracefulSender(sender, self._stop, stop_timeout=room_s)
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -311,7 +364,7 @@ class ExperienceMakerHolder(MakerLoop):
             with self._waiting_for_weights():
                 if not self._weights.wait_until_initialised():
                     return
-            self._on_loop_start()
+            self._call("on_loop_start")
             progress = ProgressBar("make", num_steps if num_steps > 0 else None)
             with self._weights.prefetching(), progress:
                 for inputs in prompt_batches(dataloader_fn, num_epochs, num_steps, self._stop):
@@ -320,7 +373,21 @@ class ExperienceMakerHolder(MakerLoop):
                         break
                     progress.advance()
             self._graceful_sender.flush()
-            self._on_loop_end()
+            self._call("on_loop_end")
+
+    def make_experience(self, inputs: Any) -> Experience:
+        """Return the experience of a batch of prompts, made with the current weights.
+
+        Raises:
+            RecordError: The batch is neither a tensor, a dict of tensors nor a list.
+        """
+        rows_of(inputs)
+        version, options = self._begin_batch()
+        experience = self.experience_maker.make_experience(
+            inputs, **{**self.generate_kwargs, **options}
+        )
+        self._note(experience, version)
+        return experience
 
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `workingloop` to end after the current batch; a callback may call it."""
@@ -392,47 +459,92 @@ class ExperienceMakerHolder(MakerLoop):
                 waiting.enter_context(stream.worker.waiting("weights"))
             yield
 
-    def _begin(
-        self, namespace: str, sending: SendSettings, undo: ExitStack
-    ) -> list[ExperienceStream]:
-        """Open the trainers' tasks and announce the maker there: to load models may take long."""
-        streams = []
-        for name in sending.trainers:
-            stream = ExperienceStream(
-                self._client,
-                name,
-                namespace=namespace,
-                **{"on_bad_group": "drop", **sending.stream_options},
+    def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
+        """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
+        version, options = self._weights.begin_batch()
+        for stream in self._streams:
+            stream.worker.weights_name = self._weights.trainer
+            stream.worker.weight_version = version or 0
+        return version, options
+
+    def _note(self, experience: Experience, version: int | None) -> None:
+        """Give samples without a weight version this one; announce the rewards."""
+        given = experience.policy_version  # a list for a part of a batch, also if none is known
+        if given is None:
+            experience.policy_version = version  # the oldest: later tokens have newer weights
+        elif not isinstance(given, int):
+            experience.policy_version = [version if each is None else each for each in given]
+        if experience.reward is not None:
+            for stream in self._streams:
+                stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
+
+    def _make_parts(self, inputs: Any) -> None:
+        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
+        rest, left = inputs, True
+        while left:
+            count = getattr(self.experience_maker, "count_groups", rows_of)
+            rows, groups = rows_of(rest), count(rest)  # groups that the prompts become, at most
+            rows_each = rows // groups if groups and rows % groups == 0 else 0
+            may_begin: AbstractContextManager[Granted] = nullcontext(
+                Granted(groups, [None] * len(self._streams))
             )
-            undo.callback(stream.close)
-            stream.worker.label = self.name
-            stream.worker.begins()
-            streams.append(stream)
-        return streams
+            if self._rights is not None:
+                may_begin = self._rights.wait(groups, 1 if rows_each else groups)
+            with may_begin as granted:
+                if self._stop:
+                    return
+                self._weights.refresh(granted.version)
+                if self._stop:
+                    return
+                part, rest = split_rows(rest, granted.groups * rows_each or rows)
+                left = rest is not None
+                self._make_and_send(part, granted)
 
-    def _prepare_sending(self, namespace: str, sending: SendSettings) -> None:
-        """Prepare the sender, the rights to begin groups, and the end with the job."""
-        self._sender = ExperienceSender(
-            self._streams, max_groups=sending.max_unsent, offload=sending.offload
-        )
-        self._rights: BatchRights | None = None
-        if sending.admission:
-            self._rights = BatchRights(self._streams, self._sender.shares, self._stop, self.name)
-        self._job_end = JobEnd(
-            *(self._client, namespace, lambda: self._weights.trainer),
-            *(sending.trainers, self._stop),
-        )
-        self._graceful_sender = GracefulSender(
-            self._sender, self._stop, stop_timeout=sending.room_timeout
-        )
+    def _make_and_send(self, inputs: Any, granted: Granted) -> None:
+        self._call("on_batch_start")
+        for stream in self._streams:
+            stream.worker.steps.begin()
+        samples = groups = 0
+        for experience in self._made(inputs):
+            self._call("on_send_start")
+            rows = GroupedRows(experience)
+            groups += len(rows.rows())
+            granted.check(groups, self.experience_maker)
+            self._graceful_sender.send(rows, granted.each)
+            self._call("on_send_end")
+            samples += len(experience)
+        for stream in self._streams:
+            stream.worker.steps.end()
+        self._call("on_batch_end")
+        if self._debug:
+            _log.info("maker %r made %d samples", self.name, samples)
 
+    def _made(self, inputs: Any) -> Iterator[Experience]:
+        """Yield the experience of a batch; groups that are ready later are other parts.
 
-def _callbacks(callbacks: Sequence[MakerCallback], measured: PlacedModels | None) -> Callbacks:
-    """Return the user's callbacks, and an evaluator if the performance of models is measured."""
-    everything = list(callbacks)
-    if measured is not None:
-        actor, critic, reward_model, initial_model = measured.parameters
-        everything.append(
-            ExperienceMakerPerformanceEvaluator(actor, critic, initial_model, reward_model)
-        )
-    return Callbacks(everything, MakerCallback)
+        Models are locked while the first part is made, and the others if models make them.
+        """
+        parts, exclusive = self._parts(inputs), self._weights.updates.exclusive
+        with exclusive():
+            self._call("on_make_experience_start")
+            experience = next(parts, None)
+            if experience is not None:
+                self._call("on_make_experience_end", experience)
+        uses_models = getattr(self.experience_maker, "parts_use_models", False)
+        while experience is not None:
+            yield experience
+            with exclusive() if uses_models else nullcontext():
+                experience = next(parts, None)
+                if experience is not None:
+                    self._call("on_make_experience_start")
+                    self._call("on_make_experience_end", experience)
+
+    def _parts(self, inputs: Any) -> Iterator[Experience]:
+        if not getattr(self.experience_maker, "makes_parts", False):
+            yield self.make_experience(inputs)
+            return
+        version, options = self._begin_batch()
+        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
+        for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
+            self._note(experience, version)
+            yield experience

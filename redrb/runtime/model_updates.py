@@ -90,11 +90,7 @@ class ModelUpdates:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; does nothing if this thread makes experience and holds it already.
-
-        Raises:
-            WeightError: As `exclusive` does.
-        """
+        """Hold the lock; does nothing if this thread makes experience and holds it already."""
         if self._user is threading.current_thread():
             yield
         else:
@@ -105,9 +101,6 @@ class ModelUpdates:
         """Begin an update: wait until generation ends, and hold the lock.
 
         An update that this thread has begun and not ended is dropped.
-
-        Raises:
-            WeightError: As `exclusive` does.
         """
         with self._guard:
             if self._mine is not None and self._mine is self._staged:
@@ -125,8 +118,6 @@ class ModelUpdates:
         """Collect a chunk of an update.
 
         Args:
-            model: Name of the model.
-            state: Tensors by name.
             lora_configs: For tensors of LoRA: settings by layer; None for full weights.
 
         Raises:
@@ -164,11 +155,7 @@ class ModelUpdates:
                 self._close_update()
 
     def drop(self, *, ended: bool = True) -> None:
-        """Drop this thread's update, if one is under way; the models keep their old weights.
-
-        Args:
-            ended: Whether no further chunk of it comes; otherwise further chunks are refused.
-        """
+        """Drop this thread's update, if one is under way; the models keep their old weights."""
         with self._guard:
             if self._mine is not None and self._mine is self._staged:
                 self._close_update()
@@ -250,19 +237,20 @@ class ModelUpdates:
         if self._timer is not None:
             self._timer.cancel()
         staged = self._staged
-        self._timer = threading.Timer(self._timeout_s, lambda: self._time_out(staged))
+
+        def time_out() -> None:
+            with self._guard:
+                if staged is not None and self._staged is staged:
+                    _log.error(
+                        "an update of the models did not end within %g s and was dropped: they "
+                        "keep their old weights",
+                        self._timeout_s,
+                    )
+                    self._close_update()
+
+        self._timer = threading.Timer(self._timeout_s, time_out)
         self._timer.daemon = True
         self._timer.start()
-
-    def _time_out(self, staged: _Staged | None) -> None:
-        with self._guard:
-            if staged is not None and self._staged is staged:
-                _log.error(
-                    "an update of the models did not end within %g s and was dropped: they keep "
-                    "their old weights",
-                    self._timeout_s,
-                )
-                self._close_update()
 
     def _close_update(self) -> None:
         if self._staged is not None:  # its thread may keep it for long

@@ -1,4 +1,4 @@
-"""Performance of trainers and makers: samples a second and TFLOPS, by ColossalAI's formulas.
+"""What loops show of themselves: progress bars, samples a second and TFLOPS.
 
 Floating-point operations are counted as in `coati.ray.callbacks.performance_evaluator`: N
 parameters cost 2 * N a token in a forward pass, twice that in a backward pass.
@@ -8,34 +8,96 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections import defaultdict
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from redrb.experience import Experience
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
+from redrb.runtime.checkpoint import Position
 from redrb.runtime.world import mean_over_ranks, rank_here, world_size_here
+
+
+class ProgressBar:
+    """One bar; used as a context manager."""
+
+    def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
+        """Show how far a loop is.
+
+        Args:
+            total: Number of steps; None if it is not known.
+        """
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=rank_here() != 0 or not console.is_terminal,
+            transient=True,
+        )
+        self._label = label
+        self._bar = self._progress.add_task(label, total=total, completed=done)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, position: Position | None = None) -> None:
+        """Count one more step; `position` shows a trainer's episode and epoch in the label."""
+        label = self._label
+        if position is not None:
+            label = f"{self._label} episode {position.episode} epoch {position.epoch}"
+        self._progress.update(self._bar, advance=1, description=label)
+
 
 _log = logging.getLogger("redrb")
 
 
-class Stopwatch:
-    """Adds up seconds between `start` and `stop`."""
+class _Measured:
+    """Seconds by clock, samples and operations of a loop."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since: float | None = None
+        self.figures: dict[str, float] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._since: dict[str, float] = {}
+        self._samples = 0
+        self._flops = 0.0
 
-    def start(self) -> None:
-        """Start the clock."""
-        self._since = time.perf_counter()
+    def _start(self, clock: str) -> None:
+        self._since[clock] = time.perf_counter()
 
-    def stop(self) -> None:
-        """Add the seconds since `start`; does nothing without a `start`."""
-        if self._since is not None:
-            self.seconds += time.perf_counter() - self._since
-            self._since = None
+    def _stop(self, clock: str) -> None:
+        """Add the seconds since the clock was started, if it was."""
+        now = time.perf_counter()
+        self._seconds[clock] += now - self._since.pop(clock, now)
+
+    def _conclude(self, role: str, *clocks: str, shares: bool) -> None:
+        """Average over the ranks and log: the first clock computes, of all of "overall"."""
+        names = ("overall", *clocks)
+        seconds = [self._seconds[name] for name in names]
+        flops = self._flops / 1e12 / seconds[1] if seconds[1] else 0.0
+        *means, tflops = mean_over_ranks([*seconds, flops])
+        samples, overall = self._samples * world_size_here(), means[0]
+        if not samples or not overall:
+            return
+        each = dict(zip(names, means, strict=True))
+        self.figures = {"samples_per_second": samples / overall, "tflops": tflops}
+        self.figures |= {f"{name}_s_per_sample": spent / samples for name, spent in each.items()}
+        if shares:
+            self.figures |= {f"{name}_share": each[name] / overall for name in clocks}
+        if rank_here() == 0:
+            listed = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
+            _log.info("performance of the %s: %s", role, listed)
 
 
-class TrainerPerformanceEvaluator(TrainerCallback):
+class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
     """Measures a trainer; after `fit` the result is in `figures`, and rank 0 logs it.
 
     Attributes:
@@ -58,35 +120,32 @@ class TrainerPerformanceEvaluator(TrainerCallback):
             enable_grad_checkpoint: Gradient checkpointing costs one more forward pass.
             ignore_first_episodes: Number of first episodes that are not measured, as warm-up.
         """
+        super().__init__()
         self._parameters = actor_num_params + critic_num_params
         self._passes = 3 + int(enable_grad_checkpoint)
         self._ignored = ignore_first_episodes
         self._counts = False
-        self._overall, self._train, self._update = Stopwatch(), Stopwatch(), Stopwatch()
-        self._samples = 0
-        self._flops = 0
-        self.figures: dict[str, float] = {}
 
     def on_episode_start(self, episode: int) -> None:
         """Start the episode's clock, unless the episode is ignored."""
         self._counts = episode >= self._ignored
         if self._counts:
-            self._overall.start()
+            self._start("overall")
 
     def on_episode_end(self, episode: int) -> None:  # noqa: ARG002
         """Stop the episode's clock."""
-        self._overall.stop()
+        self._stop("overall")
 
     def on_batch_start(self) -> None:
         """Start the step's clock."""
         if self._counts:
-            self._train.start()
+            self._start("train")
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:  # noqa: ARG002
         """Stop the step's clock; a model costs `2 * N * B * S * (3 + checkpointing)`."""
         if not self._counts or experience.sequences is None:
             return
-        self._train.stop()
+        self._stop("train")
         batch, length = experience.sequences.shape
         self._samples += batch
         self._flops += 2 * self._parameters * batch * length * self._passes
@@ -94,31 +153,18 @@ class TrainerPerformanceEvaluator(TrainerCallback):
     def on_update_start(self) -> None:
         """Start the update's clock."""
         if self._counts:
-            self._update.start()
+            self._start("update")
 
     def on_update_end(self) -> None:
         """Stop the update's clock."""
-        self._update.stop()
+        self._stop("update")
 
     def on_fit_end(self) -> None:
         """Average over the ranks and log."""
-        seconds = [self._overall.seconds, self._train.seconds, self._update.seconds]
-        flops = self._flops / 1e12 / self._train.seconds if self._train.seconds else 0.0
-        overall, train, update, tflops = mean_over_ranks([*seconds, flops])
-        samples = self._samples * world_size_here()
-        if not samples:
-            return
-        self.figures = {
-            "samples_per_second": samples / overall if overall else 0.0,
-            "tflops": tflops,
-            "overall_s_per_sample": overall / samples,
-            "train_s_per_sample": train / samples,
-            "update_s_per_sample": update / samples,
-        }
-        _log_figures("trainer", self.figures)
+        self._conclude("trainer", "train", "update", shares=False)
 
 
-class ExperienceMakerPerformanceEvaluator(MakerCallback):
+class ExperienceMakerPerformanceEvaluator(_Measured, MakerCallback):
     """Measures a maker; after `workingloop` the result is in `figures`, and rank 0 logs it.
 
     Attributes:
@@ -135,29 +181,22 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         reward_model_num_params: int,
     ) -> None:
         """Count the parameters of each model; 0 if there is no such model."""
+        super().__init__()
         self._actor = actor_num_params
-        self._forwards = (
-            actor_num_params
-            + critic_num_params
-            + initial_model_num_params
-            + reward_model_num_params
-        )
-        self._overall, self._make, self._send = Stopwatch(), Stopwatch(), Stopwatch()
-        self._samples = 0
-        self._flops = 0.0
-        self.figures: dict[str, float] = {}
+        scoring = critic_num_params + initial_model_num_params + reward_model_num_params
+        self._forwards = actor_num_params + scoring
 
     def on_batch_start(self) -> None:
         """Start the clock of a batch of prompts."""
-        self._overall.start()
+        self._start("overall")
 
     def on_batch_end(self) -> None:
         """Stop the clock of a batch of prompts."""
-        self._overall.stop()
+        self._stop("overall")
 
     def on_make_experience_start(self) -> None:
         """Start the clock of generation and scoring."""
-        self._make.start()
+        self._start("make")
 
     def on_make_experience_end(self, experience: Experience) -> None:
         """Stop the clock of generation and scoring, and count operations.
@@ -165,51 +204,24 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         Generation costs `2 * N_actor * B * (input_len + seq_len - 1) * num_actions / 2` operations,
         each model's forward pass `2 * N * B * seq_len`.
         """
-        self._make.stop()
+        self._stop("make")
         if experience.sequences is None:
             return
         batch, length = experience.sequences.shape
-        actions = _actions(experience)
+        marks = (experience.action_mask, experience.action_log_probs)
+        actions = next((each.shape[1] for each in marks if each is not None), 0)
         tokens = (length - actions + length - 1) * actions / 2
         self._samples += batch
         self._flops += 2 * self._actor * batch * tokens + 2 * self._forwards * batch * length
 
     def on_send_start(self) -> None:
         """Start the clock of sending."""
-        self._send.start()
+        self._start("send")
 
     def on_send_end(self) -> None:
         """Stop the clock of sending, as far as it holds up the loop."""
-        self._send.stop()
+        self._stop("send")
 
     def on_loop_end(self) -> None:
         """Average over the ranks and log."""
-        seconds = [self._overall.seconds, self._make.seconds, self._send.seconds]
-        flops = self._flops / 1e12 / self._make.seconds if self._make.seconds else 0.0
-        overall, make, send, tflops = mean_over_ranks([*seconds, flops])
-        samples = self._samples * world_size_here()
-        if not samples or not overall:
-            return
-        self.figures = {
-            "samples_per_second": samples / overall,
-            "tflops": tflops,
-            "overall_s_per_sample": overall / samples,
-            "make_s_per_sample": make / samples,
-            "send_s_per_sample": send / samples,
-            "make_share": make / overall,
-            "send_share": send / overall,
-        }
-        _log_figures("maker", self.figures)
-
-
-def _actions(experience: Experience) -> int:
-    for field in (experience.action_mask, experience.action_log_probs):
-        if field is not None:
-            return int(field.shape[1])
-    return 0
-
-
-def _log_figures(role: str, figures: dict[str, float]) -> None:
-    if rank_here() == 0:
-        listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        _log.info("performance of the %s: %s", role, listed)
+        self._conclude("maker", "make", "send", shares=True)

@@ -12,7 +12,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
@@ -21,17 +20,13 @@ from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name, consumer_key
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.buffer import DetachedReplayBuffer, implied_limit
-from redrb.runtime.callbacks import Callbacks, TrainerCallback
-from redrb.runtime.checkpoint import Stateful, Unacked, stateful_parts
-from redrb.runtime.client import client_for
-from redrb.runtime.fresh_batches import FreshBatches
-from redrb.runtime.hooks import TrainerHooks
-from redrb.runtime.resuming import Resumption
+from redrb.runtime.buffer import DetachedReplayBuffer, client_for, implied_limit
+from redrb.runtime.callbacks import TrainerCallback
+from redrb.runtime.checkpoint import Stateful, stateful_parts
+from redrb.runtime.fresh_batches import Acknowledge, LoopSettings
 from redrb.runtime.sharded_models import whole_tensors
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
-from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
-from redrb.runtime.training_loop import LoopConfig, TrainingLoop
+from redrb.runtime.training_loop import TrainingLoop
 from redrb.runtime.world import any_rank, default_device
 from redrb.stream import ExperienceStream
 from redrb.weights import WeightVersion
@@ -45,12 +40,6 @@ def replace_predecessor(
     """Requeue at once all groups that an earlier trainer of this name leases.
 
     Trainers that share a task as ranks need no such call: `take` requeues for them.
-
-    Args:
-        client: Connection to Redis.
-        namespace: Namespace of the trainer.
-        trainer: Name of the trainer.
-        stream: The new trainer's stream, whose consumer is noted for the trainer after it.
     """
     key = consumer_key(namespace, trainer)
     client = client.at(key)
@@ -65,15 +54,15 @@ def replace_predecessor(
     client.execute("SET", key, f"{stream.task} {stream.consumer}")
 
 
-class DetachedTrainer(TrainerHooks, ABC):
+class DetachedTrainer(ABC):
     """Base of trainers whose experience is made in other processes.
 
     Source: `coati.ray.detached_trainer_base`. There it is a Ray actor that makers find by name;
     here it is an object in any process, and makers find its buffer in Redis, as the task of the
     trainer's name. A subclass defines the training step and sends the weights; it may also override
-    `_buffer_sample` and the hooks `_on_*`. Checkpoints hold
-    all attributes of the trainer that have a `state_dict`. Delivery is at least once: a batch is
-    acknowledged after its step, or after the checkpoint that holds the step.
+    `_buffer_sample`. Checkpoints hold all attributes of the trainer that have a `state_dict`.
+    Delivery is at least once: a batch is acknowledged after its step, or after the checkpoint that
+    holds the step.
 
     Args:
         experience_maker_holder_name_list: Makers that get the weights. It may be empty: makers that
@@ -164,26 +153,42 @@ class DetachedTrainer(TrainerHooks, ABC):
     ) -> None:
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
-        pin = dataloader_pin_memory
-        self._batches = BatchSettings(self.device, pin, prefetch, timeout, rank, world_size)
-        self._checkpointing = CheckpointSettings(ack, checkpoint_dir, checkpoint_every)
-        task = name if task is None else task
-        checkpoints = self._checkpointing.open(f"trainer {name!r}, task {namespace}:{task}", rank)
-        self._resumption = Resumption(checkpoints)
-        self._callbacks = Callbacks(callbacks, TrainerCallback)
-        self._debug = debug
+        settings = LoopSettings(
+            device=self.device,
+            pin_memory=dataloader_pin_memory,
+            prefetch=prefetch,
+            timeout=timeout,
+            rank=rank,
+            world_size=world_size,
+            ack=ack,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+        self._rank, task = rank, name if task is None else task
+        checkpoints = settings.checkpoints(f"trainer {name!r}, task {namespace}:{task}")
         self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._loop = TrainingLoop(self, settings, checkpoints, callbacks, self._stop, debug=debug)
         step_limit = checked_stop_seconds("step_limit", step_limit)
-        self._waited_s = 0.0
-        self._fresh: FreshBatches | None = None
         if isinstance(experience_maker_holder_name_list, str):
             raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
         self._client, self._client_scope = client_for(client)
         with ExitStack() as undo:
             undo.push(self._client_scope)
-            self.buffer = self._open_buffer(
-                train_batch_size, buffer_limit, task=task, namespace=namespace, **stream_options
+            if "limit" in stream_options:
+                raise ConfigError("give buffer_limit, in batches, instead of limit.")
+            size, partitions = train_batch_size * (world_size or 1), "partitions" in stream_options
+            # a run that goes on with another batch size or buffer_limit has another limit, or none
+            implied = implied_limit(max(0, buffer_limit) * size, parted=partitions)
+            self.buffer = DetachedReplayBuffer(
+                size,
+                buffer_limit,
+                client=self._client,
+                task=task,
+                namespace=namespace,
+                **{"implied": implied, **stream_options},
             )
+            undo.callback(self.buffer.close)
+            self.buffer.stream.join_group()  # its ledger counts from now on, not from a first batch
             makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
             self._gathered: dict[str, Tensor] = {}  # whole tensors of sharded models
             self._broadcast = Broadcast(
@@ -231,7 +236,7 @@ class DetachedTrainer(TrainerHooks, ABC):
     @property
     def wait_for_batch_s(self) -> float:
         """Seconds that `fit` has waited for batches until now."""
-        return self._waited_s + (self._fresh.wait_for_batch_s if self._fresh else 0.0)
+        return self._loop.wait_for_batch_s
 
     @property
     def reward_at_end(self) -> float | None:
@@ -270,29 +275,10 @@ class DetachedTrainer(TrainerHooks, ABC):
         """
         update_steps = checked_int("update_steps", update_steps, 1)
         train_epochs = checked_int("train_epochs", train_epochs, 1)
-        self._checkpointing.check_limits(update_steps, self._batches)
-        self.resume()
-        if any_rank(bool(self._stop)):
-            return
-        position = self._resumption.next_call()
-        if position is None:
-            _log.info("trainer %r: an earlier run has finished this call of fit", self.name)
-            return
         episodes = None if total_steps is None else total_steps // update_steps
-        self.buffer.stream.expect(update_steps * self.buffer.sample_batch_size)
-        loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
-        self._fresh = loop.fresh
-        try:
-            with Deadline(budget=self._stop):
-                loop.run()
-        finally:
-            self._waited_s, self._fresh = self.wait_for_batch_s, None
-        _log.info(
-            "trainer %r: %d steps are done%s",
-            self.name,
-            position.step,
-            f", stopped by {self.stopped}" if self.stopped else "",
-        )
+        self._loop.fit(episodes, update_steps, train_epochs)
+        stopped = f", stopped by {self.stopped}" if self.stopped else ""
+        _log.info("trainer %r: %d steps are done%s", self.name, self._loop.position.step, stopped)
 
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `fit` to end after the current step; a callback may call it."""
@@ -322,7 +308,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         with Deadline(budget=self._stop):
             if any_rank(self._stop.by_signal):
                 return False
-            if not self._batches.rank:
+            if not self._rank:
                 self._broadcast.end_job(why, reward)
         return True
 
@@ -335,12 +321,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         Raises:
             DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
         """
-        position = self._resumption.position
-        if position is None:
-            position = self._resumption.load(self.checkpointed, self._settle)
-            if position.step:
-                _log.info("trainer %r goes on after step %d", self.name, position.step)
-        return position.step > 0
+        return self._loop.resume()
 
     def checkpointed(self) -> Mapping[str, Stateful]:
         """Return the parts of a checkpoint, by name; default: attributes with a `state_dict`."""
@@ -368,7 +349,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             WeightMismatch: The weights do not fit the models, which are unchanged.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
-        return self._broadcast.take_over(models, fence=not self._batches.rank)
+        return self._broadcast.take_over(models, fence=not self._rank)
 
     def push_weights(
         self, models: Mapping[str, nn.Module], *, fully_update: bool = False, lora: bool = False
@@ -390,7 +371,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
         state = whole_tensors(models, self._gathered)
-        if self._batches.rank:
+        if self._rank:
             return self._broadcast.version
         version = self._broadcast.push(models, tensors=state, fully=fully_update, lora_only=lora)
         self.buffer.stream.worker.weight_version = version
@@ -420,62 +401,9 @@ class DetachedTrainer(TrainerHooks, ABC):
         An override may change the batch, or call this several times; all batches that it has taken
         are acknowledged with the step.
         """
-        if self._fresh is not None:
-            return self._fresh.next()
-        return self.buffer.sample(to_device=self.device, timeout=self._batches.timeout)
+        return self._loop.next_batch()
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
         with self._client_scope, Deadline(budget=self._stop):
             self.buffer.close()
-
-    def _open_buffer(self, batch_size: int, most: int, /, **options: Any) -> DetachedReplayBuffer:
-        if "limit" in options:
-            raise ConfigError("give buffer_limit, in batches, instead of limit.")
-        size = batch_size * (self._batches.world_size or 1)
-        # a run that goes on with another batch size or buffer_limit has another limit, or none
-        implied = implied_limit(max(0, most) * size, parted="partitions" in options)
-        options.setdefault("implied", implied)
-        buffer = DetachedReplayBuffer(size, most, client=self._client, **options)
-        try:
-            buffer.stream.join_group()  # its ledger counts from now on, not from the first batch
-        except BaseException:
-            buffer.close()
-            raise
-        return buffer
-
-    def _settle(self, unacked: Unacked) -> None:
-        """Acknowledge groups that a checkpoint holds as trained; ranks do so when they take."""
-        if self._batches.rank is None:
-            for incarnation, groups in unacked.items():
-                self.buffer.stream.settle(groups, incarnation=incarnation)
-
-    def _loop_config(self) -> LoopConfig:
-        return LoopConfig(
-            buffer=self.buffer,
-            train=self._train,
-            sample=self._buffer_sample,
-            update=self._update_remote_makers,
-            call=self._call_hook,
-            stop=self._stop,
-            batches=self._batches,
-            checkpointing=self._checkpointing,
-            checkpoints=self._resumption.checkpoints,
-            parts=self.checkpointed(),
-        )
-
-    def _call_hook(self, hook: str, *arguments: Any) -> None:
-        getattr(self, f"_{hook}")(*arguments)
-
-    def _train(self, experience: Experience) -> Mapping[str, Any]:
-        metrics = self.training_step(experience)
-        self.buffer.stream.worker.metrics = _announced(metrics, experience)
-        if self._debug:
-            _log.info("trainer %r trained %d samples: %s", self.name, len(experience), metrics)
-        return metrics
-
-
-def _announced(metrics: Mapping[str, Any], experience: Experience) -> Mapping[str, Any]:
-    """Return the metrics that others see of a step, with the mean reward of its batch."""
-    reward = experience.tensors.get(RAW_REWARD, experience.reward)
-    return metrics if reward is None else {"reward": reward.float().nanmean(), **metrics}

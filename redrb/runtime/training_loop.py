@@ -1,140 +1,184 @@
-"""The loop of `DetachedTrainer.fit`: episodes of batches, trained in epochs, then an update."""
+"""The training loop: episodes of fresh batches, further epochs over them, updates of the makers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import DataLoader
 
+from redrb.algorithms.experience_makers import RAW_REWARD
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
-from redrb.errors import BatchTimeout, LeaseLost, RecordError, StoreUnavailable
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
-from redrb.runtime.buffer import DetachedReplayBuffer
+from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
-from redrb.runtime.fresh_batches import FitEnded, FreshBatches
-from redrb.runtime.missing_fields import reject_incomplete
-from redrb.runtime.progress import ProgressBar
-from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
-from redrb.runtime.world import any_rank, world_size_here
+from redrb.runtime.fresh_batches import FitEnded, FreshBatches, LoopSettings, reject_incomplete
+from redrb.runtime.performance import ProgressBar
+from redrb.runtime.world import any_rank, newest_common_step, world_size_here
 from redrb.stream import Lease
+
+if TYPE_CHECKING:
+    from redrb.runtime.trainer import DetachedTrainer
 
 _log = logging.getLogger("redrb")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopConfig:
-    """The parts of a trainer that its loop uses.
-
-    Attributes:
-        buffer: The trainer's buffer.
-        train: Trains on one batch and returns metrics.
-        sample: Returns a fresh batch, by `FreshBatches.next`.
-        update: Sends new weights to the makers.
-        call: Calls a hook of the trainer by its name.
-        stop: Asks the loop to end.
-        batches: How batches are taken and placed.
-        checkpointing: When checkpoints are written and batches acknowledged.
-        checkpoints: The checkpoints; None: none are written.
-        parts: Modules, optimizers and the like that a checkpoint holds, by name.
-    """
-
-    buffer: DetachedReplayBuffer
-    train: Callable[[Experience], Mapping[str, Any]]
-    sample: Callable[[], Experience]
-    update: Callable[[], None]
-    call: Callable[..., None]
-    stop: Stop
-    batches: BatchSettings
-    checkpointing: CheckpointSettings
-    checkpoints: Checkpoints | None
-    parts: Mapping[str, Stateful]
-
-
-@dataclass(slots=True)
 class TrainingLoop:
-    """One call of `fit`.
+    """Trains the batches of a trainer's buffer, in calls of `fit`, and goes on from checkpoints.
 
     Attributes:
-        config: The trainer's parts.
-        position: How far training has come; changed as the loop goes on.
-        episodes: Episodes of this call; None: train until asked to end.
-        update_steps: Fresh batches in an episode.
-        train_epochs: Times that each batch is trained.
-        fresh: The fresh batches of this call.
-        leased: Leases of batches that were trained and not acknowledged yet.
-        ended: Whether the loop was asked to end, on any rank.
-        in_step: Whether a step has begun and not ended, so that its effect is unknown.
+        position: How far training has come; the beginning until `resume` was called.
     """
 
-    config: LoopConfig
-    position: Position
-    episodes: int | None
-    update_steps: int
-    train_epochs: int
-    fresh: FreshBatches = field(init=False)
-    leased: list[Lease] = field(default_factory=list)
-    ended: bool = False
-    in_step: bool = False
+    def __init__(
+        self,
+        trainer: DetachedTrainer,
+        settings: LoopSettings,
+        checkpoints: Checkpoints | None,
+        callbacks: Sequence[TrainerCallback],
+        stop: Stop,
+        *,
+        debug: bool,
+    ) -> None:
+        """Make the loop of a trainer.
 
-    def __post_init__(self) -> None:
-        config, batches = self.config, None
-        if self.episodes is not None:
-            batches = self.episodes * self.update_steps - self.position.fresh(self.update_steps)
-        self.fresh = FreshBatches(
-            config.buffer.stream,
-            config.buffer.sample_batch_size,
-            config.batches,
-            config.stop,
-            in_step=world_size_here() > 1,
-            batches=batches,
-            first_step=self.position.taken,
-            may_skip_steps=config.checkpointing.ack == "step",
-            on_misfits=lambda error: config.call("on_misfits", error),
-        )
+        Args:
+            checkpoints: The checkpoints; None: none are written.
+        """
+        self._trainer, self._settings, self._checkpoints = trainer, settings, checkpoints
+        self._call = Callbacks(callbacks, TrainerCallback).call
+        self._stop, self._debug = stop, debug
+        self.position = Position()
+        self._resumed = False
+        self._calls = 0
+        self._parts: Mapping[str, Stateful] = {}
+        self._fresh: FreshBatches | None = None
+        self._waited_s = 0.0
+        self._leased: list[Lease] = []  # of batches that were trained and not acknowledged yet
+        self._ended = False  # asked to end, on any rank
+        self._in_step = False  # a step has begun and not ended, so that its effect is unknown
 
-    def run(self) -> None:
+    @property
+    def wait_for_batch_s(self) -> float:
+        """Seconds that the loop has waited for batches."""
+        return self._waited_s + (self._fresh.wait_for_batch_s if self._fresh else 0.0)
+
+    def next_batch(self) -> Experience:
+        """Return a fresh batch, of the call of `fit` that runs, if there is one."""
+        if self._fresh is not None:
+            return self._fresh.next()
+        settings = self._settings
+        return self._trainer.buffer.sample(to_device=settings.device, timeout=settings.timeout)
+
+    def resume(self) -> bool:
+        """Load the newest checkpoint that all ranks have, unless it was loaded; all ranks call it.
+
+        Returns:
+            Whether there was a checkpoint.
+
+        Raises:
+            DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
+        """
+        if self._checkpoints is not None and not self._resumed:
+            parts = self._trainer.checkpointed()
+            if not parts:
+                raise ConfigError(
+                    "there is nothing for a checkpoint to hold: modules and optimizers are found "
+                    "in the trainer's attributes, and in lists and dicts there; or override "
+                    "checkpointed()."
+                )
+            step = newest_common_step(self._checkpoints.steps())
+            if step is not None:
+                position, unacked = self._checkpoints.load(step, parts)
+                self._checkpoints.forget_after(step)
+                # groups that the checkpoint holds as trained; ranks acknowledge them when they take
+                for incarnation, groups in unacked.items() if self._settings.rank is None else ():
+                    self._trainer.buffer.stream.settle(groups, incarnation=incarnation)
+                self.position = position
+                _log.info("trainer %r goes on after step %d", self._trainer.name, position.step)
+        self._resumed = True
+        return self.position.step > 0
+
+    def fit(self, episodes: int | None, update_steps: int, train_epochs: int) -> None:
         """Train until all episodes are over, or the loop is asked to end.
 
         Ranks of torch.distributed agree before each step whether they end, so that none of them
         waits in a collective operation for a rank that has ended.
-        """
-        steps = None
-        if self.episodes is not None:
-            steps = self.episodes * self.update_steps * self.train_epochs
-        progress = ProgressBar("train", steps, done=self.position.step)
-        try:
-            with self.config.stop.on_signals(), self.fresh, progress:
-                self._run(progress)
-        finally:
-            self._release()
 
-    def _run(self, progress: ProgressBar) -> None:
-        call = self.config.call
-        call("on_fit_start")
+        Args:
+            episodes: Episodes of this call; None: train until asked to end.
+        """
+        settings, buffer = self._settings, self._trainer.buffer
+        settings.check_limits(update_steps)
+        self.resume()
+        if any_rank(bool(self._stop)):
+            return
+        call, self._calls = self._calls, self._calls + 1
+        if call < self.position.fit:
+            _log.info("trainer %r: an earlier run has finished this fit", self._trainer.name)
+            return
+        if call > self.position.fit:
+            self.position = Position(fit=call, step=self.position.step, taken=self.position.taken)
+        position, steps, batches = self.position, None, None
+        if episodes is not None:
+            steps = episodes * update_steps * train_epochs
+            batches = episodes * update_steps - position.fresh(update_steps)
+        self._episodes, self._update_steps, self._train_epochs = (
+            episodes,
+            update_steps,
+            train_epochs,
+        )
+        self._parts = self._trainer.checkpointed()
+        self._ended = self._in_step = False
+        buffer.stream.expect(update_steps * buffer.sample_batch_size)
+        self._fresh = FreshBatches(
+            buffer,
+            settings,
+            self._stop,
+            in_step=world_size_here() > 1,
+            batches=batches,
+            first_step=position.taken,
+            on_misfits=lambda error: self._call("on_misfits", error),
+        )
+        self._progress = ProgressBar("train", steps, done=position.step)
         try:
-            while self._episodes_left() and not self._ends():
-                self._episode(progress)
+            with Deadline(budget=self._stop):
+                try:
+                    with self._stop.on_signals(), self._fresh, self._progress:
+                        self._run()
+                finally:
+                    self._release()
+        finally:
+            self._waited_s, self._fresh = self.wait_for_batch_s, None
+
+    def _run(self) -> None:
+        self._call("on_fit_start")
+        try:
+            while self._episodes is None or self.position.episode < self._episodes:
+                if self._ends():
+                    break
+                self._episode()
         except BatchTimeout:
             self._checkpoint()  # finished steps survive this process
             raise
         except StoreUnavailable:
-            if not self.in_step:
+            if not self._in_step:
                 self._save()
             raise
-        unsaved = self.position.episode % self.config.checkpointing.every
-        if self.ended or unsaved or self.leased:
+        unsaved = self.position.episode % self._settings.checkpoint_every
+        if self._ended or unsaved or self._leased:
             self._checkpoint()
-        call("on_fit_end")
+        self._call("on_fit_end")
 
     def _release(self) -> None:
         """Requeue batches that were not acknowledged: a resumed run trains them again."""
-        leased, self.leased = self.leased, []
+        leased, self._leased = self._leased, []
         for lease in filter(None, leased):
             try:
                 lease.release()
@@ -144,61 +188,61 @@ class TrainingLoop:
                 _log.warning("a batch is requeued when Redis is back: %s", error)
                 lease.abandon()
 
-    def _episodes_left(self) -> bool:
-        return self.episodes is None or self.position.episode < self.episodes
-
     def _ends(self) -> bool:
         """Return whether the loop ends here; all ranks get the same answer."""
-        self.ended = self.ended or any_rank(bool(self.config.stop))
-        return self.ended
+        self._ended = self._ended or any_rank(bool(self._stop))
+        return self._ended
 
-    def _episode(self, progress: ProgressBar) -> None:
-        config, position = self.config, self.position
-        call = config.call
+    def _episode(self) -> None:
+        call, position, every = self._call, self.position, self._settings.checkpoint_every
         call("on_episode_start", position.episode)
-        while position.epoch < self.train_epochs:
+        while position.epoch < self._train_epochs:
             call("on_epoch_start", position.epoch)
             if position.epoch == 0:
-                self._train_fresh(progress)
+                self._train_fresh()
             else:
-                self._train_kept(progress)
-            if self.ended:
+                self._train_kept()
+            if self._ended:
                 return
             call("on_epoch_end", position.epoch)
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
         call("on_update_start")
         try:
-            config.update()
+            self._trainer._update_remote_makers()  # noqa: SLF001 (a name of coati)
         except StoreUnavailable as error:
             _log.error("makers keep their old weights until the next update: %s", error)
         call("on_update_end")
         call("on_episode_end", position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
-        if config.checkpoints is not None and position.episode % config.checkpointing.every == 0:
+        if self._checkpoints is not None and position.episode % every == 0:
             self._checkpoint()
 
-    def _train_fresh(self, progress: ProgressBar) -> None:
+    def _train_fresh(self) -> None:
         """Train each batch as it comes; keep a copy of it for later epochs, if there are any.
 
         Tensors that the step adds to the batch, such as the log-probabilities of the policy before
         it, are kept with the copy: later epochs need the same.
         """
-        position = self.position
-        while position.batch < self.update_steps and not self._ends():
+        position, fresh = self.position, self._fresh
+        while fresh is not None and position.batch < self._update_steps and not self._ends():
             try:
-                experience = self.config.sample()
+                experience = self._trainer._buffer_sample()  # noqa: SLF001 (a name of coati)
             except FitEnded:
-                self.ended = True
+                self._ended = True
                 return
-            leases = self.fresh.leases()
+            leases = fresh.leases()
             kept = None
-            if self.train_epochs > 1:  # a step may change its batch, so copy it on the CPU as well
+            if self._train_epochs > 1:  # a step may change its batch, so copy it on the CPU as well
                 kept = deepcopy(experience).to_device("cpu")
             try:
                 self._step(experience)
             except BaseException as error:
-                if self._sets_aside(error, experience, leases):
-                    continue
+                if isinstance(error, RecordError) and reject_incomplete(error, experience, leases):
+                    self._in_step = False
+                    self._call("on_misfits", error)
+                    # ranks end with the error: the others may wait in the step for this one
+                    if self._settings.rank is None and world_size_here() == 1:
+                        continue
                 for lease in leases:
                     lease.__exit__(type(error), error, error.__traceback__)
                 raise
@@ -210,27 +254,14 @@ class TrainingLoop:
                     if name not in kept.tensors
                 }
                 position.kept.append(kept)
-            self.leased += leases
-            if self.config.checkpointing.ack == "step":
+            self._leased += leases
+            if self._settings.ack == "step":
                 self._acknowledge_leased()
-            progress.advance(position)
+            self._progress.advance(position)
 
-    def _sets_aside(
-        self, error: BaseException, experience: Experience, leases: Sequence[Lease]
-    ) -> bool:
-        """Reject groups without a field that the step needs; returns whether to train others.
-
-        Ranks end with the error: the others may wait in the step for this one.
-        """
-        if not isinstance(error, RecordError) or not reject_incomplete(error, experience, leases):
-            return False
-        self.in_step = False
-        self.config.call("on_misfits", error)
-        return self.config.batches.rank is None and world_size_here() == 1
-
-    def _train_kept(self, progress: ProgressBar) -> None:
+    def _train_kept(self) -> None:
         """Train the kept batches in a new random order."""
-        position, settings = self.position, self.config.batches
+        position, settings = self.position, self._settings
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
         batches: DataLoader[Experience] = DataLoader(
@@ -245,19 +276,23 @@ class TrainingLoop:
             if self._ends():
                 return
             self._step(deepcopy(kept).to_device(settings.device))
-            progress.advance(position)
+            self._progress.advance(position)
 
     def _step(self, experience: Experience) -> None:
-        call, self.in_step = self.config.call, True
-        call("on_batch_start")
-        metrics = self.config.train(experience)
-        call("on_batch_end", dict(metrics), experience)
+        trainer, worker, self._in_step = self._trainer, self._trainer.buffer.stream.worker, True
+        self._call("on_batch_start")
+        metrics = dict(trainer.training_step(experience))
+        reward = experience.tensors.get(RAW_REWARD, experience.reward)
+        mean = {} if reward is None else {"reward": reward.float().nanmean()}
+        worker.metrics = {**mean, **metrics}
+        if self._debug:
+            _log.info("trainer %r trained %d samples: %s", trainer.name, len(experience), metrics)
+        self._call("on_batch_end", metrics, experience)
         self.position.batch += 1
         self.position.step += 1
-        self.in_step = False
-        steps = self.config.buffer.stream.worker.steps
-        steps.end()
-        steps.begin()  # updates and checkpoints may hang as well
+        self._in_step = False
+        worker.steps.end()
+        worker.steps.begin()  # updates and checkpoints may hang as well
 
     def _checkpoint(self) -> None:
         """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""
@@ -265,18 +300,18 @@ class TrainingLoop:
         self._acknowledge_leased()
 
     def _acknowledge_leased(self) -> None:
-        while self.leased:
-            self._acknowledge(self.leased[0])
-            del self.leased[0]
+        while self._leased:
+            self._acknowledge(self._leased[0])
+            del self._leased[0]
 
     def _save(self) -> None:
         """Write a checkpoint, if there are any; it names the groups not acknowledged yet."""
-        if self.config.checkpoints is not None:
+        if self._checkpoints is not None:
             unacked: Unacked = {}
-            for lease in self.leased:
+            for lease in self._leased:
                 for seq, layout in lease.layouts.items():
                     unacked.setdefault(lease.incarnation, {})[seq] = layout.samples
-            self.config.checkpoints.save(self.config.parts, self.position, unacked)
+            self._checkpoints.save(self._parts, self.position, unacked)
 
     def _acknowledge(self, lease: Lease) -> None:
         """Acknowledge a batch; while Redis is away, repeat it until the loop is asked to end."""
@@ -287,8 +322,8 @@ class TrainingLoop:
                 outage.over()
             except LeaseLost as error:
                 _log.warning("another trainer will train a batch again: %s", error)
-                self.config.call("on_batch_lost", error)
+                self._call("on_batch_lost", error)
             except StoreUnavailable as error:
-                if self.config.stop:
+                if self._stop:
                     raise
                 outage.failed(error)

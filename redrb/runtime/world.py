@@ -17,9 +17,6 @@ _VARIABLES = ("local_rank", "rank", "world_size", "master_port", "master_addr")
 def set_environment(values: Mapping[str, Any] | None) -> None:
     """Set the environment variables from which torch.distributed starts.
 
-    Args:
-        values: Any of `local_rank`, `rank`, `world_size`, `master_port`, `master_addr`.
-
     Raises:
         ConfigError: There is another name.
     """

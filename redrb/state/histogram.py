@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class Histogram:
         """Return the histogram of exact counts: staleness -> groups."""
         counts = [0] * (len(BOUNDS) + 1)
         for staleness, number in groups.items():
-            counts[bucket_of(staleness)] += number
+            counts[bisect_left(BOUNDS, staleness)] += number
         total = sum(groups.values())
         mean = sum(age * number for age, number in groups.items()) / total if total else None
         largest = max((age for age, number in groups.items() if number), default=None)
@@ -58,14 +59,6 @@ class Histogram:
     def total(self) -> int:
         """Groups in all buckets."""
         return sum(self.counts)
-
-
-def bucket_of(staleness: int) -> int:
-    """Return the number of the bucket of a staleness; a negative one is in the first."""
-    for number, bound in enumerate(BOUNDS):
-        if staleness <= bound:
-            return number
-    return len(BOUNDS)
 
 
 def bucket_names() -> list[str]:

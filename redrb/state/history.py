@@ -57,6 +57,7 @@ class History:
 def point_of(task: TaskState, time: float) -> Point:
     """Return the figures of a task in a state of this time."""
     main, rates = task.main, task.rates
+    reward = _reward(task, "trainer")
     return Point(
         time=time,
         put=rates.put if rates else None,
@@ -64,7 +65,7 @@ def point_of(task: TaskState, time: float) -> Point:
         waiting=main.stats.ledger.waiting if main else None,
         leased=main.stats.ledger.leased if main else None,
         staleness=main.staleness.waiting.mean if main else None,
-        reward=_first(_reward(task, "trainer"), _reward(task, "maker")),
+        reward=_reward(task, "maker") if reward is None else reward,
     )
 
 
@@ -75,7 +76,3 @@ def _reward(task: TaskState, role: str) -> float | None:
         if worker.role == role and worker.life == "live" and "reward" in worker.metrics
     ]
     return sum(rewards) / len(rewards) if rewards else None
-
-
-def _first(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply
 from redrb.damage import Reading, whole
 from redrb.errors import DecodeError, RedrbError, StoreDenied
 from redrb.keys import is_name
@@ -335,9 +335,9 @@ def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
                 add(pipeline, number, whole=whole)
                 ends.append(pipeline.commands)
             replies = client.exchange(pipeline)
-            error = first_error([each for each in replies if not _is_lasting(each)])
-            if error is not None:
-                raise error
+            for reply in replies:
+                if isinstance(reply, ResponseError) and is_transient(reply):
+                    raise reply
             begins = [0, *ends]
             for number, begin, end in zip(numbers[first:], begins, ends, strict=False):
                 found[number] = replies[begin:end]
@@ -349,7 +349,3 @@ def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
         numbers = [number for number, each in enumerate(clients) if each is client]
         client.retrying(lambda client=client, numbers=numbers: read(client, numbers, whole=False))  # type: ignore[misc]
     return [found[number] for number in range(len(clients))]
-
-
-def _is_lasting(reply: Reply) -> bool:
-    return isinstance(reply, ResponseError) and not is_transient(reply)

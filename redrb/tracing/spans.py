@@ -27,7 +27,6 @@ class GroupTracer:
     """Begins the spans of groups: made, put, waiting, taken, trained."""
 
     def __init__(self, provider: TracerProvider, sample_rate: float) -> None:
-        """Make a tracer."""
         self._tracer = provider.get_tracer("redrb")
         self._rate = sample_rate
 

@@ -1,4 +1,4 @@
-"""Writes metrics as lines of strict JSON: one object a line, without NaN or Infinity."""
+"""Metrics as lines of strict JSON, in files of records that may be lost without harm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,87 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
+from redrb.disks import may_pass
 from redrb.errors import ConfigError
-from redrb.workers.record_file import RecordFile, Say
+
+Say = Callable[[str], None]
+
+
+class RecordFile:
+    """Appends output to a file; lines that the disk does not take are dropped.
+
+    A full or read-only disk of logs must not end the job that writes them. The first line that is
+    dropped is reported, and later lines are tried again. Safe among threads.
+    """
+
+    def __init__(self, path: Path, say: Say) -> None:
+        """Open the file, if the disk allows it now.
+
+        Args:
+            say: Called with a message when a line is dropped for the first time, in the thread
+                that writes.
+
+        Raises:
+            ConfigError: The file cannot be opened, and not because its disk is full or read-only.
+        """
+        self._path, self._say = path, say
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        self._closed = self._torn = self._said = False
+        try:
+            self._open()
+        except OSError as error:
+            if not may_pass(error):
+                raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+            self._dropped(error)
+
+    def write(self, lines: bytes) -> None:
+        """Append output, or drop it; after `close` nothing is written."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                file = self._open()
+                if self._torn:
+                    self._torn = not file.write(b"\n")
+                self._torn = True  # until all of it is written
+                written = file.write(lines)
+                if written < len(lines):
+                    file.write(lines[written:])  # raises the reason
+                self._torn = False
+            except OSError as error:
+                self._dropped(error)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+
+    def _open(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+            if self._path.is_file():  # a pipe has no end to look at
+                with self._path.open("rb") as written:
+                    size = written.seek(0, 2)
+                    written.seek(max(0, size - 1))
+                    self._torn = written.read(1) not in (b"", b"\n")
+        return self._file
+
+    def _dropped(self, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            self._say(
+                f"lines for {self._path} are dropped, and the job goes on: {error.strerror}. Make "
+                "room on the disk, or make it writable: later lines are kept again."
+            )
+
 
 _log = logging.getLogger("redrb")
 
@@ -32,8 +106,6 @@ class MetricsLog:
         """Open the log.
 
         Args:
-            path: A file that is appended to; "-" is standard output, "" writes nothing.
-            worker: Name that each line carries.
             say: Called with a message when a line is dropped for the first time.
 
         Raises:

@@ -11,16 +11,67 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
-from redrb.options import CommandParser, add_options, settings_from
-from redrb.workers.ending import end, exit_status
-from redrb.workers.stage_settings import StageSettings
-from redrb.workers.trace_export import tracing_to_collector
+from redrb.keys import check_name
+from redrb.options import (
+    CommandParser,
+    Settings,
+    add_options,
+    flag_of,
+    option,
+    settings_from,
+    url_option,
+    variable_of,
+)
+from redrb.workers.event_sinks import tracing_to_collector
+from redrb.workers.process import end, exit_status
 
 if TYPE_CHECKING:
     from redrb.connection import Client
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings(Settings):
+    """Options of a stage."""
+
+    url: str = url_option(
+        "where Redis is, e.g. redis://host:6379/0; a password only in the variable"
+    )
+    namespace: str = option("default", "keeps experiments on one server apart")
+    from_: str = option("", "task that groups are taken from")
+    to: str = option("", "task that they are forwarded to")
+    group: str = option("default", "consumer group of the stage; each gets every group of samples")
+    batch: int = option(16, "most groups of a batch", least=1)
+    batched: bool = option(
+        False, "call the function with a list of groups, which returns a result for each"
+    )
+    lease_ms: int = option(
+        10_000,
+        "ms without a heartbeat after which other stages take over this one's leases",
+        least=100,
+    )
+    min_replicas: int = option(
+        0, "replicas of Redis that must have received a group before it leaves its task", least=0
+    )
+    stop_timeout: float = option(
+        20.0, "seconds that the stage may spend on Redis after SIGTERM or Ctrl-C", least=0
+    )
+    tracing: bool = option(
+        False, "trace the groups whose makers trace them with OpenTelemetry (variables OTEL_*)"
+    )
+    threads: int = option(1, "CPU threads of torch", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("from_", "to"):
+            if not getattr(self, name):
+                raise ConfigError(f"{flag_of(name)} TASK (or {variable_of(name)}) is missing.")
+        for name in ("namespace", "from_", "to", "group"):
+            check_name(flag_of(name), getattr(self, name))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +100,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _work(function: str, settings: StageSettings) -> None:
-    from redrb.connection.deadline import Deadline
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:

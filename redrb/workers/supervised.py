@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from redrb.workers.ending import WATCHER
+from redrb.workers.process import WATCHER
 
 
 def _end_with_run(pipe: int) -> None:

@@ -6,66 +6,42 @@ It starts from the newest checkpoint or published weights; the first trainer of 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from redrb import environment
-from redrb.errors import ConfigError, RedrbError
-from redrb.recipe.command_line import parse
-from redrb.recipe.recipe import Recipe
-from redrb.workers.ending import end, exit_status
-from redrb.workers.event_sinks import open_sinks
-from redrb.workers.trace_export import tracing_to_collector
+from redrb.workers.process import end, run_recipe
+
+if TYPE_CHECKING:
+    from redrb.connection import Client
+    from redrb.recipe.recipe import Recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train until the target is reached or a signal comes; returns the exit status."""
-    words = sys.argv[1:] if arguments is None else arguments
-    try:
-        recipe: Recipe = parse("redrb-trainer", __doc__, words, worker="trainer").resolved.recipe
-    except ConfigError as error:
-        print(f"redrb-trainer: {error}", file=sys.stderr)
-        return 2
-    try:
-        reason = _work(recipe)
-    except RedrbError as error:
-        print(f"redrb-trainer {recipe.worker}: {error}", file=sys.stderr)
-        return exit_status(error)
-    if reason:
-        print(f"redrb-trainer {recipe.worker} ends: {reason}", file=sys.stderr)
-    return 0
+    return run_recipe("redrb-trainer", __doc__, arguments, _begin, worker="trainer")
 
 
-def _work(recipe: Recipe) -> str:
-    """Train, and return why training ended; "" on all ranks but the first."""
-    from redrb.runtime.stopping import leaving_on_signals
+def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str]:
+    """Make the trainer; its work returns why training ended, "" on all ranks but the first."""
+    _join_ranks(recipe, scope)
 
-    with ExitStack() as scope:
-        with leaving_on_signals():
-            import torch
+    from redrb.recipe.trainer import RecipeTrainer
+    from redrb.runtime.world import rank_here
+    from redrb.workers.event_sinks import open_sinks
 
-            import redrb
-            from redrb.recipe.trainer import RecipeTrainer
-            from redrb.runtime.world import rank_here
+    write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
+    trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
+    trainer.begin()
 
-            torch.set_num_threads(recipe.threads)
-            _join_ranks(recipe, scope)
-            client = scope.enter_context(
-                redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
-            )
-            if recipe.tracing:
-                scope.enter_context(
-                    tracing_to_collector("redrb-trainer", recipe.worker, rate=recipe.trace_rate)
-                )
-            write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
-            trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
-            trainer.begin()
+    def work() -> str:
         trainer.work()
         reason = trainer.end()
         write("end", why=reason)
         return reason if rank_here() == 0 else ""
+
+    return work
 
 
 def _join_ranks(recipe: Recipe, scope: ExitStack) -> None:

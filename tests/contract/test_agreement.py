@@ -14,10 +14,10 @@ from torch import nn
 from redrb import Client, ConfigError
 from redrb.errors import WeightTimeout
 from redrb.recipe import GRPORecipe, option
-from redrb.recipe.agreed_settings import agreed_settings
+from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import reference_policy
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.runtime import agreement
+from redrb.runtime import announcements as agreement
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.model_updates import ModelUpdates

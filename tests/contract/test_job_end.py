@@ -16,7 +16,7 @@ from torch import nn
 
 from redrb import Client, DetachedTrainer, Experience, ExperienceMakerHolder, Strategy
 from redrb.keys import trainer_key
-from redrb.runtime import job_end
+from redrb.runtime import announcements as job_end
 from redrb.runtime.announcements import AnnouncementReader
 from tests.signals import sigterm_after
 
@@ -34,7 +34,11 @@ class Trainer(DetachedTrainer):
 
 
 class Rewarding:
+    def __init__(self, began: threading.Event) -> None:
+        self._began = began
+
     def make_experience(self, inputs: torch.Tensor, **generate_kwargs: Any) -> Experience:
+        self._began.set()
         ones = torch.ones(len(inputs))
         return Experience(inputs, ones[:, None], ones, ones, ones, ones)
 
@@ -42,10 +46,7 @@ class Rewarding:
 class Holder(ExperienceMakerHolder):
     def build_experience_maker(self, *models: Any) -> Any:
         self.began = threading.Event()
-        return Rewarding()
-
-    def _on_batch_start(self) -> None:
-        self.began.set()
+        return Rewarding(self.began)
 
 
 class Job:

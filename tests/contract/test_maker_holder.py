@@ -414,23 +414,6 @@ def test_options_of_generation_are_checked_when_the_maker_is_made(
             made(**wrong)
 
 
-def test_overridden_hooks_of_a_maker_are_called(client: Client, namespace: str) -> None:
-    hooks: list[str] = []
-
-    class Noting(Holder):
-        def _on_make_experience_end(self, experience: Experience) -> None:
-            hooks.append(f"made {len(experience)}")
-            super()._on_make_experience_end(experience)
-
-        def _on_loop_end(self) -> None:
-            hooks.append("end")
-
-    models = (Linear(), Linear(), None, None)
-    with Noting(["t"], Strategy, lambda: models, client=client, namespace=namespace) as maker:
-        maker.workingloop(lambda: [prompts(1, 2)])
-    assert hooks == ["made 2", "end"]
-
-
 def test_frozen_weights_are_sent_once(
     holder: Callable[..., Holder], trainer: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:

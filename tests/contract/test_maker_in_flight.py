@@ -17,8 +17,7 @@ from redrb import Client, ExperienceMakerHolder, ExperienceStream, GRPOMakerHold
 from redrb.errors import WeightMismatch
 from redrb.experience import Experience
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import WeightFollower
-from redrb.runtime.maker_weights import InFlightUpdates
+from redrb.runtime.following import InFlightUpdates, WeightFollower
 from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_weights_standby import Versioned, blocked
 from tests.networks import LoraLinear

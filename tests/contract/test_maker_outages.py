@@ -296,7 +296,7 @@ def test_every_drawn_batch_of_prompts_is_used(holder: Callable[..., Holder]) -> 
         def on_batch_end(self) -> None:
             maker.stop()
 
-    maker._callbacks.add(Stopping())
+    maker._callbacks._all.append(Stopping())
     maker.workingloop(loader)
     assert drawn == [0, 1, 0]
     maker.workingloop(loader)  # it was asked to end

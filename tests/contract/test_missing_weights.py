@@ -14,7 +14,7 @@ from redrb import Client, WeightPublisher, WeightSubscriber
 from redrb.engines import weights as engine_weights
 from redrb.engines.weights import EngineWeights
 from redrb.errors import WeightTimeout
-from redrb.runtime.agreement import Agreement
+from redrb.runtime.announcements import Agreement
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.model_updates import ModelUpdates

@@ -19,7 +19,7 @@ from redrb.recipe.episode_samples import encoded_prompt
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipes.multiturn import Multiturn, added
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.maker_weights import MakerWeights
+from redrb.runtime.following import MakerWeights
 
 RESULT, END = 7, 4
 """A token of the tool, which the policy may also sample; the token that ends a turn."""

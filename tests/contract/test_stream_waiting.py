@@ -239,5 +239,5 @@ def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) 
     """A timeout that is rounded to 0 would block for ever."""
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         began = time.monotonic()
-        stream._task.store.wait_for_wake(seconds, "somebody", "another")
+        stream._task.store.wait_for_wake("somebody", "another", longest_s=seconds)
         assert time.monotonic() - began < 30

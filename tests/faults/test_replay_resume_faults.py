@@ -22,7 +22,7 @@ from tests.audit import audit
 
 TASKS = ("a", "b", "c")
 GROUPS = 60
-ROUNDS = 12
+ROUNDS = 8
 
 Found = dict[str, set[int]]
 

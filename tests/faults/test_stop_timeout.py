@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from redrb.environment import PREFIX, child_environment
 from tests.proxy import Proxy
 from tests.samples import numbered
 from tests.servers import Server, programs
+from tests.worker_processes import WorkerProcess
 
 STOP_TIMEOUT_S = 1.0
 MOST_S = STOP_TIMEOUT_S + 9.0
@@ -25,46 +25,20 @@ MOST_S = STOP_TIMEOUT_S + 9.0
 on_one_server = pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
 
 
-class Worker:
-    """A maker or trainer, and the events that it has written."""
+def worker(module: str, port: int, namespace: str, *flags: str) -> WorkerProcess:
+    shared = ("--namespace", namespace, "--stop-timeout", f"{STOP_TIMEOUT_S}")
+    return WorkerProcess(f"redis://127.0.0.1:{port}", module, *shared, *flags)
 
-    def __init__(self, module: str, port: int, namespace: str, *flags: str) -> None:
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `kill`)
-        shared = ["--namespace", namespace, "--stop-timeout", f"{STOP_TIMEOUT_S}"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", module, "sorting"]
-            + [*shared, "--metrics", "-", *flags],
-            env=child_environment(without=PREFIX, REDRB_URL=f"redis://127.0.0.1:{port}"),
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
 
-    def until(self, event: str) -> None:
-        """Read events until the named one."""
-        for line in self.process.stdout:
-            if json.loads(line)["event"] == event:
-                return
-        raise AssertionError(f"the worker ended before event {event!r}: {self.error_output()}")
-
-    def seconds_to_end(self, since: float) -> float:
-        """Wait for the end and return the seconds since `since`; fail if the process hangs."""
-        try:
-            self.process.communicate(timeout=max(0.1, since + MOST_S - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
-            self.process.communicate(timeout=10)
-            pytest.fail(f"the worker did not end: {self.error_output()}")
-        return time.monotonic() - since
-
-    def error_output(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-        self.errors.close()
+def seconds_to_end(worker: WorkerProcess, since: float) -> float:
+    """Wait for the end and return the seconds since `since`; fail if the process hangs."""
+    try:
+        worker.popen.communicate(timeout=max(0.1, since + MOST_S - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        worker.popen.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
+        worker.popen.communicate(timeout=10)
+        pytest.fail(f"the worker did not end: {worker.error_output()}")
+    return time.monotonic() - since
 
 
 @pytest.fixture
@@ -73,26 +47,26 @@ def server(own_server: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture
-def workers() -> Iterator[list[Worker]]:
+def workers() -> Iterator[list[WorkerProcess]]:
     """The workers of a test, which are killed with it."""
-    started: list[Worker] = []
+    started: list[WorkerProcess] = []
     yield started
-    for worker in started:
-        worker.kill()
+    for each in started:
+        each.kill()
 
 
 @on_one_server
 @pytest.mark.parametrize("how", ["refused", "frozen"])
 def test_workers_end_in_time(
-    server: Server, workers: list[Worker], namespace: str, how: str
+    server: Server, workers: list[WorkerProcess], namespace: str, how: str
 ) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         port = proxy.port if how == "frozen" else server.port
-        trainer = Worker("workers.trainer", port, namespace, "--target-reward", "2")
+        trainer = worker("workers.trainer", port, namespace, "--target-reward", "2")
         workers += [
             trainer,
-            Worker("workers.maker", port, namespace),
-            Worker("workers.maker", port, namespace, "--in-flight-updates"),
+            worker("workers.maker", port, namespace),
+            worker("workers.maker", port, namespace, "--in-flight-updates"),
         ]
         trainer.until("step")
         if how == "frozen":
@@ -101,12 +75,12 @@ def test_workers_end_in_time(
             server.kill()
         time.sleep(1.0)
         since = time.monotonic()
-        for worker in workers:
-            worker.process.send_signal(signal.SIGTERM)
-        assert max(worker.seconds_to_end(since) for worker in workers) < MOST_S
-        for worker in workers:
-            assert worker.process.returncode in (0, 1), worker.error_output()
-            assert "Traceback" not in worker.error_output()
+        for each in workers:
+            each.popen.send_signal(signal.SIGTERM)
+        assert max(seconds_to_end(each, since) for each in workers) < MOST_S
+        for each in workers:
+            assert each.popen.returncode in (0, 1), each.error_output()
+            assert "Traceback" not in each.error_output()
 
 
 @on_one_server

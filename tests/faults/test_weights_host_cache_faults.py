@@ -339,7 +339,7 @@ def test_a_fork_keeps_the_model_that_it_has_of_a_parent_that(
 def test_models_stay_while_makers_are_killed_at_any_time(start, publish, files):
     dice, value = random.Random(0), 0
     makers, have = [start() for _ in range(3)], {}
-    for _ in range(25):
+    for _ in range(12):
         value += 1
         publish(value)
         asked = [maker for maker in makers if dice.random() < 0.8]

@@ -116,7 +116,7 @@ def test_two_private_servers_are_apart() -> None:
         assert two.execute("GET", "here") is None
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_ends_however_its_owner_ends(how: signal.Signals) -> None:
     owner, url, server = start_owner("embedded://")
     assert server.is_running()

@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from redrb.recipe.loading import load
-from redrb.recipe.settings import settings_of
-from redrb.recipe.sources import resolve
+from redrb.recipe.settings import resolve, settings_of
 from redrb.runtime.stopping import STOP_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]

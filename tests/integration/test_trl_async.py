@@ -43,12 +43,39 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
     monkeypatch.setattr(async_grpo_trainer, "VLLMClient", lambda *_: None)
+
+    def train(folder: Path, weights: Any, worker: Any, *callbacks: Any, **options: Any) -> Any:
+        """Make a trainer of groups of two, and train."""
+        tiny_model().save_pretrained(folder / "model")
+        trainer = async_grpo.AsyncGRPOTrainer(
+            str(folder / "model"),
+            args=async_grpo.AsyncGRPOConfig(
+                output_dir=str(folder / "out"),
+                per_device_train_batch_size=2,
+                num_generations=2,
+                learning_rate=1e-3,
+                report_to="none",
+                save_strategy="no",
+                use_cpu=True,
+                bf16=False,
+                dtype="float32",
+                gradient_checkpointing=False,
+                disable_tqdm=True,
+                **options,
+            ),
+            train_dataset=placeholder_prompts(1),
+            processing_class=tokenizer(),
+            rollout_worker=worker,
+            weight_transfer=weights,
+            callbacks=[worker, *callbacks],
+        )
+        trainer.train()
+        return trainer
+
     return SimpleNamespace(
-        trainer=async_grpo.AsyncGRPOTrainer,
-        config=async_grpo.AsyncGRPOConfig,
+        train=train,
         weights=PublishedWeights,
         worker=TaskRolloutWorker,
-        prompts=placeholder_prompts,
     )
 
 
@@ -104,37 +131,17 @@ def test_it_trains_on_groups_with_the_makers_log_probabilities(
 ) -> None:
     stream = open_stream(max_deliveries=10)
     ScriptedMaker(shifts=(0.1, 0.1)).put(stream, groups=40)
-    tiny_model().save_pretrained(tmp_path / "model")
     watch = Watch(stream)
     with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
         weights = parts.weights(publisher)
         worker = parts.worker(stream, weights, group_size=2)
-        trainer = parts.trainer(
-            str(tmp_path / "model"),
-            args=parts.config(
-                output_dir=str(tmp_path / "out"),
-                per_device_train_batch_size=2,
-                num_generations=2,
-                max_steps=6,
-                learning_rate=1e-3,
-                token_budget=token_budget,
-                max_staleness=10,
-                logging_steps=1,
-                report_to="none",
-                save_strategy="no",
-                use_cpu=True,
-                bf16=False,
-                dtype="float32",
-                gradient_checkpointing=False,
-                disable_tqdm=True,
-            ),
-            train_dataset=parts.prompts(1),
-            processing_class=tokenizer(),
-            rollout_worker=worker,
-            weight_transfer=weights,
-            callbacks=[worker, watch],
-        )
-        trainer.train()
+        options = {
+            "token_budget": token_budget,
+            "max_steps": 6,
+            "max_staleness": 10,
+            "logging_steps": 1,
+        }
+        trainer = parts.train(tmp_path, weights, worker, watch, **options)
     first = trainer.state.log_history[0]
     assert first["ratio"] == pytest.approx(np.exp(0.1), rel=1e-3)
     assert first["reward"] == 0.5
@@ -170,39 +177,14 @@ def test_makers_wait_for_no_step_and_no_group_expires(
     released: int,
 ) -> None:
     stream = open_stream(max_staleness=bound, weights="policy")
-    tiny_model().save_pretrained(tmp_path / "model")
     with (
         redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
         making(client, open_stream(max_staleness=bound, weights="policy")),
     ):
         weights = parts.weights(publisher)
         worker = parts.worker(stream, weights, group_size=2)
-        trainer = parts.trainer(
-            str(tmp_path / "model"),
-            args=parts.config(
-                output_dir=str(tmp_path / "out"),
-                per_device_train_batch_size=2,
-                gradient_accumulation_steps=passes,
-                num_generations=2,
-                max_steps=12,
-                learning_rate=1e-3,
-                token_budget=0,
-                max_staleness=bound,
-                report_to="none",
-                save_strategy="no",
-                use_cpu=True,
-                bf16=False,
-                dtype="float32",
-                gradient_checkpointing=False,
-                disable_tqdm=True,
-            ),
-            train_dataset=parts.prompts(1),
-            processing_class=tokenizer(),
-            rollout_worker=worker,
-            weight_transfer=weights,
-            callbacks=[worker],
-        )
-        trainer.train()
+        options = {"token_budget": 0, "max_steps": 12, "max_staleness": bound}
+        parts.train(tmp_path, weights, worker, gradient_accumulation_steps=passes, **options)
     stats = stream.stats()
     assert (stats.ledger.expired, stats.admission.released) == (0, released)
 

@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 import redrb
-from redrb.environment import PREFIX, child_environment
 from redrb.stream.task.inspection import task_stats
 from tests.servers import programs
+from tests.worker_processes import WorkerProcess
 
-Event = dict[str, Any]
-Start = Callable[..., "Process"]
+Start = Callable[..., WorkerProcess]
 
 on_one_server = pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
-
-
-class Process:
-    """One worker, whose metrics are read line by line."""
-
-    def __init__(self, url: str, module: str, *arguments: str) -> None:
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the test)
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", module, "sorting", "--metrics", "-", *arguments],
-            env=child_environment(without=PREFIX, REDRB_URL=url),
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
-
-    def error_output(self) -> str:
-        """Return what it wrote to standard error, after its end."""
-        self.errors.seek(0)
-        return self.errors.read()
-
-    def until(self, event: str, count: int = 1) -> list[Event]:
-        """Read metrics until `event` came `count` times; returns these."""
-        found: list[Event] = []
-        for line in self.popen.stdout:
-            record = json.loads(line)
-            if record["event"] == event:
-                found.append(record)
-                if len(found) == count:
-                    return found
-        raise AssertionError(f"the worker ended before event {event!r} came {count} times")
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, read what is left and return the exit status."""
-        self.popen.send_signal(number)
-        self.popen.communicate(timeout=30)
-        return self.popen.returncode
 
 
 @pytest.fixture
@@ -69,17 +27,15 @@ def run_id() -> str:
 @pytest.fixture
 def start(real_url: str, run_id: str) -> Iterator[Start]:
     """Start workers of one run; all are ended with the test."""
-    started: list[Process] = []
+    started: list[WorkerProcess] = []
 
-    def begin(module: str, *arguments: str) -> Process:
-        started.append(Process(real_url, module, "--namespace", run_id, *arguments))
+    def begin(module: str, *arguments: str) -> WorkerProcess:
+        started.append(WorkerProcess(real_url, module, "--namespace", run_id, *arguments))
         return started[-1]
 
     yield begin
     for process in started:
-        process.popen.kill()
-        process.popen.communicate()
-        process.errors.close()
+        process.kill()
 
 
 def stats_of(url: str, run_id: str) -> redrb.StreamStats:

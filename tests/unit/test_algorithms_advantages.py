@@ -15,7 +15,7 @@ from redrb.algorithms import (
     group_relative_advantages,
     token_rewards,
 )
-from redrb.algorithms.aggregation import normalised
+from redrb.algorithms.losses import normalised
 from redrb.errors import ConfigError, RecordError
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
@@ -78,8 +78,9 @@ def test_group_relative_advantages_by_hand() -> None:
     close(advantages, SCALED)
 
 
-def test_groups_by_name_may_lie_in_any_order() -> None:
-    advantages = group_relative_advantages(REWARD[[0, 3, 1, 4, 5, 2]], group_ids=list("ababba"))
+def test_groups_by_index_may_lie_in_any_order() -> None:
+    index = torch.tensor([0, 1, 0, 1, 1, 0])
+    advantages = group_relative_advantages(REWARD[[0, 3, 1, 4, 5, 2]], group_index=index)
     close(advantages, [SCALED[at] for at in (0, 3, 1, 4, 5, 2)])
 
 
@@ -91,10 +92,8 @@ def test_without_the_division_by_std() -> None:
 def test_groups_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RecordError, match="6 samples are not whole groups of 4"):
         group_relative_advantages(REWARD, group_size=4)
-    with pytest.raises(RecordError, match="6 samples need a group_id each: 2 came"):
-        group_relative_advantages(REWARD, group_ids=["a", "b"])
-    with pytest.raises(RecordError, match="5 came"):
-        group_relative_advantages(REWARD, group_ids=["a", "b", "a", "b", "a", None])
+    with pytest.raises(RecordError, match=r"group_index has shape \[2\], reward \[6\]"):
+        group_relative_advantages(REWARD, group_index=torch.tensor([0, 1]))
     with pytest.raises(ConfigError, match="either"):
         group_relative_advantages(REWARD)
 

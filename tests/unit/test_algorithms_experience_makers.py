@@ -136,7 +136,7 @@ def test_a_function_may_score() -> None:
     made = maker.make_experience(PROMPTS, **options())
     assert of(made, "raw_reward").tolist() == of(made, "action_mask").sum(1).tolist()
     maker.reward_model = lambda _completions: [1.0]
-    with pytest.raises(RecordError, match=r"reward function gave shape \[1\], not \[3\]"):
+    with pytest.raises(RecordError, match="for 3 completions"):
         maker.make_experience(PROMPTS, **options())
 
 
@@ -170,7 +170,7 @@ def test_experience_survives_a_round_trip_through_samples() -> None:
 def test_wrong_options_of_makers_are_named() -> None:
     with pytest.raises(ConfigError, match="kl_coef -1"):
         naive(kl_coef=-1)
-    with pytest.raises(ConfigError, match="kl_estimator 'k9'"):
+    with pytest.raises(ConfigError, match="kl_estimator='k9'"):
         naive(kl_estimator="k9")
     with pytest.raises(ConfigError, match="group_size 0"):
         grpo(group_size=0)
@@ -202,10 +202,6 @@ def test_every_prompt_is_a_group_with_a_unique_name() -> None:
     assert len(names) == 24
     assert len(set(names)) == 6
     assert all(len(set(names[at : at + 4])) == 1 for at in range(0, 24, 4))
-    given = grpo().make_experience(PROMPTS, group_ids=["a", "b", "c"], **options())
-    assert given.group_id == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-    with pytest.raises(RecordError, match="1 group_ids came for 3 prompts"):
-        grpo().make_experience(PROMPTS, group_ids=["a"], **options())
 
 
 def test_a_references_log_probs_travel() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.algorithms import Completions, action_log_probs, action_logits, generate
-from redrb.algorithms.sampling import Sampler
+from redrb.algorithms.generation import Sampler
 from redrb.errors import ConfigError, RecordError
 from tests.networks import VOCABULARY, PlainActor, seeded
 

@@ -18,8 +18,8 @@ from redrb.algorithms import (
     generate,
     group_relative_advantages,
 )
-from redrb.algorithms.model_inputs import ModelInputs
-from redrb.algorithms.prompt_inputs import prompt_inputs
+from redrb.algorithms.models import ModelInputs
+from redrb.algorithms.prompts import prompt_inputs
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience, make_experience_batch, split_experience_batch
 from tests.networks import VOCABULARY, WIDTH, PlainActor, seeded

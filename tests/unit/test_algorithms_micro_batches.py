@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.algorithms import GRPOStep, PPOStep, TrainingBatch
-from redrb.algorithms.micro_batches import MicroBatches
+from redrb.algorithms.batches import MicroBatches
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience, make_experience_batch
 from redrb.experience.records import Side

@@ -19,7 +19,7 @@ from redrb.algorithms import (
     Reward,
     generate,
 )
-from redrb.algorithms.event_loop import submit
+from redrb.algorithms.calls import submit
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import faults_reported
 from tests.networks import PlainActor, PlainCritic, seeded

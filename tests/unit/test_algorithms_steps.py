@@ -349,7 +349,7 @@ def test_a_wrong_option_is_named(wrong: dict[str, Any]) -> None:
 def test_options_of_one_algorithm_are_checked_too() -> None:
     with pytest.raises(ConfigError, match="beta -1"):
         grpo(beta=-1)
-    with pytest.raises(ConfigError, match="value_target 'kl'"):
+    with pytest.raises(ConfigError, match="value_target='kl'"):
         ppo(value_target="kl")
     with pytest.raises(ConfigError, match="entropy_coef nan"):
         ppo(entropy_coef=math.nan)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrb.algorithms.aggregation import Aggregation, Totals, aggregate, row_mean
+from redrb.algorithms.losses import Aggregation, Totals, aggregate, row_mean
 
 RANKS = [
     [[3, 2, 5, 1, 4], [0, 0]],  # actions of each sample of each rank

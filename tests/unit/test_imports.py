@@ -16,7 +16,7 @@ STEPS: list[tuple[str, set[str]]] = [
     ("from redrb.workers import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
     ("import redrb.algorithms", {"transformers"}),
     (
-        "import redrb.workers.trainer, redrb.workers.maker, redrb.runtime.event_callbacks",
+        "import redrb.workers.trainer, redrb.workers.maker, redrb.runtime.callbacks",
         {"prometheus_client", "tensorboard", "wandb", "opentelemetry"},
     ),
     ("import redrb.recipe.maker, redrb.recipe.trainer", {"torch.distributed.tensor"}),

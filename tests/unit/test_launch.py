@@ -38,8 +38,7 @@ from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
 from redrb.workers import maker, trainer
-from redrb.workers.metrics_log import MetricsLog
-from redrb.workers.record_file import RecordFile
+from redrb.workers.metrics_log import MetricsLog, RecordFile
 from tests.counting_recipe import Counting
 from tests.disks import fill, small_disk
 from tests.samples import numbered

@@ -14,8 +14,7 @@ from redrb.commands.settings import without_password
 from redrb.errors import ConfigError
 from redrb.recipe import GRPORecipe, option
 from redrb.recipe.job_settings import JobSettings
-from redrb.recipe.settings import owner_of, settings_of
-from redrb.recipe.sources import resolve
+from redrb.recipe.settings import owner_of, resolve, settings_of
 
 RECIPE = '''
 from redrb.recipe import GRPORecipe, option

@@ -15,9 +15,8 @@ from torch import nn
 
 from redrb import BufferItem, make_experience_batch
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
-from redrb.runtime.checkpoint import Checkpoints, Position, stateful_parts
-from redrb.runtime.declared_settings import DeclaredSettings
-from redrb.workers.ending import exit_status
+from redrb.runtime.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
+from redrb.workers.process import exit_status
 from tests.disks import fill, read_only, small_disk
 
 

@@ -19,7 +19,7 @@ class FullSender:
     def __init__(self, cause: Exception | None) -> None:
         self._cause = cause
 
-    def flush(self, *, timeout: float | None) -> None:
+    def flush(self) -> None:
         raise self._failed("are not stored after 0.1 s")
 
     def close(self, *, timeout: float | None) -> None:

@@ -12,53 +12,55 @@ from torch import nn
 from redrb import ConfigError
 from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
-from redrb.runtime.maker_settings import SendSettings
-from redrb.runtime.model_placement import place_models
-from redrb.runtime.strategy import Strategy
-from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
+from redrb.runtime.fresh_batches import LoopSettings
+from redrb.runtime.maker import ExperienceMakerHolder
+from redrb.runtime.strategy import Strategy, place_models
 
 
-def batches(rank: int | None = None, world_size: int | None = None) -> BatchSettings:
-    return BatchSettings(torch.device("cpu"), False, 1, None, rank, world_size)
-
-
-def sending(trainers: Any) -> SendSettings:
-    return SendSettings(trainers, True, 256, 20.0, {})
+def settings(**options: Any) -> LoopSettings:
+    given: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "pin_memory": False,
+        "prefetch": 1,
+        "timeout": None,
+        "rank": None,
+        "world_size": None,
+        "ack": "step",
+        "checkpoint_dir": None,
+        "checkpoint_every": 1,
+    }
+    return LoopSettings(**(given | options))
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("options", "message"),
     [
-        (("step", None, 0), "checkpoint_every=0.*at least 1"),
-        (("later", "checkpoints", 1), "ack="),
-        (("checkpoint", None, 1), "checkpoint_dir"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0.*at least 1"),
+        ({"ack": "later", "checkpoint_dir": "checkpoints"}, "ack="),
+        ({"ack": "checkpoint"}, "checkpoint_dir"),
+        ({"rank": 1}, "world_size"),
     ],
 )
-def test_bad_settings_of_checkpoints_are_refused(settings: Any, message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CheckpointSettings(*settings)
-
-
-def test_rank_and_world_size_come_together() -> None:
-    assert "rank" not in batches().loader_options(3)
-    assert batches(1, 2).loader_options(3)["first_step"] == 3
-    with pytest.raises(ConfigError, match="world_size"):
-        batches(1)
+        settings(**options)
 
 
 def test_ranks_lease_a_bounded_number_of_steps_between_two_checkpoints(tmp_path: Path) -> None:
-    settings = CheckpointSettings("checkpoint", tmp_path, 2)
-    settings.check_limits(1000, batches())
-    settings.check_limits(31, batches(0, 2))
-    CheckpointSettings("step", tmp_path, 2).check_limits(1000, batches(0, 2))
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    of_ranks = {"rank": 0, "world_size": 2, **options}
+    settings(ack="checkpoint", **options).check_limits(1000)
+    settings(ack="checkpoint", **of_ranks).check_limits(31)
+    settings(**of_ranks).check_limits(1000)
     with pytest.raises(ConfigError, match="at most 64 steps"):
-        settings.check_limits(32, batches(0, 2))
+        settings(ack="checkpoint", **of_ranks).check_limits(32)
 
 
 def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
-    assert CheckpointSettings("step", None, 1).open("me", 1) is None
-    for rank in (None, 1):
-        checkpoints = CheckpointSettings("step", tmp_path, 1).open("me", rank)
+    assert settings().checkpoints("me") is None
+    for ranks in ({}, {"rank": 1, "world_size": 2}):
+        checkpoints = settings(checkpoint_dir=tmp_path, **ranks).checkpoints("me")
+        assert checkpoints is not None
         checkpoints.save({}, Position(step=1), {})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pt")) == [
         "checkpoint-1.pt",
@@ -69,7 +71,7 @@ def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trainers", [[], "trainer_0", ["a b"]])
 def test_a_maker_needs_a_list_of_trainers(trainers: Any) -> None:
     with pytest.raises(ConfigError, match="trainer"):
-        sending(trainers)
+        ExperienceMakerHolder(trainers, Strategy, lambda: (None, None, None, None))
 
 
 def test_models_are_placed_and_counted() -> None:

@@ -6,22 +6,22 @@ import pytest
 import torch
 
 from redrb.algorithms import action_log_probs, generate
+from redrb.recipe.prompts import padded
 from redrb.recipes.sorting import Sorting
 from redrb.recipes.sorting.digits import (
     EOS,
     FIRST_DIGIT,
     MAX_NEW_TOKENS,
     MAX_PROMPT_TOKENS,
+    PAD,
     held_out_prompts,
     make_prompt,
-    pad_prompts,
     reward,
     sample_prompts,
     show,
     target,
 )
-from redrb.recipes.sorting.policy import ActorCritic
-from redrb.recipes.sorting.warm_start import WarmStartSettings, warm_start
+from redrb.recipes.sorting.policy import ActorCritic, warm_start
 
 
 def digits(*values: int) -> list[int]:
@@ -70,7 +70,7 @@ def test_prompts_follow_the_seed() -> None:
 
 
 def test_prompts_are_padded_on_the_left() -> None:
-    tokens, mask = pad_prompts([make_prompt([4, 2]), make_prompt([7])])
+    tokens, mask = padded([make_prompt([4, 2]), make_prompt([7])], PAD).values()
     assert tokens.tolist() == [[1, 8, 6, 2], [0, 1, 11, 2]]
     assert mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
 
@@ -81,9 +81,8 @@ def test_show_is_readable() -> None:
 
 
 def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
-    settings = WarmStartSettings(steps=12)
     state = torch.get_rng_state()
-    first, same, other = (warm_start(seed, settings=settings).state_dict() for seed in (3, 3, 4))
+    first, same, other = (warm_start(seed, steps=12).state_dict() for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["actor.head.weight"], other["actor.head.weight"])
@@ -104,11 +103,11 @@ def test_padding_and_the_cache_change_neither_logits_nor_values() -> None:
         torch.manual_seed(5)
         model = ActorCritic()
     short, long = make_prompt([3, 1, 2, 0]), make_prompt([9, 8, 7, 6, 5, 4])
-    tokens, mask = pad_prompts([short, long])
-    alone, alone_mask = pad_prompts([short])
+    tokens, mask = padded([short, long], PAD).values()
+    alone, alone_mask = padded([short], PAD).values()
     for network in (model.actor, model.critic):
-        padded = network(tokens, mask, 4)[0]
-        torch.testing.assert_close(padded, network(alone, alone_mask, 4)[0], atol=1e-5, rtol=1e-4)
+        row = network(tokens, mask, 4)[0]
+        torch.testing.assert_close(row, network(alone, alone_mask, 4)[0], atol=1e-5, rtol=1e-4)
     options = Sorting().generation(torch.Generator().manual_seed(0))
     done = generate(model.actor, {"input_ids": tokens, "attention_mask": mask}, **options)
     actions = done.action_mask.shape[1]

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,6 +67,16 @@ def test_what_is_under_way_is_interrupted_when_the_time_is_up() -> None:
         assert interrupted.wait(10)
         assert time.monotonic() - began >= 0.1
         assert not stop.left_s
+
+
+def test_a_stop_wakes_all_that_wait_for_it() -> None:
+    stop = Stop()
+    with ThreadPoolExecutor(3) as threads:
+        waits = [threads.submit(stop.wait, 60.0) for _ in range(3)]
+        stop.ask()
+        began = time.monotonic()
+        assert all(wait.result() for wait in waits)
+    assert time.monotonic() - began < 30.0
 
 
 def test_other_threads_have_all_their_time() -> None:

@@ -51,7 +51,7 @@ def test_signals_are_handled_as_before_afterwards() -> None:
 
 def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
     history = History()
-    assert (history.trainer_wait_share, history.maker_send_share) == (0.0, 0.0)
+    assert (history.trainer_wait_share, history.share_of_makers(history.send_s)) == (0.0, 0.0)
     for seconds, waited in ((5.0, 4.0), (6.0, 0.25), (7.0, 0.25)):
         step = {"samples": 4, "weight_version": 1, "staleness_mean": 0.0, "staleness_max": 0}
         history.add({"event": "step", "seconds": seconds, "wait_for_batch_s": waited, **step})
@@ -59,5 +59,5 @@ def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
         times = {"step_s": 1.0, "admission_s": 0.125, "send_s": 0.5, "backpressure_s": 0.25}
         history.add({"event": "put", **times})
     assert history.trainer_wait_share == 0.25
-    assert history.maker_send_share == 0.5
-    assert history.maker_room_share == 0.25
+    assert history.share_of_makers(history.send_s) == 0.5
+    assert history.share_of_makers(history.backpressure_s) == 0.25

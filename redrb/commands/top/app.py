@@ -70,7 +70,6 @@ class Section(Vertical):
     """A heading, and rows that scroll if there is no room for all."""
 
     def __init__(self) -> None:
-        """Make a section without rows."""
         super().__init__()
         self._head, self.rows = Static(), Rows(compact=True)
 
@@ -93,7 +92,6 @@ class Picture(Screen[None]):
     app: Top
 
     def __init__(self) -> None:
-        """Make the screen; nothing is drawn before it is shown."""
         super().__init__()
         self._heading = Static()
 
@@ -131,7 +129,6 @@ class Overview(Picture):
     ]
 
     def __init__(self) -> None:
-        """Make the sections."""
         super().__init__()
         self._tasks, self._workers, self._findings = Section(), Section(), Section()
         self._weights, self._staleness = Static(classes="table"), Static(classes="table")

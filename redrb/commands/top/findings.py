@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -16,13 +17,11 @@ _WIDE = 100
 
 def findings_head(findings: Sequence[Finding]) -> Text:
     """Return the line above findings: how many of each severity."""
-    counts = dict.fromkeys(SEVERITIES, 0)
-    for finding in findings:
-        counts[finding.severity] += 1
+    counts = Counter(finding.severity for finding in findings)
     parts = [
-        f"{number} {name}{'' if number == 1 or name != 'warning' else 's'}"
-        for name, number in counts.items()
-        if number
+        f"{counts[name]} {name}{'' if counts[name] == 1 or name != 'warning' else 's'}"
+        for name in SEVERITIES
+        if counts[name]
     ]
     if not parts:
         return line(("  FINDINGS", HEAD), ("  none", GOOD))

@@ -20,7 +20,6 @@ class JobScreen(Top):
     def __init__(
         self, observer: Observer, where: str, task: str, said: Callable[[], Sequence[str]]
     ) -> None:
-        """Make the screen."""
         super().__init__(observer, where, task=task)
         self._said = said
 

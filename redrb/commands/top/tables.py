@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -192,15 +193,12 @@ def users(weights: WeightsState, state: State) -> Text:
     Makers that do not name their weights are counted only if these are the only ones.
     """
     names = (weights.name, "") if len(state.weights) == 1 else (weights.name,)
-    versions: dict[int, int] = {}
-    for task in state.tasks:
-        for worker in task.workers:
-            if (
-                worker.role == "maker"
-                and worker.life in ("live", "silent")
-                and worker.weights_name in names
-            ):
-                versions[worker.weight_version] = versions.get(worker.weight_version, 0) + 1
+    makers = (one for task in state.tasks for one in task.workers if one.role == "maker")
+    versions = Counter(
+        maker.weight_version
+        for maker in makers
+        if maker.life in ("live", "silent") and maker.weights_name in names
+    )
     parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
     old = any(version < weights.version for version in versions)
     return line((", ".join(parts).replace("1 makers", "1 maker"), WARN if old else ""))

@@ -13,7 +13,7 @@ from redrb.errors import ConfigError, RecordError, WrongStep
 from redrb.experience import BufferItem
 from redrb.interop.trl.held_leases import HeldLeases
 from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
-from redrb.runtime.missing_fields import log_rejected
+from redrb.runtime.fresh_batches import log_rejected
 from redrb.stream import ExperienceStream, Lease
 from redrb.weights import WeightPublisher
 

@@ -34,19 +34,19 @@ class Sorting(PPORecipe):
 
     def model(self) -> nn.Module:
         """Return a policy with random weights."""
-        from redrb.recipes.sorting.policy import Actor, PolicySettings
+        from redrb.recipes.sorting.policy import Actor
 
-        return Actor(PolicySettings())
+        return Actor()
 
     def critic(self, actor: nn.Module) -> nn.Module:  # noqa: ARG002 (it has a network of its own)
         """Return a critic with random weights."""
-        from redrb.recipes.sorting.policy import Critic, PolicySettings
+        from redrb.recipes.sorting.policy import Critic
 
-        return Critic(PolicySettings())
+        return Critic()
 
     def initialise(self, models: dict[str, nn.Module]) -> None:
         """Train the policy a little on right answers; the critic begins as its copy."""
-        from redrb.recipes.sorting.warm_start import warm_start
+        from redrb.recipes.sorting.policy import warm_start
 
         start = warm_start(self.seed)
         models["actor"].load_state_dict(start.actor.state_dict())

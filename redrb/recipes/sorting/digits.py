@@ -67,21 +67,6 @@ def held_out_prompts() -> list[Tensor]:
     return [make_prompt(digits) for digits in sorted(_held_out_digits())]
 
 
-def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad prompts on the left to the longest.
-
-    Returns:
-        Token ids and attention mask, both int64 `[B, P]`.
-    """
-    longest = max(prompt.shape[0] for prompt in prompts)
-    tokens = torch.full((len(prompts), longest), PAD)
-    mask = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - prompt.shape[0] :] = prompt
-        mask[row, longest - prompt.shape[0] :] = 1
-    return tokens, mask
-
-
 def show(tokens: Tensor) -> str:
     """Return tokens for people, for example `[BOS]351[SEP]135[EOS]`; padding is left out."""
     names = {PAD: "", BOS: "[BOS]", SEP: "[SEP]", EOS: "[EOS]"}

@@ -1,4 +1,4 @@
-"""The demo's networks: a small decoder transformer as actor, a second one as critic.
+"""The demo's networks: a small transformer as actor, a second one as critic; how they start.
 
 Prompts are padded on the left, so positions and attention follow the mask and not the index: a
 padded row gives the same numbers as the row alone.
@@ -6,32 +6,22 @@ padded row gives the same numbers as the row alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from redrb.recipes.sorting.digits import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, VOCABULARY_SIZE
+from redrb.recipe.prompts import padded
+from redrb.recipes.sorting.digits import (
+    MAX_NEW_TOKENS,
+    MAX_PROMPT_TOKENS,
+    PAD,
+    VOCABULARY_SIZE,
+    sample_prompts,
+    target,
+)
 
-
-@dataclass(frozen=True, kw_only=True)
-class PolicySettings:
-    """Size of actor and critic, each.
-
-    Attributes:
-        width: Size of the residual stream; a multiple of `heads`.
-        layers: Transformer blocks.
-        heads: Attention heads.
-        mlp_ratio: Width of the hidden layer of a block's MLP, in widths.
-        max_positions: Longest sequence in tokens, padding not counted.
-    """
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-    mlp_ratio: int = 2
-    max_positions: int = MAX_PROMPT_TOKENS + MAX_NEW_TOKENS
+WIDTH, LAYERS, HEADS, HIDDEN = 64, 2, 4, 128
+"""Residual stream, transformer blocks, attention heads, and the hidden layer of a block's MLP."""
 
 
 class KeyValues:
@@ -52,16 +42,14 @@ class KeyValues:
 class Block(nn.Module):
     """Pre-norm attention and MLP on the residual stream (Radford et al. 2019, GPT-2)."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        width = settings.width
-        self.heads = settings.heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, settings.mlp_ratio * width)
-        self.mlp_out = nn.Linear(settings.mlp_ratio * width, width)
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.attention_out = nn.Linear(WIDTH, WIDTH)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.mlp_in = nn.Linear(WIDTH, HIDDEN)
+        self.mlp_out = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, hidden: Tensor, allowed: Tensor, past: KeyValues | None = None) -> Tensor:
         """Return the new residual stream, float32 `[B, T, width]`.
@@ -69,13 +57,12 @@ class Block(nn.Module):
         Args:
             hidden: Residual stream of the newest T tokens, float32 `[B, T, width]`.
             allowed: True where a query may look at a key, bool `[B, 1, T, S]`.
-            past: What earlier tokens left; these tokens' keys and values are added to it.
         """
         batch, tokens, width = hidden.shape
         projected: Tensor = self.query_key_value(self.attention_norm(hidden))
-        query, key, value = projected.view(
-            batch, tokens, 3, self.heads, width // self.heads
-        ).permute(2, 0, 3, 1, 4)
+        query, key, value = projected.view(batch, tokens, 3, HEADS, width // HEADS).permute(
+            2, 0, 3, 1, 4
+        )
         if past is not None:
             key, value = past.add(key, value)
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
@@ -87,12 +74,12 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Embeddings and causal blocks: tokens to hidden states."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.token_embedding = nn.Embedding(VOCABULARY_SIZE, settings.width)
-        self.position_embedding = nn.Embedding(settings.max_positions, settings.width)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
-        self.norm = nn.LayerNorm(settings.width)
+        self.token_embedding = nn.Embedding(VOCABULARY_SIZE, WIDTH)
+        self.position_embedding = nn.Embedding(MAX_PROMPT_TOKENS + MAX_NEW_TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
 
     def forward(
         self, tokens: Tensor, attention_mask: Tensor, past: list[KeyValues] | None = None
@@ -102,7 +89,6 @@ class Decoder(nn.Module):
         Args:
             tokens: Token ids, int64 `[B, T]`: the whole sequence, or its tokens after `past`.
             attention_mask: 1 where a token of the whole sequence counts, int64 or bool `[B, S]`.
-            past: One for each block, empty before the first call with it.
         """
         newest = tokens.shape[1]
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -newest:]
@@ -117,10 +103,10 @@ class Decoder(nn.Module):
 class Actor(nn.Module):
     """Policy: the logits of the next token."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.decoder = Decoder(settings)
-        self.head = nn.Linear(settings.width, VOCABULARY_SIZE)
+        self.decoder = Decoder()
+        self.head = nn.Linear(WIDTH, VOCABULARY_SIZE)
 
     def forward(
         self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
@@ -140,7 +126,6 @@ class Actor(nn.Module):
         Args:
             newest: Token ids that `past` does not hold yet, int64 `[B, T]`.
             attention_mask: 1 where a token counts, tokens in `past` included, int64 `[B, S]`.
-            past: From `no_past`, and from then on the same at each call.
         """
         logits: Tensor = self.head(self.decoder(newest, attention_mask, past)[:, -1])
         return logits
@@ -153,10 +138,10 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """Value function: the expected return of each state."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.decoder = Decoder(settings)
-        self.head = nn.Linear(settings.width, 1)
+        self.decoder = Decoder()
+        self.head = nn.Linear(WIDTH, 1)
 
     def forward(
         self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
@@ -173,11 +158,9 @@ class Critic(nn.Module):
 class ActorCritic(nn.Module):
     """Actor and critic under one state dict, so that both are published as one weight version."""
 
-    def __init__(self, settings: PolicySettings | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.settings = settings or PolicySettings()
-        self.actor = Actor(self.settings)
-        self.critic = Critic(self.settings)
+        self.actor, self.critic = Actor(), Critic()
 
 
 def attend_to(attention_mask: Tensor) -> Tensor:
@@ -194,3 +177,51 @@ def attend_to(attention_mask: Tensor) -> Tensor:
 def _before(hidden: Tensor, actions: int | None) -> Tensor:
     """Return the hidden states one before each of the last `actions` tokens; None: all."""
     return hidden if actions is None else hidden[:, -actions - 1 : -1]
+
+
+STEPS = 42
+"""Optimizer steps of the supervised start."""
+
+_BATCH, _LEARNING_RATE, _RAMP_STEPS = 64, 5e-3, 10
+"""Prompts a step; Adam's highest rate; steps until it is reached: from then on it falls to 0."""
+
+
+def warm_start(seed: int, *, steps: int = STEPS) -> ActorCritic:
+    """Return a half-trained actor, and a critic that starts from it.
+
+    The same seed gives the same weights in every process of one machine (with as many threads).
+    The critic takes over the actor's decoder, as RLHF starts critics from a trained model (Ouyang
+    et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random state is
+    neither read nor changed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ActorCritic()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.actor.parameters(), lr=_LEARNING_RATE, fused=True)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            left = (steps - step) / (steps - _RAMP_STEPS)
+            group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _RAMP_STEPS, left)
+        prompts = sample_prompts(generator, _BATCH)
+        loss = supervised_loss(model, prompts, [target(prompt) for prompt in prompts])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    model.critic.decoder.load_state_dict(model.actor.decoder.state_dict())
+    torch.nn.init.zeros_(model.critic.head.weight)
+    torch.nn.init.zeros_(model.critic.head.bias)
+    return model
+
+
+def supervised_loss(model: ActorCritic, prompts: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Return the mean cross-entropy of the right completions' tokens, float32 `[]`."""
+    longest = max(answer.shape[0] for answer in targets)
+    batch = padded(prompts, PAD)
+    sequences, mask = batch["input_ids"], batch["attention_mask"]
+    answers = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True)
+    real = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(answer) for answer in targets], batch_first=True
+    )
+    logits = model.actor(torch.cat([sequences, answers], 1), torch.cat([mask, real], 1), longest)
+    return functional.cross_entropy(logits[real.bool()], answers[real.bool()])

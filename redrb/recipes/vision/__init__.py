@@ -76,7 +76,7 @@ class Vision(GRPORecipe):
 
     def _drawn(self, seed: int) -> Iterator[Prompt]:
         """Yield questions with images and answers."""
-        from redrb.recipes.vision.images import draw
+        from redrb.recipes.vision.model import draw
 
         numbers = random.Random(seed)  # noqa: S311
         while True:

@@ -1,9 +1,32 @@
-"""A small decoder that sees an image before its tokens."""
+"""Images of coloured squares, and a small decoder that sees an image before its tokens."""
 
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor, nn
+
+SIDE = 8
+"""Pixels of an image in each direction."""
+
+SQUARE = 3
+"""Pixels of the square in each direction."""
+
+
+def draw(channel: int, side: int, numbers: random.Random, *, noise: int) -> Tensor:
+    """Return an image, uint8 `[1, 8, 8, 3]`.
+
+    The first dimension is that along which the images of a batch are joined.
+    """
+    count = SIDE * SIDE * 3
+    flat = torch.tensor([numbers.randint(0, noise) for _ in range(count)], dtype=torch.uint8)
+    image = flat.view(1, SIDE, SIDE, 3)
+    top = numbers.randint(0, SIDE - SQUARE)
+    left = numbers.randint(0, SIDE // 2 - SQUARE) + side * SIDE // 2
+    image[0, top : top + SQUARE, left : left + SQUARE, channel] = 255
+    return image
+
 
 LONGEST = 8
 """Most tokens of a sequence."""
@@ -17,10 +40,6 @@ class SeeingDecoder(nn.Module):
 
     `redrb.algorithms.models` says how models are called: they get `pixel_values` because `forward`
     names it.
-
-    Args:
-        vocabulary: Number of tokens, V.
-        width: Size of the residual stream, a multiple of 4.
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:

@@ -140,7 +140,7 @@ class Admitter:
         end = time.monotonic() + deadline.slice_s(self._slice_s)
         longest_s = STOP_S if deadline.stop is not None else self._slice_s
         while not deadline.over and (left := end - time.monotonic()) > 0:
-            if self._task.store.wait_for_wake(min(left, longest_s), waiter):
+            if self._task.store.wait_for_wake(waiter, longest_s=min(left, longest_s)):
                 return
 
     def _log(self, reply: AdmitReply, least: int) -> None:

@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
+from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
 from redrb.stream.partitions.collection import Collection, fill, spread
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
-from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.take.scripts import LookReply, TakeRequest
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.wakes import wait_for_any
 
 _log = logging.getLogger("redrb")
 
@@ -63,7 +64,7 @@ class Collector:
             if collection.missing and not (here().over and self._enough(collection)):
                 with self._partitions[0].worker.waiting("batch"):
                     self._wait(collection)
-            return self._lease(collection)
+            return self.lease(collection)
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
         """Send takes to some partitions; their replies are read later."""
@@ -91,10 +92,6 @@ class Collector:
         if collection.missing:
             collection.release()
         return not collection.missing
-
-    def lease(self, collection: Collection) -> PartitionedLease:
-        """Return the lease on a full batch."""
-        return self._lease(collection)
 
     def is_fresh(self, lease: Lease) -> bool:
         """Return whether a batch that was taken ahead may be handed over; see `Taker.is_fresh`.
@@ -145,7 +142,8 @@ class Collector:
     def _enough(self, collection: Collection) -> bool:
         return len(collection) >= collection.request.least
 
-    def _lease(self, collection: Collection) -> PartitionedLease:
+    def lease(self, collection: Collection) -> PartitionedLease:
+        """Return the lease on a batch."""
         names = [partition.incarnation for partition in self._partitions]
         for number, part in collection.parts:
             names[number] = part.incarnation
@@ -295,7 +293,7 @@ class Collector:
                 return True
             collection.release()  # the take whose turn it is may need these groups
             deadline.log(f"task {self._task!r}: a take waits for the take before it")
-            turn.wait(deadline.slice_s())
+            turn.wait()
         return False
 
     def _await_groups(self, collection: Collection, turn: Turn) -> None:
@@ -320,11 +318,8 @@ class Collector:
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
                 f"{collection.request.count} groups are waiting in {count} partitions"
             )
-            waiter = collection.waiter
-            wait_for_any(
-                [(self._partitions[number].opened.store, waiter) for number in self._reach.near()],
-                deadline.slice_s(),
-            )
+            stores = [self._partitions[number].opened.store for number in self._reach.near()]
+            wait_for_any([(store.client, store.keys.wake(collection.waiter)) for store in stores])
             if not self._await_turn(collection, turn):
                 return  # this process stood still, and another take has had the turn since
 
@@ -342,48 +337,25 @@ class Collector:
         """
         collection.queued = ttl_ms > 0
         free = dict.fromkeys(range(len(self._partitions)), 0)
-        todo = self._reach.near()
+
+        def request(number: int) -> Request[LookReply]:
+            partition = self._partitions[number]
+            least = need if isinstance(need, int) else need[number]
+            return partition.scripts.look(
+                *(partition.group, collection.waiter, replace(collection.request, least=least)),
+                ttl_ms=ttl_ms,
+                revision=partition.opened.description.revision,
+            )
+
+        todo = list(free)
         while todo and not (collection.queued and here().pages_over):
-            sent = []
-            patient = self._reach.all_away
-            short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
-            try:
-                for number in todo:
-                    least = need if isinstance(need, int) else need[number]
-                    request = replace(collection.request, least=least)
-                    partition = self._partitions[number]
-                    look = partition.scripts.look(
-                        partition.group,
-                        collection.waiter,
-                        request,
-                        ttl_ms=ttl_ms,
-                        revision=partition.opened.description.revision,
-                    )
-                    look.begin()
-                    sent.append((number, look))
-                todo = []
-                while sent:
-                    number, look = sent.pop()
-                    try:
-                        with short:
-                            reply = look.result()
-                    except StoreUnavailable as error:
-                        self._reach.lose(number, error)
-                        if patient:
-                            raise
-                        continue
-                    self._reach.find(number)
-                    if reply.outcome == "found":
-                        free[number] = reply.free
-                        continue
-                    if reply.outcome == "gone":
-                        self._partitions[number].opened.reopen(refused_here=True)
-                    todo.append(number)
-            finally:
-                for _, look in sent:
-                    look.drop()
-            if self._reach.all_away:
-                todo = self._reach.near()
+            replies = self._reach.replies(request, todo)
+            todo = [number for number, reply in replies.items() if reply.outcome != "found"]
+            for number, reply in replies.items():
+                if reply.outcome == "found":
+                    free[number] = reply.free
+                elif reply.outcome == "gone":
+                    self._partitions[number].opened.reopen(refused_here=True)
         return free
 
     def _timeout(self, collection: Collection) -> BatchTimeout:

@@ -213,7 +213,7 @@ class PartitionedProducer:
             if deadline.over:
                 raise refusal
             deadline.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
-            places.wait(deadline.slice_s())
+            places.wait()
             put.refused.clear()
         others = [number for number in every if room.get(number, 0) < most]
         number = self._least_full.choose(len(piece.groups), others)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
 from redrb.connection.request import Request
-from redrb.errors import StoreError, StoreUnavailable
+from redrb.errors import StoreError
 from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.scripts import RoomReply
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.wakes import wait_for_any
 
 _log = logging.getLogger("redrb")
 
@@ -63,15 +63,14 @@ class RoomPlaces:
         """Return the put into one partition, which ends the place there."""
         return self._puts.pop(number)
 
-    def wait(self, seconds: float) -> None:
-        """Block until a partition has room for this put, or `seconds` are over."""
-        wait_for_any(
-            [
-                (self._partitions[number].opened.store, put.identity.name)
-                for number, put in self._near().items()
-            ],
-            seconds,
-        )
+    def wait(self) -> None:
+        """Block until a partition has room for this put."""
+        places = [
+            (self._partitions[number].opened.store, self._puts[number].identity.name)
+            for number in self._reach.near()
+            if number in self._puts
+        ]
+        wait_for_any([(store.client, store.keys.wake(name)) for store, name in places])
 
     def leave(self) -> None:
         """Leave the queues, so that others need not wait until the places expire."""
@@ -88,35 +87,10 @@ class RoomPlaces:
                 self._partitions[number].producer.abandon(put)
             self._puts.clear()
 
-    def _near(self) -> dict[int, PendingPut]:
-        near = self._reach.near()
-        return {number: put for number, put in self._puts.items() if number in near}
-
     def _ask(self, ttl_ms: int) -> dict[int, RoomReply]:
         """Ask all partitions that can be reached before the first reply is read."""
-        sent: list[tuple[int, Request[RoomReply]]] = []
-        replies = {}
-        patient = self._reach.all_away
-        short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
-        try:
-            for number, put in self._near().items():
-                sent.append(
-                    (number, self._partitions[number].producer.ask_room(put, ttl_ms=ttl_ms))
-                )
-                sent[-1][1].begin()
-            while sent:
-                number, request = sent.pop(0)
-                try:
-                    with short:
-                        replies[number] = request.result()
-                    self._reach.find(number)
-                except StoreUnavailable as error:
-                    self._reach.lose(number, error)
-                    if patient:
-                        raise
-        finally:
-            for _, request in sent:
-                request.drop()
-        if self._reach.all_away and not patient:
-            return self._ask(ttl_ms)
-        return replies
+
+        def request(number: int) -> Request[RoomReply]:
+            return self._partitions[number].producer.ask_room(self._puts[number], ttl_ms=ttl_ms)
+
+        return self._reach.replies(request, self._puts)

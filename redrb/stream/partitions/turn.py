@@ -35,9 +35,9 @@ class Turn:
         arguments: list[Argument] = [self._group, self._caller, TURN_MS, QUEUE_TTL_MS]
         return bool(self._store.run("take/turn", arguments) == b"turn")
 
-    def wait(self, seconds: float) -> None:
-        """Block until it may be this take's turn, or `seconds` are over."""
-        self._store.wait_for_wake(seconds, self._caller)
+    def wait(self) -> None:
+        """Block until it may be this take's turn."""
+        self._store.wait_for_wake(self._caller)
 
     def end(self) -> None:
         """End the turn, or leave the queue; while Redis is away both end by themselves, soon."""

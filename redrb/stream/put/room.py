@@ -132,7 +132,7 @@ class Room:
             self._scripts.room(name, [], ttl_ms=0)
             raise self.full(attempt, reply)
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
-        self._store.wait_for_wake(deadline.slice_s(), name)
+        self._store.wait_for_wake(name)
 
     def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
         """Return the error of an attempt that found no room."""

@@ -147,7 +147,7 @@ class Ranks:
             f"{ranks}"
         )
         forming = reply.outcome == "form"
-        self._rank_store.wait(self._consumer.name, deadline.slice_s(), forming=forming)
+        self._rank_store.wait(self._consumer.name, forming=forming)
 
     def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""

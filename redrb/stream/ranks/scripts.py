@@ -248,10 +248,10 @@ class RankStore:
         """Note that the process of a rank ends; its parts are kept."""
         self._store.run("ranks/finish", [self._group, consumer, rank, 0, "leave", "", "", 0])
 
-    def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
+    def wait(self, consumer: str, *, forming: bool) -> None:
         """Block until the ranks are woken, or the rank that forms a step by a full batch."""
         wakes = [f"{consumer}.rank", *([self._waiter] if forming else [])]
-        self._store.wait_for_wake(seconds, *wakes)
+        self._store.wait_for_wake(*wakes)
 
 
 @Reading("the state of ranks")

@@ -199,7 +199,7 @@ class Taker:
                     f"{reply.amount} of {request.count} groups are waiting, {expired} were too "
                     f"stale, and {reply.blocked} producers wait for room"
                 )
-                self._store.wait_for_wake(deadline.slice_s(), slot.waiter)
+                self._store.wait_for_wake(slot.waiter)
 
     def _timeout(self, request: TakeRequest, reply: TakeReply, expired: int) -> BatchTimeout:
         """Return the error of a take whose time is up."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline
 from redrb.connection.outage import Outage, shared_outage
+from redrb.connection.request import Request
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.task.store import TaskStore
 
@@ -83,6 +84,38 @@ class Reach:
             except StoreUnavailable as error:
                 self.lose(number, error)
         return found or {number: look(number) for number in range(len(self._stores))}
+
+    def replies(self, request: Callable[[int], Request[T]], among: Collection[int]) -> dict[int, T]:
+        """Send a request to each of some partitions, and read the replies when all are sent.
+
+        Partitions that cannot be reached are left out. If none can be, they are waited for.
+
+        Raises:
+            StoreUnavailable: None could be reached for as long as the call waits.
+        """
+        patient = self.all_away
+        short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
+        sent: list[tuple[int, Request[T]]] = []
+        found: dict[int, T] = {}
+        try:
+            for number in self.near():
+                if number in among:
+                    sent.append((number, request(number)))
+                    sent[-1][1].begin()
+            while sent:
+                number, one = sent.pop(0)
+                try:
+                    with short:
+                        found[number] = one.result()
+                    self.find(number)
+                except StoreUnavailable as error:
+                    self.lose(number, error)
+                    if patient:
+                        raise
+        finally:
+            for _, one in sent:
+                one.drop()
+        return self.replies(request, among) if self.all_away and not patient else found
 
     def answering(self) -> list[int]:
         """Return the partitions whose nodes answer now."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from redis.exceptions import RedisError
-
 from redrb.connection import Client
-from redrb.connection.deadline import Deadline, here
-from redrb.connection.failures import is_transient
+from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load, run, scripted_request
+from redrb.stream.task.wakes import wait_for_any
 
 T = TypeVar("T")
 
@@ -24,9 +22,6 @@ QUEUE_TTL_MS = 3000
 
 MOST_REFUSALS = 3
 """Refusals for the same reason, in one call, after which the task's keys count as damaged."""
-
-SHORTEST_BLOCK_S = 0.001
-"""Smallest timeout of BLPOP; 0 would block for ever."""
 
 
 class TaskStore:
@@ -170,19 +165,7 @@ class TaskStore:
 
         return self.client.retrying(attempt)
 
-    def wait_for_wake(self, seconds: float, *waiters: str) -> bool:
-        """Block until one of `waiters` is woken, `seconds` are over, or the connection breaks.
-
-        Returns:
-            Whether the waiter should look again: False if only the time is over.
-        """
-        wakes = map(self.keys.wake, waiters)
-        try:
-            with Deadline(seconds):
-                block = f"{max(seconds, SHORTEST_BLOCK_S):.3f}"
-                return self.client.once("BLPOP", *wakes, block) is not None
-        except RedisError as error:
-            if not is_transient(error):
-                raise StoreError(f"waiting on {self.client.where} failed: {error}") from error
-            # The waiter looks again, and that request is repeated until Redis is back.
-        return True
+    def wait_for_wake(self, *waiters: str, longest_s: float | None = None) -> bool:
+        """Block until one of `waiters` is woken, as `wait_for_any` does."""
+        wakes = [(self.client, self.keys.wake(waiter)) for waiter in waiters]
+        return wait_for_any(wakes, longest_s)

@@ -1,4 +1,4 @@
-"""Waits for a wake-up in any of several partitions, on the nodes of a cluster at once."""
+"""Waits for a wake-up on any of several lists, on the nodes of a cluster at once."""
 
 from __future__ import annotations
 
@@ -10,40 +10,46 @@ from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.client import Sent
-from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.connection.deadline import GRACE_S, Deadline, here
 from redrb.connection.failures import is_transient
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreError
-from redrb.stream.task.store import SHORTEST_BLOCK_S, TaskStore
+
+_SHORTEST_BLOCK_S = 0.001
+"""Smallest timeout of BLPOP; 0 would block for ever."""
 
 _WAKE_MS = 10_000
 """A wake-up that nobody reads is forgotten."""
 
 
-def wait_for_any(waiters: Iterable[tuple[TaskStore, str]], seconds: float) -> None:
-    """Block until one of the waiters is woken in its partition, or `seconds` are over.
+def wait_for_any(lists: Iterable[tuple[Client, str]], longest_s: float | None = None) -> bool:
+    """Block until one of the lists, each on its client's node, has a wake-up.
 
-    On one server this is one request on one connection. On a cluster each partition has one, since
-    a request must not name keys of different slots. The wait ends early when a connection breaks.
+    On one server this is one request on one connection. On a cluster each list has one, since a
+    request must not name keys of different slots. The wait ends with the call, after `longest_s`
+    seconds (default: `SLICE_S`), and when a connection breaks.
+
+    Returns:
+        Whether the waiter should look again: False if only the time is over.
     """
-    seconds = max(seconds, SHORTEST_BLOCK_S)
+    seconds = max(here().slice_s(longest_s), _SHORTEST_BLOCK_S)
     wakes: dict[Client, list[str]] = {}
-    for store, waiter in waiters:
-        wakes.setdefault(store.client, []).append(store.keys.wake(waiter))
+    for client, name in lists:
+        wakes.setdefault(client, []).append(name)
     try:
         with Deadline(seconds):
-            if len(wakes) == 1:
-                (client, names), *_ = wakes.items()
-                client.once("BLPOP", *names, f"{seconds:.3f}")
-            else:
-                _race(wakes, seconds)
+            if len(wakes) > 1:
+                return _race(wakes, seconds)
+            [(client, names)] = wakes.items()
+            return client.once("BLPOP", *names, f"{seconds:.3f}") is not None
     except RedisError as error:
         if not is_transient(error):
-            raise StoreError(f"waiting in several partitions failed: {error}") from error
-        # The waiter looks again, and that request is repeated until Redis is back.
+            raise StoreError(f"waiting on {next(iter(wakes)).where} failed: {error}") from error
+        # the waiter looks again, and that request is repeated until Redis is back
+    return True
 
 
-def _race(wakes: dict[Client, list[str]], seconds: float) -> None:
+def _race(wakes: dict[Client, list[str]], seconds: float) -> bool:
     """Block on several connections until the first reply, then end the other requests.
 
     A request ends by a wake-up on a list that nobody uses again: if it comes too late, it wakes
@@ -63,6 +69,7 @@ def _race(wakes: dict[Client, list[str]], seconds: float) -> None:
         for client in answered:
             sent.pop(client).replies()
         _end(sent, ends)
+        return bool(answered)
     finally:
         for one in sent.values():
             one.drop()

@@ -1,4 +1,4 @@
-"""Rights of a maker's loop: it waits for them before a batch, and begins that many groups."""
+"""Rights of a maker: it waits for them before it begins groups, also while Redis is away."""
 
 from __future__ import annotations
 
@@ -26,6 +26,44 @@ from redrb.stream.admission.admitter import MOST_RIGHTS
 
 _OUTAGE_PAUSE_S = 0.5
 """Pause between requests while Redis is away for longer than the client's retries last."""
+
+
+class TaskRights:
+    """Asks a task for rights to begin groups; a task without a bound of staleness gives none."""
+
+    def __init__(self, stream: ExperienceStream, stop: Stop, maker: str) -> None:
+        """Ask the task of a stream until `stop` is asked; `maker` is a word for log lines."""
+        self.stream, self._stop = stream, stop
+        self._refused = False
+        self._outage = Outage(f"{maker} waits for Redis before it begins more groups")
+
+    def wait(self, count: int = 1, *, least: int = 1) -> Admission | None:
+        """Wait for the rights of `count` groups, or of at least `least` of them.
+
+        Returns:
+            The rights; None: the task gives none, as far as this process knows, or the maker is to
+            end.
+        """
+        stream = self.stream
+        while not self._stop and (stream.bounded or not self._refused):
+            try:
+                with Deadline(stop=self._stop):
+                    right = stream.admit(count, least=least)
+            except AdmissionTimeout:
+                break
+            except AdmissionRefused:
+                self._refused = True
+                break
+            except StoreUnavailable as error:
+                if not stream.bounded or self._refused:
+                    break
+                self._outage.failed(error)
+                self._stop.wait(_OUTAGE_PAUSE_S)
+            else:
+                self._outage.over()
+                self._refused = False
+                return right
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,95 +101,43 @@ class Granted:
 class BatchRights:
     """Asks the tasks of a maker for the right to begin the groups of a batch.
 
-    Tasks without a bound of staleness give none, and are not waited for. Several tasks are asked
-    one after the other, always in the order of their names, so that makers cannot wait for each
-    other in a circle.
+    Several tasks are asked one after the other, always in the order of their names, so that makers
+    cannot wait for each other in a circle.
 
     Attributes:
         waited_s: Seconds for which the loop has waited for rights.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[ExperienceStream],
-        shares: Callable[[int], list[int]],
-        stop: Stop,
-        maker: str,
-    ) -> None:
+    def __init__(self, tasks: Sequence[TaskRights], shares: Callable[[int], list[int]]) -> None:
         """Make it.
 
         Args:
-            streams: The tasks.
             shares: Returns how many of the next groups each task gets.
-            stop: Ends waits.
-            maker: Name of the maker.
         """
-        self._streams = streams
-        self._shares = shares
-        self._stop = stop
-        self._refused: set[ExperienceStream] = set()
-        self._outage = Outage(f"maker {maker!r} waits for Redis before it begins more groups")
+        self._tasks, self._shares = tasks, shares
         self.waited_s = 0.0
 
     @contextmanager
     def wait(self, groups: int, least: int) -> Iterator[Granted]:
-        """Wait for rights; leaving the block returns those that no send has used.
-
-        Args:
-            groups: Groups to begin.
-            least: Fewest groups to accept: 1, or all of them.
-        """
+        """Wait for rights; leaving the block returns those that no send has used."""
+        each: list[Admission | None] = [None] * len(self._tasks)
         with ExitStack() as scope:
             began = time.monotonic()
             try:
-                granted = self._granted(groups, least, scope)
+                for number in sorted(range(len(each)), key=lambda n: self._tasks[n].stream.task):
+                    share = self._shares(groups)[number]
+                    if not share:
+                        continue
+                    most = min(share, MOST_RIGHTS) if least == 1 else share
+                    right = self._tasks[number].wait(most, least=1 if least == 1 else share)
+                    if right is None:
+                        continue
+                    each[number] = scope.enter_context(right)
+                    while self._shares(groups)[number] > right.count:
+                        groups -= 1
             finally:
                 self.waited_s += time.monotonic() - began
-            yield granted
-
-    def _granted(self, groups: int, least: int, scope: ExitStack) -> Granted:
-        each: list[Admission | None] = [None] * len(self._streams)
-        by_name = sorted(range(len(each)), key=lambda number: self._streams[number].task)
-        for number in by_name:
-            share = self._shares(groups)[number]
-            if not share:
-                continue
-            if least == 1:
-                share = min(share, MOST_RIGHTS)
-            right = self._admit(self._streams[number], share, 1 if least == 1 else share)
-            if right is None:
-                continue
-            each[number] = scope.enter_context(right)
-            while self._shares(groups)[number] > right.count:
-                groups -= 1
-        return Granted(groups, each)
-
-    def _admit(self, stream: ExperienceStream, count: int, least: int) -> Admission | None:
-        """Wait for the rights of one task, also while Redis is away.
-
-        Returns:
-            The rights; None: the task gives none, as far as this process knows, or the maker is to
-            end.
-        """
-        while not self._stop and (stream.bounded or stream not in self._refused):
-            try:
-                with Deadline(stop=self._stop):
-                    right = stream.admit(count, least=least)
-            except AdmissionTimeout:
-                break
-            except AdmissionRefused:
-                self._refused.add(stream)
-                break
-            except StoreUnavailable as error:
-                if not stream.bounded or stream in self._refused:
-                    break
-                self._outage.failed(error)
-                self._stop.wait(_OUTAGE_PAUSE_S)
-            else:
-                self._outage.over()
-                self._refused.discard(stream)
-                return right
-        return None
+            yield Granted(groups, each)
 
 
 def rows_of(inputs: Any) -> int:

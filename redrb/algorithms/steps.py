@@ -1,33 +1,40 @@
-"""`PPOStep`: a training step with clipped losses of actor and critic.
+"""Training steps: `PPOStep` with clipped losses of actor and critic, `GRPOStep` without a critic.
 
-Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347; the
-defaults are those of ColossalAI's `coati`.
+Sources: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347, with the
+defaults of ColossalAI's `coati`; Shao et al. 2024 (GRPO, arXiv:2402.03300); Yu et al. 2025 (DAPO,
+arXiv:2503.14476).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redrb.algorithms.aggregation import (
+from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
+from redrb.algorithms.log_probs import entropy
+from redrb.algorithms.losses import (
     Aggregation,
-    check_choice,
+    action_ratio,
+    grpo_loss,
+    kl_estimate,
     masked_mean,
     normalised,
+    policy_loss,
+    product,
     row_mean,
+    value_loss,
 )
-from redrb.algorithms.batches import TrainingBatch
-from redrb.algorithms.gradients import Gradients
-from redrb.algorithms.log_probs import entropy
-from redrb.algorithms.losses import action_ratio, policy_loss, product, value_loss
-from redrb.algorithms.metrics import length_metrics, of_all_ranks
 from redrb.algorithms.models import action_values
-from redrb.algorithms.optimizer_step import check_not_negative, check_positive, step_optimizers
-from redrb.algorithms.policy_step import PolicyStep
+from redrb.algorithms.policy_step import (
+    PolicyStep,
+    check_not_negative,
+    check_positive,
+)
+from redrb.checks import check_choice
 from redrb.errors import RecordError
 from redrb.experience import Experience
 
@@ -49,29 +56,20 @@ class PPOStep(PolicyStep):
         critic: Value function in training.
         actor_optimizer: Optimizer of the actor's parameters.
         critic_optimizer: Optimizer of the critic's parameters; it may be the same object.
-        clip: PPO's epsilon, > 0.
-        clip_high: The upper epsilon; None: `clip`.
         value_clip: How far a value may move from the value that the maker noted; None: no limit.
         value_target: Target of the values.
         entropy_coef: Weight of the entropy bonus. Unless it is 0, all logits are copied to float32.
-        max_grad_norm: Largest gradient norm of actor and of critic; None: no limit.
         aggregation: How losses of actions become one number.
         normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions, on
             each rank over those of its own batch.
-        temperature: Temperature at which the maker sampled; divides the logits.
-        truncated_importance: Cap of truncated importance sampling, such as 2: the ratio is then
-            taken to the trainer's policy before the batch, and the policy loss is multiplied by
-            `redrb.algorithms.truncated_importance`. It costs one forward pass a batch. None: the
-            ratio is taken to the maker's log-probabilities.
-        micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
-            no limit.
-        micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
-        gradients: How gradients are accumulated and averaged; None: over all ranks if the actor is
-            replicated (DistributedDataParallel) or sharded (FSDP2), otherwise in this process.
+        policy_options: Options of `redrb.algorithms.policy_step.PolicyStep`, such as `clip` and
+            `micro_batch_tokens`.
 
     Raises:
         ConfigError: An option is out of range.
     """
+
+    algorithm = "PPO"
 
     def __init__(
         self,
@@ -80,33 +78,14 @@ class PPOStep(PolicyStep):
         actor_optimizer: Optimizer,
         critic_optimizer: Optimizer,
         *,
-        clip: float = 0.2,
-        clip_high: float | None = None,
         value_clip: float | None = 0.4,
         value_target: ValueTarget = "reward",
         entropy_coef: float = 0.0,
-        max_grad_norm: float | None = 1.0,
         aggregation: Aggregation = "sequence",
         normalise_advantages: bool = False,
-        temperature: float = 1.0,
-        truncated_importance: float | None = None,
-        micro_batch_size: int | None = None,
-        micro_batch_tokens: int | None = None,
-        gradients: Gradients | None = None,
+        **policy_options: Any,
     ) -> None:
-        super().__init__(
-            actor,
-            algorithm="PPO",
-            clip=clip,
-            clip_high=clip_high,
-            max_grad_norm=max_grad_norm,
-            aggregation=aggregation,
-            temperature=temperature,
-            truncated_importance=truncated_importance,
-            micro_batch_size=micro_batch_size,
-            micro_batch_tokens=micro_batch_tokens,
-            gradients=gradients,
-        )
+        super().__init__(actor, aggregation=aggregation, **policy_options)
         check_positive(value_clip=value_clip)
         check_not_negative(entropy_coef=entropy_coef)
         check_choice("value_target", value_target, get_args(ValueTarget))
@@ -137,18 +116,12 @@ class PPOStep(PolicyStep):
         metrics |= self.accumulate(self.actor, batch, self.actor_loss)
         of_critic = self.batch(experience, self.critic)
         metrics |= self.accumulate(self.critic, of_critic, self.critic_loss)
-        norms = step_optimizers(
-            {"actor": self.actor, "critic": self.critic},
-            (self.actor_optimizer, self.critic_optimizer),
-            max_grad_norm=self.max_grad_norm,
-            gradients=self.gradients,
-        )
-        metrics |= length_metrics(whole)
         metrics["reward"] = row_mean(whole.field("reward"), whole.totals)
         if experience.kl is not None:
             kl = whole.per_action("kl")
             metrics["reference_kl"] = masked_mean(kl, whole.action_mask, whole.totals)
-        return of_all_ranks(metrics | norms, self.gradients)
+        networks = {"actor": self.actor, "critic": self.critic}
+        return self._end(whole, metrics, networks, (self.actor_optimizer, self.critic_optimizer))
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the actor's loss, float32 `[]`, and its metrics.
@@ -202,7 +175,17 @@ class PPOStep(PolicyStep):
             )
         targets = reward if values.dim() == 1 else reward[:, None].expand_as(values)
         if self.value_target == "returns":
-            targets = self._returns(batch, old_values)
+            advantages = batch.field("advantages")
+            if old_values.dim() == 2 and advantages.dim() == 1:
+                advantages = batch.per_action("advantages")
+            if advantages.shape != old_values.shape:
+                raise RecordError(
+                    f"advantages have shape {list(advantages.shape)} and values "
+                    f"{list(old_values.shape)}: returns are their sum, so both need the same "
+                    'shape; or set value_target="reward".',
+                    field="advantages",
+                )
+            targets = advantages + old_values
         mask, weights, totals = batch.action_mask, batch.weights, batch.totals
         if values.dim() == 1:
             totals = replace(totals, actions=totals.samples)
@@ -222,15 +205,94 @@ class PPOStep(PolicyStep):
         )
         return loss, {"critic_loss": loss}
 
-    def _returns(self, batch: TrainingBatch, old_values: Tensor) -> Tensor:
-        advantages = batch.field("advantages")
-        if old_values.dim() == 2 and advantages.dim() == 1:
-            advantages = batch.per_action("advantages")
-        if advantages.shape != old_values.shape:
-            raise RecordError(
-                f"advantages have shape {list(advantages.shape)} and values "
-                f"{list(old_values.shape)}: returns are their sum, so both need the same shape; or "
-                'set value_target="reward".',
-                field="advantages",
-            )
-        return advantages + old_values
+
+class GRPOStep(PolicyStep):
+    """One optimizer step on a batch of experience: `metrics = step(experience)`.
+
+    Advantages come with the experience, `[B]` or `[B, A]`: `GRPOExperienceMaker` fills them, so the
+    samples of a group may be in different batches. `tensors["importance_weights"]`, `[B]` or
+    `[B, A]`, multiply the loss if present. The actor stays in its training or eval mode. Subclasses
+    override `actor_loss` and `backward`.
+
+    Args:
+        actor: Policy in training; `redrb.algorithms.models` says how it is called.
+        optimizer: Optimizer of the actor's parameters.
+        beta: Price of the divergence from the reference policy. Above 0 the batch needs
+            `tensors["reference_log_probs"]`. The paper has 0.04, DAPO 0.
+        aggregation: How losses of actions become one number: "token" in DAPO, "sequence" in the
+            paper.
+        policy_options: Options of `redrb.algorithms.policy_step.PolicyStep`, such as `clip` and
+            `micro_batch_tokens`.
+
+    Raises:
+        ConfigError: An option is out of range.
+    """
+
+    algorithm = "GRPO"
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        optimizer: Optimizer,
+        *,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        **policy_options: Any,
+    ) -> None:
+        super().__init__(actor, aggregation=aggregation, **policy_options)
+        check_not_negative(beta=beta)
+        self.optimizer, self.beta = optimizer, beta
+
+    def __call__(self, experience: Experience) -> dict[str, float]:
+        """Take one optimizer step.
+
+        Returns:
+            Metrics before the step, of all ranks; `docs/algorithms.md` has a table: `actor_loss`,
+            `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`, `length_mean`,
+            `length_max`, `actor_grad_norm` before scaling, with a reference `reference_kl`, and
+            `reward` where the batch has one.
+
+        Raises:
+            RecordError: A field that GRPO needs is None or has another shape, or a gradient is not
+                finite. The optimizer was not stepped.
+        """
+        self.optimizer.zero_grad()
+        whole = self.batch(experience, self.actor)
+        batch, metrics = self.proximal(experience, whole)
+        metrics |= self.accumulate(self.actor, batch, self.actor_loss)
+        if experience.reward is not None:
+            metrics["reward"] = row_mean(whole.field("reward"), whole.totals)
+        return self._end(whole, metrics, {"actor": self.actor}, (self.optimizer,))
+
+    def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the actor's loss, float32 `[]`, and its metrics.
+
+        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
+        of metrics whose names end with `_max` the largest counts.
+        """
+        mask, totals = batch.action_mask, batch.totals
+        advantages = batch.per_action("advantages")
+        reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
+        logits, log_probs = self._forward(batch)
+        loss = grpo_loss(
+            log_probs,
+            batch.old_log_probs,
+            advantages,
+            mask,
+            clip=self.clip,
+            clip_high=self.clip_high,
+            beta=self.beta,
+            reference_log_probs=reference,
+            aggregation=self.aggregation,
+            weights=batch.weights,
+            policy_weights=batch.policy_weights,
+            totals=totals,
+        )
+        with torch.no_grad():
+            ratio = action_ratio(log_probs, batch.old_log_probs, mask)
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
+            metrics = {"actor_loss": loss, "entropy": mean_entropy}
+            if reference is not None:
+                kl = kl_estimate(log_probs, reference, mask)
+                metrics["reference_kl"] = masked_mean(kl, mask, totals)
+        return loss, metrics | self._ratio_metrics(ratio, batch)
