@@ -7,17 +7,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import redrb
 from redrb import ExperienceStream, make_experience_batch
 from redrb.connection import Client
-from redrb.experience import Experience
+from redrb.experience import Experience, Status
+from redrb.lua.calls import Call
 from redrb.lua.scripts import assemble, load, run_once
+from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit
 from tests.samples import numbered
+
+R = TypeVar("R")
 
 FOREVER_MS = 600_000
 """Longer than any test."""
@@ -58,20 +62,23 @@ class Scene:
         """Put groups; the size of the scene if `count` is None."""
         return self.stream.put(groups_of(self.size if count is None else count), **options)
 
-    def run(self, script: str, *arguments: Any) -> Any:
-        """Run a script once."""
-        keys = [self.stream._task.store.keys.stream]
-        return run_once(self.client, load(script), keys, arguments)
+    def run(self, script: Call[R] | str, *arguments: Any) -> Any:
+        """Run a script once; of a call, `arguments` go beside its record, and its reply is read."""
+        store = self.stream._task.store
+        if isinstance(script, Call):
+            return store.call(script, *arguments)
+        return run_once(self.client, load(script), [store.keys.stream], arguments)
 
     def set(self, name: str, value: int) -> None:
         """Change a setting that cannot be changed otherwise."""
         keys: list[Any] = [self.stream._task.store.keys.stream]
         run_once(self.client, assemble("test", _SET), keys, [name, value])
 
-    def cost(self, script: str, *arguments: Any, name: str = "") -> Any:
+    def cost(self, script: Call[R] | str, *arguments: Any, name: str = "") -> Any:
         """Run a script once and note how many commands that took."""
         replies: list[Any] = []
-        self.note(name or script, lambda: replies.append(self.run(script, *arguments)))
+        name = name or (script if isinstance(script, str) else script.script)
+        self.note(name, lambda: replies.append(self.run(script, *arguments)))
         return replies[0]
 
     def note(self, name: str, call: Callable[[], object]) -> None:
@@ -109,7 +116,7 @@ class Scene:
 
     def take(self, consumer: str, count: int, *, ttl_ms: int = 0, **options: Any) -> Any:
         """Take as a consumer of this name: returns the reply of the script."""
-        return self.run("take/take", *self.taking(consumer, count, ttl_ms=ttl_ms, **options))
+        return self.run(self.taking(consumer, count, ttl_ms=ttl_ms, **options))
 
     def taking(
         self,
@@ -121,14 +128,18 @@ class Scene:
         status: str = "completed",
         where: str = "",
         group: str = "default",
-    ) -> list[Any]:
-        """Return the arguments of a take; each has a slot of its own name."""
+    ) -> Take:
+        """Return the call of a take; each has a slot of its own name."""
         token = next(self.tokens)
-        who = [group, consumer, f"{consumer}/{token % 8}", token]
-        return [
-            *(*who, count, count, f"{consumer}.w", ttl_ms, lease_ms, status, where),
-            *(self.incarnation, int(ttl_ms == 0)),
-        ]
+        return Take(
+            *(group, consumer, f"{consumer}/{token % 8}", str(token)),
+            TakeRequest(count, count, Status(status), where),
+            *(f"{consumer}.w", ttl_ms, lease_ms, self.incarnation, ttl_ms == 0),
+        )
+
+    def beat(self, consumer: str) -> Beat:
+        """Return the call of a heartbeat; the announcement goes beside it."""
+        return Beat("default", consumer, FOREVER_MS, self.incarnation)
 
     def close(self) -> None:
         """Check the task, and delete it."""
@@ -170,9 +181,9 @@ def pass_epochs(stream: ExperienceStream, count: int) -> None:
     store = stream._task.store
     for _ in range(count):
         store.client.execute("HSET", store.keys.task, "epoch_ms", 1)
-        stream._task.scripts.open({})
+        stream._task.reopen()
         while store.client.execute("HEXISTS", store.keys.task, "epoch_at"):
-            stream._task.scripts.open({})
+            stream._task.reopen()
 
 
 def forget_the_silent(stream: ExperienceStream) -> None:

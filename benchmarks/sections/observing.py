@@ -15,6 +15,7 @@ from benchmarks.server import private_server
 from redrb.connection import Client
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
+from redrb.stream.task.calls import Announce
 
 CONSUMER_GROUPS = (1, 16)
 WORKERS = 100
@@ -88,13 +89,13 @@ def _spent_s(client: Client, groups: int, looks: int, task: str) -> float:
             reading = scope.enter_context(ExperienceStream(client, task, group=name))
             scope.callback(reading.take(LEASED, timeout=10).release)
         reader = StateReader(client, "default", task=task)
-        scripts, packed = stream._task.scripts, msgpack.packb(_SAID)
+        store, packed = stream._task.store, msgpack.packb(_SAID)
 
         def seconds_of(look: Callable[[], object]) -> float:
             before_s = _processor_s(client)
             for number in range(looks * ANNOUNCED_A_LOOK):
                 worker = f"gpu-node-17-{number % WORKERS:012d}"
-                scripts.announce(worker, packed, ended=False)
+                store.call(Announce(worker, ended=False), packed)
                 if number % ANNOUNCED_A_LOOK == 0:
                     look()
             return _processor_s(client) - before_s

@@ -13,7 +13,7 @@ from benchmarks.server import Server, private_server
 from benchmarks.simulated_job import MEAN_S, Job, run_with_killed_makers
 from benchmarks.simulated_job import run as run_job
 from redrb import ExperienceStream
-from redrb.stream.admission.scripts import AdmissionScripts, AdmitReply
+from redrb.stream.admission.calls import Admit, AdmitReply, GiveBack
 
 MAKERS = 8
 BATCH = 64
@@ -119,16 +119,11 @@ def _cost_of_waiting(server: Server, calls: int, makers: int) -> dict[str, float
         settings: dict[str, Any] = {"max_staleness": 0, "groups_per_version": 1}
         stream = ExperienceStream(client, "waiting", **settings)
         stream.advance(1)
-        scripts = AdmissionScripts(stream._task.store)
+        store = stream._task.store
 
         def admit(maker: int) -> AdmitReply:
-            limits: dict[str, Any] = {"ttl_ms": 600_000, "lease_ms": 600_000, "hold_ms": 600_000}
-            known: dict[str, Any] = {
-                "incarnation": stream.incarnation,
-                "series": "s",
-                "retry_s": None,
-            }
-            return scripts.admit(f"maker{maker}/{requests[maker]}", 1, 1, **limits, **known)
+            waiter, ms = f"maker{maker}/{requests[maker]}", 600_000
+            return store.call(Admit(waiter, 1, 1, ms, ms, ms, stream.incarnation, "s"))
 
         requests = [0] * (makers + 1)
         held = admit(0)
@@ -137,7 +132,8 @@ def _cost_of_waiting(server: Server, calls: int, makers: int) -> dict[str, float
         queue, holder = deque(range(1, makers + 1)), 0
         before = server.info()["server_s"]
         for _ in range(calls):
-            scripts.give_back(held.series, held.numbers)
+            given = GiveBack(series=held.series, numbers=tuple(map(str, held.numbers)))
+            store.call(given)
             requests[holder] += 1
             queue.append(holder)
             holder = queue.popleft()

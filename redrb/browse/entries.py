@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, ClassVar
+
+import msgspec
 
 from redrb.browse.records import GroupView, LeaseView, State
 from redrb.connection.transport import Reply
 from redrb.damage import Reading
 from redrb.errors import RedrbError
+from redrb.lua.calls import Call
 from redrb.stream.task.dead_letters import place_of
 from redrb.stream.task.facts import Facts, unpack_facts
 
@@ -71,71 +75,116 @@ class Entry:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPage:
+class Browsed(msgspec.Struct, frozen=True):
+    """A group as the script reports it.
+
+    Attributes:
+        seq: Its number in its partition.
+        state: Where it stands.
+        reads: Acknowledged deliveries; None if their number is damaged, as `failed`.
+        failed: Failed deliveries.
+        status: Status in which it waits.
+        slot: Slot of its lease, which was delivered `idle_ms` ago.
+        ended_ms: When it became history.
+    """
+
+    seq: int
+    state: State
+    reads: int | None = None
+    failed: int | None = None
+    status: str = ""
+    slot: str = ""
+    idle_ms: int = 0
+    ended_ms: float | None = None
+
+
+class EntryPage(msgspec.Struct, frozen=True):
     """A page of a partition.
 
     Attributes:
+        indexed: False: the task does not sort groups by version.
         place: Where the next page begins; "" at the end.
         total: Groups of the source.
         version: Newest weight version that the task knows.
+        groups: The groups that match.
+        facts: Their facts, packed; b"" where there are none.
     """
 
+    indexed: bool = True
+    place: str = ""
+    looked: int = 0
+    total: int = 0
+    incarnation: str = ""
+    version: int | None = None
+    groups: list[Browsed] = []
+    facts: list[bytes] = []
+
+    def entries(self, number: int) -> Iterator[Entry]:
+        """Yield the groups of a partition with this number."""
+        for group, packed in zip(self.groups, self.facts, strict=True):
+            yield _entry(number, group, packed)
+
+
+class Browse(Call[EntryPage], frozen=True):
+    """Read where groups stand, for people who look at them: a page.
+
+    Attributes:
+        group: Consumer group.
+        source: "newest": all stored groups, the newest first; "leased"; "history": the newest
+            first; "stalest": completed groups that wait, by oldest policy version; "given"; or a
+            status: groups that wait in it, in the task's order.
+        place: The place that the last page has returned.
+        most: Groups to return, at least, if there are as many; a query returns all that match of
+            those that a page looks at.
+        where: Query that the groups match, as Redis reads it; "" for any.
+        seqs: The groups that are given.
+    """
+
+    script: ClassVar = "browse/groups"
+    group: str
+    source: str
     place: str
-    looked: int
-    total: int
-    incarnation: str
-    version: int | None
-    entries: list[Entry]
+    most: int
+    where: str
+    seqs: list[str]
+
+    def read(self, reply: Reply) -> EntryPage:
+        """Return the page of a reply."""
+        page = super().read(reply)
+        return msgspec.structs.replace(page, facts=reply[1:]) if page.groups else page
 
 
-def page_of(reply: Reply, task: str, number: int) -> EntryPage | None:
-    """Return the page in a reply of `browse/groups`; None if the task has no such index."""
-    if reply == [b"unindexed"]:
-        return None
-    if not reply:
-        return EntryPage("", 0, 0, "", None, [])
-    with Reading(f"the records of task {task!r}"):
-        next_place, looked, total, incarnation, version, *entries = reply
-        return EntryPage(
-            place=next_place.decode(),
-            looked=looked,
-            total=total,
-            incarnation=incarnation.decode(errors="replace"),
-            version=int(version) if version else None,
-            entries=[_entry(number, *values) for values in entries],
-        )
-
-
-def _entry(
-    place: int, seq: int, packed: bytes, reads: Reply, failed: Reply, state: bytes, *more: Reply
-) -> Entry:
+def _entry(place: int, group: Browsed, packed: bytes) -> Entry:
     """Return a group; one whose record cannot be read is marked as damaged."""
-    entry = Entry(place, seq, None, "", 0, 0, "damaged", "", None, None)
+    entry = Entry(place, group.seq, None, "", 0, 0, "damaged", "", None, None)
     try:
         with Reading("the record of a group"):
-            name = cast(State, state.decode())
+            ended = group.ended_ms
             return replace(
                 entry,
                 facts=unpack_facts(packed) if packed else None,
-                reads=int(reads),
-                failed=int(failed),
-                state=name,
-                status=_text(more[0]) if name == "waiting" else "",
-                lease=_lease(*more) if name == "leased" else None,
-                ended=datetime.fromtimestamp(float(more[0]) / 1000, UTC)
-                if name == "history"
-                else None,
+                reads=_counted(group.reads),
+                failed=_counted(group.failed),
+                state=group.state,
+                status=group.status,
+                lease=_lease(group) if group.state == "leased" else None,
+                ended=None if ended is None else datetime.fromtimestamp(ended / 1000, UTC),
             )
     except RedrbError as error:
         return replace(entry, damaged=str(error))
 
 
-def _lease(slot: bytes, idle_ms: int) -> LeaseView:
+def _counted(number: int | None) -> int:
+    if number is None:
+        raise ValueError("the number of its deliveries is damaged")
+    return number
+
+
+def _lease(group: Browsed) -> LeaseView:
     """Return the lease in a slot, whose name is `<consumer>/<number>`."""
-    consumer = slot.decode(errors="replace").rpartition("/")[0]
+    consumer = group.slot.rpartition("/")[0]
     host, pid = place_of(consumer)
-    return LeaseView(consumer, host, pid, idle_ms / 1000)
+    return LeaseView(consumer, host, pid, group.idle_ms / 1000)
 
 
 def _text(value: object) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from redrb.browse.entries import Entry, EntryPage, page_of
-from redrb.connection.transport import Argument
+from redrb.browse.entries import Browse, Entry, EntryPage
 from redrb.stream.task.store import TaskStore
 
 
@@ -40,7 +39,7 @@ class Walk:
         found = {}
         for number, wanted in seqs.items():
             page = self._read(number, "given", seqs=wanted)
-            for entry in page.entries if page is not None else ():
+            for entry in page.entries(number) if page is not None else ():
                 found[number, entry.seq] = entry
         return found
 
@@ -75,7 +74,7 @@ class Walk:
             page = self._read(number, source, place=place, first=first)
             if page is None:
                 return
-            yield from page.entries
+            yield from page.entries(number)
             place, first = page.place, False
 
     def _read(
@@ -87,15 +86,16 @@ class Walk:
         seqs: Sequence[int] = (),
         first: bool = True,
     ) -> EntryPage | None:
-        store = self.stores[number]
-        arguments: list[Argument] = [self._group, source, place, self._page, self._where, *seqs]
-        page = page_of(store.run("browse/groups", arguments), store.task, number)
-        if page is not None:
-            self.looked += page.looked
-            self.total += page.total if first else 0
-            self.incarnations[number] = page.incarnation
-            known = [each for each in (self.version, page.version) if each is not None]
-            self.version = max(known, default=None)
+        named = [str(seq) for seq in seqs]
+        browse = Browse(self._group, source, place, self._page, self._where, named)
+        page = self.stores[number].call(browse)
+        if not page.indexed:
+            return None
+        self.looked += page.looked
+        self.total += page.total if first else 0
+        self.incarnations[number] = page.incarnation
+        known = [each for each in (self.version, page.version) if each is not None]
+        self.version = max(known, default=None)
         return page
 
 

@@ -92,7 +92,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
 
     from redrb.stream.arguments import checked_letters
     from redrb.stream.task.dead_letters import find_letters
-    from redrb.stream.task.letter_changes import drop_letters, requeue_letters
+    from redrb.stream.task.letter_changes import change_letters, drop, requeue
 
     with _stores(options) as stores:
         text = options.reason or ""
@@ -106,8 +106,8 @@ def _change(options: argparse.Namespace, verb: str) -> int:
             if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):
                 print("redrb: nothing was deleted.", file=sys.stderr)
                 return 1
-        change = requeue_letters if verb == "requeued" else drop_letters
-        changed = change(stores, options.group, ids)
+        change = requeue if verb == "requeued" else drop
+        changed = change_letters(change, stores, options.group, ids)
     show({verb: changed}, figures({verb: changed}), as_json=options.json)
     if options.ids and changed < len(ids):
         print(f"redrb: {_missing(options, known)}", file=sys.stderr)

@@ -7,24 +7,28 @@ that repair look again before they change anything.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from itertools import islice
+from typing import Final, TypeAlias, TypeVar
 
 from redrb.connection import Client
+from redrb.doctor.calls import RebuildPuts, RebuildSettings, RemoveOrphans, ReturnLost
 from redrb.doctor.examination import Examination, ExaminedGroup
 from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGHTS, STALE_CONSUMER
 from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
 from redrb.doctor.storage import LOST_PUTS, LOST_SETTINGS, ORPHANED_ENTRIES
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.errors import StoreError, StoreUnavailable
+from redrb.lua.calls import Call, Found
 from redrb.state.findings.weights import EXPIRED_PINS
 from redrb.state.findings.wording import counted, shown
 from redrb.state.model import FindingKind, State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
-from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.weights.inspection.listing import catalogue_of
 from redrb.weights.reading.catalogue import Pin
 
@@ -35,16 +39,18 @@ _MOST_PAGES = 1000
 _MOST_PINS = 100
 
 _UNREPAIRED: Final = {
-    b"groups": (
+    "groups": (
         "nothing was changed: the facts of stored groups are lost, too, so nobody can tell groups "
         "from entries of failed puts. Trainers that run can still take the groups; after that, or "
         "to give them up, delete the task: redrb rm TASK"
     ),
-    b"stream": (
+    "stream": (
         "nothing was changed: the stream, which held the groups, is lost, too. Load the data of "
         "the server from a backup, or delete the task: redrb rm TASK"
     ),
 }
+
+F = TypeVar("F", bound=Found)
 
 Outcome: TypeAlias = tuple[str, bool]
 """What was done, and whether this is all."""
@@ -113,33 +119,29 @@ def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> 
     return Repair(kind.code, subject, summary, done=done)
 
 
+def _in_pages(task: Examination, call: Call[F], most: int) -> tuple[int, F]:
+    """Run a call until it has no more to do, `most` times at most; returns the sum, and the end."""
+    pages = list(islice(task.store.all_pages(call, all_of_them=False), most))
+    return sum(page.found for page in pages), pages[-1]
+
+
 def _rebuild_settings(task: Examination) -> Outcome:
-    groups = TaskScripts(task.store).rebuild_settings()
+    defaults = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS}
+    groups = task.store.call(RebuildSettings(uuid.uuid4().hex, defaults))
     text = f"kept {counted(groups, 'group')}; open the task with its order, tags and limits again"
     return text, True
 
 
 def _rebuild_puts(task: Examination) -> Outcome:
-    removed, outcome = 0, b"more"
-    for _ in range(_MOST_PAGES):
-        outcome, found = task.store.run("repair/puts")
-        removed += int(found)
-        if outcome in _UNREPAIRED:
-            return _UNREPAIRED[outcome], False
-        if outcome == b"done":
-            break
-    text = f"rebuilt the record of puts, removed orphaned entries: {removed:,}"
-    return text, outcome == b"done"
+    removed, last = _in_pages(task, RebuildPuts(), _MOST_PAGES)
+    if last.refused:
+        return _UNREPAIRED[last.refused], False
+    return f"rebuilt the record of puts, removed orphaned entries: {removed:,}", not last.more
 
 
 def _remove_orphans(task: Examination) -> Outcome:
-    removed, more = 0, 1
-    for _ in range(_MOST_PAGES):
-        found, more = map(int, task.store.run("repair/orphans"))
-        removed += found
-        if not more:
-            break
-    return f"removed orphaned entries: {removed:,}", not more
+    removed, last = _in_pages(task, RemoveOrphans(), _MOST_PAGES)
+    return f"removed orphaned entries: {removed:,}", not last.more
 
 
 def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
@@ -149,14 +151,9 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
     for consumer, slots in group.lost.items():
         returned = 0
         for slot, leased in slots.items():
-            outcome = b"more"
-            for _ in range(leased + 1):  # each call but the last requeues at least one group
-                arguments = [group.name, consumer, slot]
-                outcome, found = task.store.run("repair/return_lost", arguments)
-                returned += int(found)
-                if outcome == b"done":
-                    break
-            done = done and outcome == b"done"
+            # each call but the last requeues at least one group
+            found, last = _in_pages(task, ReturnLost(group.name, consumer, slot), leased + 1)
+            returned, done = returned + found, done and not last.more
         leased = sum(slots.values())
         texts.append(f"{returned:,} of {counted(leased, 'group')} of {shown(consumer)}")
     return f"let {', '.join(texts)} wait again", done

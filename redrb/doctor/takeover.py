@@ -19,8 +19,8 @@ from redrb.doctor.examination import (
     examine,
 )
 from redrb.state.findings.wording import counted, shown
-from redrb.stream.admission.scripts import AdmissionScripts
-from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.admission.calls import BeatMaker, GiveBack
+from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.store import TaskStore
 
 MOST_WAIT_S = 60.0
@@ -36,7 +36,7 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, b
         StoreDenied: The user may not send heartbeats.
         StoreUnavailable: Redis stayed away.
     """
-    store, scripts, consumer = task.store, TakeScripts(task.store), _new_name()
+    store, consumer = task.store, _new_name()
     incarnation = _incarnation(store)
     found = examine(store)  # before a heartbeat sets the task's clock
     groups = found.consumer_groups if found else ()
@@ -48,12 +48,12 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, b
     deadlines = _Deadlines(store, f"consumers:{group.name}", dead)
 
     def beat() -> int:
-        return scripts.heartbeat(group.name, consumer, task.lease_ms, incarnation)[1]
+        return store.call(Beat(group.name, consumer, task.lease_ms, incarnation), b"").taken_over
 
     try:
         requeued, done = _beat_until(beat, deadlines.remain, task.lease_ms)
     finally:
-        scripts.leave(group.name, consumer)
+        list(store.all_pages(Leave(group.name, consumer)))
     return text.format(counted(requeued, "group")), done
 
 
@@ -63,18 +63,18 @@ def take_rights_back(task: Examination) -> tuple[str, bool]:
     Raises:
         StoreDenied, StoreUnavailable: As `take_over_consumers`.
     """
-    store, scripts, maker = task.store, AdmissionScripts(task.store), _new_name()
+    store, maker = task.store, _new_name()
     incarnation = _incarnation(store)
     found = examine(store)
     if found is None or not found.lost_rights:
         return "took 0 rights back", True
     makers, rights = (
-        _Deadlines(store, kind, deadlines_over(store, kind.encode(), found.now))
+        _Deadlines(store, kind, deadlines_over(store, kind, found.now))
         for kind in ("makers", "holds")
     )
 
     def beat() -> int:
-        return scripts.heartbeat(maker, task.lease_ms, incarnation)[1]
+        return store.call(BeatMaker(maker, task.lease_ms, incarnation)).taken_back
 
     def remain() -> bool:
         return makers.remain() or rights.remain()
@@ -82,7 +82,7 @@ def take_rights_back(task: Examination) -> tuple[str, bool]:
     try:
         taken, done = _beat_until(beat, remain, task.lease_ms)
     finally:
-        scripts.leave(maker)
+        list(store.all_pages(GiveBack(holder=maker)))
     return f"took {counted(taken, 'right')} back", done
 
 
@@ -112,7 +112,7 @@ class _Deadlines:
     """
 
     def __init__(self, store: TaskStore, kind: str, names: Iterable[str | bytes]) -> None:
-        self._store, self._kind = store, kind.encode()
+        self._store, self._kind = store, kind
         found = deadlines_of(store, self._kind, list(names))
         self._deadlines = {name: one for name, one in found.items() if one is not None}
 

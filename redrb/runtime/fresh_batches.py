@@ -22,7 +22,7 @@ from redrb.runtime.checkpoint import Checkpoints
 from redrb.runtime.world import rank_here, world_size_here
 from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
-from redrb.stream.ranks.scripts import MOST_STEPS
+from redrb.stream.ranks.calls import MOST_STEPS
 
 Acknowledge: TypeAlias = Literal["step", "checkpoint"]
 """When a trained batch is acknowledged: after its step, or after the checkpoint that holds it."""

@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from redis.exceptions import ResponseError
 
 from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply
-from redrb.damage import Reading, whole
-from redrb.errors import DecodeError, RedrbError, StoreDenied
+from redrb.damage import Reading
+from redrb.errors import RedrbError, StoreDenied
 from redrb.keys import is_name
-from redrb.lua.scripts import add_to, load
 from redrb.registry import ODD_NAME
-from redrb.state.histogram import BOUNDS, Histogram
+from redrb.state.calls import Observe, Observed, ObservedGroup
+from redrb.state.histogram import Histogram
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
 from redrb.state.workers import Announced, in_order, worker_state
-from redrb.stream.task.facts import unpack_facts
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
-
-
-def histogram(reply: Reply, version: int | None) -> Histogram:
-    """Return the histogram in a reply of `include/staleness_counts.lua`."""
-    kind, number, *rest = reply
-    if kind == b"facts":
-        return _sampled(int(number), rest, version)
-    if version is None or not rest[0]:
-        return Histogram(unknown=int(number))
-    counts = dict(zip(map(int, rest[1::2]), map(int, rest[2::2]), strict=True))
-    beyond = counts.pop(BOUNDS[-1] + 1, 0)
-    exact = Histogram.of(counts, unknown=int(number))
-    if not beyond:
-        return exact
-    largest = max(BOUNDS[-1] + 1, version - int(float(rest[0])))
-    middle = (BOUNDS[-1] + 1 + largest) / 2
-    last = Histogram((*[0] * len(BOUNDS), beyond), mean=middle, largest=largest)
-    return Histogram.summed([exact, last])
-
-
-def _sampled(number: int, packed: Reply, version: int | None) -> Histogram:
-    """Return the histogram of the groups whose facts were read, of a number of groups."""
-    found: Counter[int] = Counter()
-    unknown = 0
-    for each in packed:
-        made_by = _version(each)
-        if made_by is None or version is None:
-            unknown += 1
-        else:
-            found[max(0, version - made_by)] += 1
-    if not packed:
-        return Histogram(unknown=number)
-    return Histogram.of(found, unknown=unknown, sampled=number > len(packed))
-
-
-def _version(packed: bytes | None) -> int | None:
-    """Return the version in packed facts; None if there is none, or they are damaged."""
-    try:
-        version = unpack_facts(packed).get("version") if packed else None
-    except DecodeError:
-        return None
-    return int(version) if isinstance(version, int | float) and abs(version) < 2**53 else None
 
 
 def with_holdings(
@@ -97,8 +53,7 @@ def _is_over(worker: WorkerState) -> bool:
     return worker.life in ("dead", "ended")
 
 
-SCRIPT = "task/observe"
-
+_FIELDS = (*STORED_NAMES, "incarnation")
 _HIDDEN = ("sampled", "order", "partitions")
 _MOST_PARTITIONS = 1024
 
@@ -164,69 +119,49 @@ def _observed(
     An error takes the place of a task that the user may not read, or whose data is damaged.
     """
     known = [announced.setdefault(store.keys.prefix, Announced()) for store in stores]
+    asked = [Observe(group or "", workers.since, _FIELDS) for workers in known]
 
     def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
-        arguments = [group or "", known[number].since]
-        add_to(pipeline, load(SCRIPT), stores[number].script_keys, arguments, whole=whole)
+        asked[number].add_to(pipeline, stores[number].script_keys, whole=whole)
 
     found: list[_Part | RedrbError] = []
     replies = exchanged([store.client for store in stores], add)
-    for store, workers, (reply,) in zip(stores, known, replies, strict=True):
+    for store, call, workers, (reply,) in zip(stores, asked, known, replies, strict=True):
         try:
             if isinstance(reply, ResponseError):
                 found.append(translate(reply, store.client.where))
                 continue
             with Reading(f"task {store.task!r}"):
-                found.append(_part(reply, workers))
+                found.append(_part(call.read(reply), workers))
         except RedrbError as error:
             found.append(error)
     return found
 
 
-def _part(reply: Reply, announced: Announced) -> _Part:
-    if not reply:
-        return _Part({}, 0, {}, {}, (), 0, None)
-    settings, put, server_ms, figures, groups, total, workers, memory = reply
-    fields = {
-        name.decode(errors="replace"): value.decode(errors="replace")
-        for name, value in _pairs(settings)
-    }
-    counters = _counters(figures)
-    known = announced.note(fields.get("incarnation", ""), float(server_ms), int(total), workers)
+def _part(found: Observed, announced: Announced) -> _Part:
+    known = announced.note(found)
     read = (worker_state(*worker) for worker in known)
-    found = (_group(each, counters) for each in groups)
     return _Part(
-        fields=fields,
-        put=int(put),
-        figures=counters,
-        groups={group.name: group for group in found},
+        fields=found.settings,
+        put=found.put,
+        figures=found.figures,
+        groups={group.name: _group(group, found) for group in found.groups},
         workers=tuple(worker for worker in read if worker is not None),
-        workers_total=int(total),
-        memory_bytes=None if int(memory) < 0 else int(memory),
+        workers_total=found.workers_total,
+        memory_bytes=found.memory_bytes,
     )
 
 
-def _group(reply: Reply, figures: Mapping[str, int]) -> ConsumerGroupState:
-    name, own, version, waiting, leased, taken = reply
-    known = int(version) if version != b"" else None
-    ages = {
-        int(field[1:]): int(groups)
-        for field, groups in _pairs(taken)
-        if field[:1] == b"o" and field[1:].isdigit()
-    }
+def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
     return ConsumerGroupState(
-        name.decode(errors="replace"),
-        StreamStats.of({**figures, **_counters(own)}),
-        Staleness(histogram(waiting, known), histogram(leased, known), Histogram.of(ages)),
+        group.name,
+        StreamStats.of({**found.figures, **group.figures}),
+        Staleness(
+            group.waiting.histogram(found.version),
+            group.leased.histogram(found.version),
+            Histogram.of(dict(group.taken)),
+        ),
     )
-
-
-def _counters(flat: Sequence[Any]) -> dict[str, int]:
-    return {name.decode(errors="replace"): whole(value) for name, value in _pairs(flat)}
-
-
-def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _partitions(part: _Part) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
-from redrb.connection.transport import Reply
 from redrb.errors import DecodeError
+from redrb.state.calls import Observed
 from redrb.state.model import Life, Role, WaitsFor, WorkerState
 from redrb.unpacking import unpack
 
@@ -145,19 +145,18 @@ class Announced:
         """The time from which on the next look is to read, in the server's ms; "-inf": all."""
         return f"{self._read_ms:.0f}" if self._read_ms else "-inf"
 
-    def note(
-        self, incarnation: str, now_ms: float, total: int, found: Sequence[Reply]
-    ) -> list[tuple[str, float, bytes]]:
+    def note(self, found: Observed) -> list[tuple[str, float, bytes]]:
         """Return name, seconds since the announcement, and announcement of each worker."""
+        incarnation, now_ms = found.settings.get("incarnation", ""), found.server_ms
         other = self._incarnation not in ("", incarnation)
         if other or not self._read_ms:
             self._known = {}
-        for name, seen_ms, packed in found:
-            self._known[name.decode(errors="replace")] = float(seen_ms), packed
+        for (name, packed), seen_ms in zip(found.workers, found.seen_ms, strict=True):
+            self._known[name.decode(errors="replace")] = seen_ms, packed
         newest = sorted(self._known.items(), key=lambda item: -item[1][0])[:MOST_WORKERS]
         self._known = {name: known for name, known in newest if now_ms - known[0] < FORGOTTEN_MS}
         # all is read again if the server's clock was set back, or workers were removed
-        again = other or now_ms < self._read_ms or total < len(self._known)
+        again = other or now_ms < self._read_ms or found.workers_total < len(self._known)
         self._read_ms = 0.0 if again else now_ms
         self._incarnation = incarnation
         return [

@@ -56,22 +56,24 @@ from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_p
 from redrb.stream.ranks.ranks import Ranks, RankTakes
 from redrb.stream.saving.resuming import resume_task
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
-from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.configuring import check_changes
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
 from redrb.stream.task.description import StalenessRules, TaskDescription
 from redrb.stream.task.expiration import Expiration, StalenessReport
+from redrb.stream.task.group_changes import move, settle, update_priorities
 from redrb.stream.task.history import StoredGroup, history, read_groups
+from redrb.stream.task.inspection import count_waiting, stats_of
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.letter_changes import drop, requeue
 from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.queries import parse_where
-from redrb.stream.task.reprioritizing import update_priorities
 from redrb.stream.task.settings import (
     LEASE_MS,
     OnExpired,
@@ -83,6 +85,7 @@ from redrb.stream.task.settings import (
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.weights.wire.calls import Advance
 
 _log = logging.getLogger("redrb")
 
@@ -636,8 +639,7 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        scripts = TakeScripts(self._task.store)
-        return scripts.leave(self.group, check_name("consumer", consumer))
+        return self._consumer.leave(check_name("consumer", consumer))
 
     @property
     def incarnation(self) -> str:
@@ -672,15 +674,15 @@ class ExperienceStream:
         self._check_open()
         if not isinstance(incarnation, str):
             raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
-        settled, refused = self._task.scripts.settle(self.group, trained, incarnation)
-        if refused:
+        settled = settle(self._task.store, self.group, trained, incarnation)
+        if settled.refused:
             _log.warning(
                 "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
                 "the task was created anew since: their ids may be those of other groups now",
                 self.task,
-                refused,
+                settled.refused,
             )
-        return settled
+        return settled.acknowledged
 
     def expect(self, groups: float) -> None:
         """Say how many groups trainers train for each weight version, at least.
@@ -730,7 +732,8 @@ class ExperienceStream:
         Raises:
             ConfigError: The query names a tag that the task does not declare.
         """
-        return self._task.scripts.count(self.group, checked_status(status), self._query(where))
+        checked, query = checked_status(status), self._query(where)
+        return count_waiting(self._task.store, self.group, checked, query)
 
     def counts(self) -> dict[Status, int]:
         """Return how many groups wait in each status."""
@@ -738,7 +741,7 @@ class ExperienceStream:
 
     def stats(self) -> StreamStats:
         """Return ledger and counters, all from one moment."""
-        return StreamStats.of(self._task.scripts.stats(self.group))
+        return stats_of(self._task.store, self.group)
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale the waiting, the leased and the taken groups are.
@@ -799,7 +802,7 @@ class ExperienceStream:
             ConfigError: The task has another order since a letter was given up, and Redis cannot
                 compute the scores of this order, as those of an `Order` object.
         """
-        return self._task.scripts.requeue(self.group, checked_letters(ids))
+        return requeue(self._task.store, self.group, checked_letters(ids))
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.
@@ -807,7 +810,7 @@ class ExperienceStream:
         Returns:
             How many letters this call has deleted.
         """
-        return self._task.scripts.drop_letters(self.group, checked_letters(ids))
+        return drop(self._task.store, self.group, checked_letters(ids))
 
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.
@@ -846,7 +849,7 @@ class ExperienceStream:
         Returns:
             The version that the task knows now, which never goes back.
         """
-        return self._task.scripts.advance(checked_int("version", version))
+        return self._task.store.call(Advance(checked_int("version", version)))
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step.
@@ -854,7 +857,7 @@ class ExperienceStream:
         Returns:
             How many of them wait in that status now; leased and deleted groups are left alone.
         """
-        return self._task.scripts.move(self.group, checked_status(status), checked_ids(ids))
+        return move(self._task.store, self.group, checked_status(status), checked_ids(ids))
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
         """Change the priority of groups, waiting or leased, and with it their place in the order.

@@ -24,6 +24,7 @@ from redrb.errors import StoreDenied, StoreError
 from redrb.forks import in_child
 from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.steps import Steps
+from redrb.stream.task.calls import Announce
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
@@ -178,7 +179,7 @@ class Worker:
         ):
             return
         try:
-            self._task.scripts.announce(self.name, self.announcement(), ended=False)
+            self._task.store.call(Announce(self.name, ended=False), self.announcement())
         except StoreDenied as error:
             self._denied = True
             self.end.forget()
@@ -258,7 +259,7 @@ class WorkerEnd:
         over = {"leased": 0, "rights": 0, "waits_for": "", "waits_s": 0.0, "step_s": 0.0}
         packed = _packed({**said, **over, "ended": True})
         try:
-            self._task.scripts.announce(self._name, packed, ended=True)
+            self._task.store.call(Announce(self._name, ended=True), packed)
         except StoreError as error:  # those who look see it fall silent
             _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
 

@@ -32,7 +32,7 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.stream.admission import admitter
-from redrb.stream.parts import scripts as part_scripts
+from redrb.stream.parts import collector
 from redrb.weights.publishing import publisher
 from redrb.weights.reading import shared_copy
 from tests.chaos import options, payload
@@ -147,7 +147,7 @@ def serve(make: Callable[[str, Place], Worker], name: str, place: Place) -> None
     torch.set_num_threads(1)
     publisher.CHUNK_BYTES = payload.CHUNK_BYTES
     shared_copy._SHARED_MEMORY = place.shared_memory
-    admitter.QUEUE_TTL_MS = part_scripts.GRACE_MS = options.LEASE_MS
+    admitter.QUEUE_TTL_MS = collector.GRACE_MS = options.LEASE_MS  # type: ignore[attr-defined]
     before = set(threading.enumerate())
     worker = make(name, place)
     worker.journal.write("start", pid=os.getpid())

@@ -14,7 +14,7 @@ import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.errors import AdmissionTimeout
 from redrb.stream import Admission, Lease
-from redrb.stream.admission.scripts import AdmissionScripts
+from redrb.stream.admission.calls import BeatMaker
 from tests.samples import numbered
 
 STEPS = st.sampled_from(
@@ -84,8 +84,7 @@ class Model:
             numbers = tuple(right._left)
             self.client.execute("ZADD", f"{prefix}holds", *(w for n in numbers for w in (0, n)))
             task = self.stream._task
-            other = AdmissionScripts(task.store)
-            other.heartbeat("other", 30_000, task.description.incarnation)
+            task.store.call(BeatMaker("other", 30_000, task.description.incarnation))
             self.lost += len(numbers)
             right._left.clear()
             self._forget_used()

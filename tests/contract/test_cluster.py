@@ -256,7 +256,7 @@ def test_weights_reach_tasks_and_readers_on_other_nodes(
     ]
     for version in (1, 2):
         publisher.publish({"w": torch.full((3, 5), float(version))})
-        assert [stream._task.scripts.current_version() for stream in streams] == [version] * 3
+        assert [stream.staleness().current_version for stream in streams] == [version] * 3
     subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
     state = {"w": torch.zeros(3, 5)}
     assert subscriber.poll(state) is not None

@@ -14,6 +14,8 @@ import redrb
 from redrb import ExperienceStream, RateLimit, StoreFull
 from redrb.browse import Browser, Choice
 from redrb.connection import Client
+from redrb.lua.calls import Call
+from redrb.stream.task.calls import Fill
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
@@ -135,14 +137,14 @@ def test_another_process_deletes_the_letters_that_one_has_left(open_stream: Open
     """The process that set a smaller bound has died before all letters were deleted."""
     stream = filled(open_stream, 40)
     reject(stream, 35)
-    run, pages = stream._task.store.run, itertools.count()
+    run, pages = stream._task.store.call, itertools.count()
 
-    def dying(script: str, *arguments: Any) -> Any:
-        if script == "task/fill" and next(pages) == 1:
+    def dying(call: Call[Any], *beside: bytes, **options: Any) -> Any:
+        if isinstance(call, Fill) and next(pages) == 1:
             raise ZeroDivisionError
-        return run(script, *arguments)
+        return run(call, *beside, **options)
 
-    stream._task.store.run = dying  # type: ignore[method-assign]
+    stream._task.store.call = dying  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         stream.configure(max_dead=3)
     assert stream.stats().dead_letters == 25

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -166,7 +167,9 @@ def test_groups_beyond_a_count_that_was_lost_are_no_orphans(
     found = checked(owner, namespace)
     assert "lost-puts" in codes(found)
     assert "orphaned-entries" not in codes(found)
-    stale = replace(found, examined=(replace(found.examined[0], orphans=4, lost_puts=0),))
+    stale = replace(
+        found, examined=(msgspec.structs.replace(found.examined[0], orphans=4, lost_puts=False),)
+    )
     assert repaired(owner, stale)[0].summary == "removed orphaned entries: 0"
     assert owner.execute("XLEN", stream._task.store.keys.stream) == 4
     assert [one.done for one in repaired(owner, found)] == [True]
@@ -238,13 +241,13 @@ def test_a_server_at_its_memory_limit_fails_one_repair_only(
     task = examine(store)
     assert task is not None
     Registry(owner, namespace).add("task", "gone")
-    found = replace(checked(owner, namespace), examined=(replace(task, orphans=1),))
+    found = replace(checked(owner, namespace), examined=(msgspec.structs.replace(task, orphans=1),))
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreFull("the server is at its memory limit", reason="memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TaskStore, "run", full)
+        patch.setattr(TaskStore, "call", full)
         done = {one.code: one.done for one in repaired(owner, found)}
     assert done == {"orphaned-entries": False, "name-without-task": True}
 

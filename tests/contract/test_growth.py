@@ -15,8 +15,7 @@ import redrb
 from redrb import ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
 from redrb.errors import BatchTimeout
-from redrb.experience import Status
-from redrb.stream.take.scripts import TakeRequest, take_arguments
+from redrb.stream.take.calls import Take, TakeRequest
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered
@@ -135,13 +134,12 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
     consumer, query = stream._consumer, '{"tag":"prompt","values":["x"],"inverted":false}'
     for where in ("", query):
         slot = consumer.occupy()
-        asked = TakeRequest(10_000, 10_000, Status.COMPLETED, where)
-        store = stream._task.store
-        store.run("take/take", take_arguments(
-            "default", consumer.name, slot.name, slot.token, asked, waiter=slot.waiter,
-            ttl_ms=TTL_MS, lease_ms=LEASE_MS,
-            revision=stream._task.description.revision,
-        ))  # fmt: skip
+        asked = TakeRequest(10_000, 10_000, where=where)
+        take = Take(
+            *("default", consumer.name, slot.name, slot.token, asked, slot.waiter),
+            *(TTL_MS, LEASE_MS, stream._task.description.revision),
+        )
+        stream._task.store.call(take)
     silence(stream)
     catalogue = WeightSubscriber(
         all_of_them.client, "actor", namespace=all_of_them.namespace

@@ -22,6 +22,7 @@ from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, Lease
 from redrb.connection import Client
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.take.calls import Beat
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -221,7 +222,7 @@ def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStr
         next(batches)
         until(lambda: loader.ready == 1)
         kill_consumer(stream)
-        stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
+        stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")
         with pytest.raises(LeaseLost):
             next(batches)
         assert next(batches, None) is None
@@ -275,7 +276,7 @@ def test_an_outage_is_an_error_after_the_batches_before_it(
     take = stream._taker.take
 
     def broken(*arguments: Any) -> Any:
-        if stream._task.scripts.stats("default")["waiting"] == 0:
+        if stream.stats().ledger.waiting == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 

@@ -168,10 +168,15 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),
-    "redrb.stream.task.reprioritizing.RESCORE_GROUPS": (groups.priorities_changed,),
-    "redrb.stream.task.scripts.MOVE_GROUPS": (groups.moved,),
-    "redrb.stream.task.scripts.REQUEUE_LETTERS": (groups.requeued, groups.letters_dropped),
-    "redrb.stream.task.scripts.SETTLE_GROUPS": (groups.settled,),
+    "redrb.stream.task.group_changes.GROUPS_OF_A_CALL": (
+        groups.priorities_changed,
+        groups.moved,
+        groups.settled,
+    ),
+    "redrb.stream.task.letter_changes.LETTERS_OF_A_CALL": (
+        groups.requeued,
+        groups.letters_dropped,
+    ),
     "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),
 }
 
@@ -197,7 +202,7 @@ NO_PAGES = {
     "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
-    "redrb.stream.ranks.scripts.MOST_STEPS": "steps that are open; a further one is refused",
+    "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
     "redrb.stream.saving.checking.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.saving.checking._MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",

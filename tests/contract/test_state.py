@@ -19,6 +19,7 @@ from redrb.state.model import Staleness, WorkerState
 from redrb.state.observer import LOOK_S, Observer
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
+from redrb.stream.task.calls import Announce
 from tests.samples import numbered
 from tests.servers import Server
 
@@ -187,7 +188,7 @@ def test_a_look_reads_only_new_announcements(client: Client, namespace: str) -> 
 
         def announce(name: str, groups: int, *, ended: bool = False) -> None:
             said = {"role": "maker", "period_s": 60.0, "groups": groups, "ended": ended}
-            stream._task.scripts.announce(name, msgpack.packb(said), ended=ended)
+            stream._task.store.call(Announce(name, ended), msgpack.packb(said))
 
         def known() -> dict[str, tuple[int, str]]:
             workers = reader.look().tasks[0].workers
@@ -325,7 +326,7 @@ def test_a_maker_that_may_not_announce_itself_says_so_once_and_goes_on(
 
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         stream.put([item()])
-        monkeypatch.setattr(stream._task.scripts, "announce", refuse)
+        monkeypatch.setattr(Announce, "run", refuse)
         for _ in range(2):
             stream.worker.beat()
         stream.put([item()])

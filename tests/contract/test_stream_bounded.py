@@ -18,12 +18,36 @@ import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
+from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.state.calls import Observe
+from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.parts.calls import FindDue, FinishParts
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.saving import resuming
+from redrb.stream.saving.calls import ReadRecords, ReadTask
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
+from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.cause import NO_CAUSE
+from redrb.stream.task.calls import (
+    Archived,
+    Count,
+    Discard,
+    DropGroup,
+    Expire,
+    ExpireMode,
+    Fill,
+    Join,
+    Move,
+    Open,
+    Settle,
+    Stats,
+    Trim,
+    Versions,
+)
+from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from redrb.stream.task.store import TaskStore
@@ -90,6 +114,12 @@ def test_the_backlog(compare: Callable[..., None], order: str) -> None:
     compare(build, 300, order=order, tags=["score"], max_staleness=4, max_token_staleness=50)
 
 
+def expiry(mode: ExpireMode) -> Expire:
+    """Return a call that expires groups of 4 and more versions behind."""
+    rules = StalenessRules(3, None)
+    return Expire("default", EXPIRE_GROUPS, mode, 9, rules, [Status.COMPLETED])
+
+
 def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     """Run the scripts of a consumer and of a producer, on a task with two consumer groups."""
     stream = scene.stream
@@ -104,46 +134,40 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.note("release", lease.release)
     scene.note("take rare", lambda: scene.take("a", 2, where=RARE))
     scene.note("take common", lambda: scene.take("a", 2, where=WHERE))
-    scene.cost("take/take", *scene.taking("b", 10**6))
-    look = ("default", "looking", 10**6, 20, FOREVER_MS, "completed")
-    scene.cost("take/look", *look, "", scene.incarnation)
-    scene.cost("take/look", *look, WHERE, scene.incarnation, name="look where")
-    scene.cost("task/count", "default", "completed", "", "0")
-    scene.cost("task/count", "default", "completed", WHERE, "0", name="count where")
-    scene.cost("task/count", "nobody", "completed", WHERE, "0", name="count of a new group")
-    scene.cost("task/stats", "default")
-    scene.cost("task/observe", "default", "-inf")
-    scene.cost("doctor/examine", "")
-    scene.cost("task/versions", "default", "")
-    scene.cost("task/move", "default", "aborted", *ids[:4])
-    scene.cost("task/discard", "default", *ids[:4])
-    scene.cost(
-        "task/settle",
-        "default",
-        scene.incarnation,
-        *(word for seq in ids[4:8] for word in (seq, 1)),
-    )
+    scene.cost(scene.taking("b", 10**6))
+    for where, name in (("", ""), (WHERE, "look where")):
+        asked = TakeRequest(20, 10**6, where=where)
+        look = Look("default", "looking", asked, FOREVER_MS, scene.incarnation)
+        scene.cost(look, name=name)
+    scene.cost(Count("default", Status.COMPLETED))
+    scene.cost(Count("default", Status.COMPLETED, WHERE), name="count where")
+    scene.cost(Count("nobody", Status.COMPLETED, WHERE), name="count of a new group")
+    scene.cost(Stats("default"))
+    scene.cost(Observe("default", "-inf"))
+    scene.cost(Examine())
+    scene.cost(Versions("default"))
+    scene.cost(Move("default", Status.ABORTED, list(map(str, ids[:4]))))
+    scene.cost(Discard("default", list(map(str, ids[:4]))))
+    scene.cost(Settle("default", scene.incarnation, [(str(seq), 1) for seq in ids[4:8]]))
     if scene.settings["order"].startswith("prior"):
         scene.note("task/rescore", lambda: stream.update_priority(ids[8:10], [3.0, 4.0]))
-    scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
-    scene.cost(
-        "task/expire", "default", EXPIRE_GROUPS, "keep", 9, 3, "-", "completed", name="expire keep"
-    )
-    scene.cost("task/expire", "default", 32, "look", 9, 3, "-", "completed", name="expire look")
+    scene.cost(expiry("discard"))
+    scene.cost(expiry("keep"), name="expire keep")
+    scene.cost(expiry("look"), name="expire look")
     scene.note("take beyond", lambda: scene.take("a", 2))
-    scene.cost("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
-    scene.cost("task/join", "late", "")
+    scene.cost(scene.beat("a"), b"")
+    scene.cost(Join("late"))
     scene.note("read", lambda: stream.read(ids[:4]))
-    scene.cost("saving/snapshot", "task")
-    scene.cost("saving/snapshot", "entries", 1, "default", *ids[10:14], name="snapshot entries")
-    scene.cost("task/drop_group", "critic")
-    while scene.run("task/drop_group", "critic")[0] != b"done":
+    scene.cost(ReadTask())
+    scene.cost(ReadRecords(["default"], list(map(str, ids[10:14]))))
+    scene.cost(DropGroup("critic"))
+    while scene.run(DropGroup("critic")).more:
         pass
-    scene.cost("take/leave", "default", "a")
+    scene.cost(Leave("default", "a"))
     for one in leases:
         with suppress(LeaseLost):  # a random order may have drawn groups that were settled since
             one.release()
-    while scene.run("task/join", "late", "") != b"joined":
+    while scene.run(Join("late")).more:
         pass
 
 
@@ -199,9 +223,9 @@ def test_groups_of_several_consumer_groups_end_together(compare: Callable[..., N
         scene.note("put", lambda: full.put(groups_of(32), policy_version=1))
         mine = full.take(64, timeout=0)
         scene.note("ack", lambda: mine.ack(mine.ids[:32]))
-        scene.cost("task/expire", "default", 32, "discard", 9, 3, "-", "completed")
-        scene.cost("task/drop_group", "g0")
-        while scene.run("task/drop_group", "g0")[0] != b"done":
+        scene.cost(expiry("discard"))
+        scene.cost(DropGroup("g0"))
+        while scene.run(DropGroup("g0")).more:
             pass
         for stream in (full, *others):
             stream.close()
@@ -237,15 +261,10 @@ def test_a_gap_of_ids(compare: Callable[..., None]) -> None:
         held = critic.take(1, timeout=0)
         scene.fill()
         scene.take("t", scene.size + 1)
-        scene.run(
-            *("take/finish", "default", "t", "t/1", 1, "ack", "", "", scene.size, 1),
-            *range(1, scene.size + 2),
-        )
-        scene.run("take/take", *scene.taking("u", scene.size, group="critic"))
-        scene.run(
-            *("take/finish", "critic", "u", "u/2", 2, "ack", "", "", scene.size, 1),
-            *range(2, scene.size + 2),
-        )
+        seqs = list(map(str, range(1, scene.size + 2)))
+        scene.run(Finish("default", "t", "t/1", "1", "ack", seqs, samples=scene.size))
+        scene.take("u", scene.size, group="critic")
+        scene.run(Finish("critic", "u", "u/2", "2", "ack", seqs[1:], samples=scene.size))
         assert stream.stats().stored == 1
         scene.note("put", lambda: scene.fill(3))
         scene.note("take", lambda: stream.take(1, timeout=0).ack())
@@ -268,17 +287,17 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         stream = scene.stream
         scene.note("put", lambda: stream.put(numbered(1), tags={"score": 0.5}))
         scene.note("put of many", lambda: stream.put(groups_of(32), tags={"score": 5}))
-        scene.cost("take/take", *scene.taking("w5", 3, ttl_ms=FOREVER_MS))
-        scene.cost("take/take", *scene.taking("x", 3, ttl_ms=FOREVER_MS), name="queue")
+        scene.cost(scene.taking("w5", 3, ttl_ms=FOREVER_MS))
+        scene.cost(scene.taking("x", 3, ttl_ms=FOREVER_MS), name="queue")
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
-        scene.cost("take/take", *again, name="where")
-        scene.cost("task/stats", "default")
-        scene.cost("doctor/examine", "")
-        scene.cost("take/heartbeat", "default", "w1", FOREVER_MS, scene.incarnation)
-        scene.cost("take/leave", "default", "w3")
+        scene.cost(again, name="where")
+        scene.cost(Stats("default"))
+        scene.cost(Examine())
+        scene.cost(scene.beat("w1"), b"")
+        scene.cost(Leave("default", "w3"))
         late = scene.open(group="late")
         late.join_group()
-        scene.cost("task/drop_group", "default")
+        scene.cost(DropGroup("default"))
         scene.stream.join_group()
 
     compare(build, 700, tags=["score"])
@@ -296,8 +315,8 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         lease = full.take(2, timeout=0)
         scene.note("ack", lease.ack)
         scene.cost("put/room", "p9", 0, name="room given up")
-        scene.cost("task/stats", "default")
-        scene.cost("doctor/examine", "")
+        scene.cost(Stats("default"))
+        scene.cost(Examine())
         full.close()
 
     compare(build)
@@ -331,25 +350,25 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             scene.take(f"c{number}", 1)
         if fate != "alive":
             spared = ["me"] if fate == "spared" else []
-            scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+            scene.run(scene.beat("me"), b"")
             pipeline = Pipeline()
             for name in [*(f"c{number}" for number in range(scene.size - 20)), *spared]:
                 pipeline.add("ZADD", f"{prefix}consumers:default", 1, name)
             client.exchange(pipeline)
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
-        scene.cost("task/stats", "default")
-        scene.cost("doctor/examine", "")
-        scene.cost("saving/snapshot", "task")
-        scene.cost("task/versions", "default", "")
+        scene.cost(scene.beat("me"), b"")
+        scene.cost(Stats("default"))
+        scene.cost(ReadTask())
+        scene.cost(Examine())
+        scene.cost(Versions("default"))
         scene.note("put", lambda: scene.fill(1, policy_version=1))
         scene.note("take", lambda: scene.take("me", 1))
-        scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
+        scene.cost(expiry("discard"))
         if fate == "spared":
             while client.execute("ZCOUNT", f"{prefix}consumers:default", "-inf", 1):
-                scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+                scene.run(scene.beat("me"), b"")
             assert scene.stream.stats().taken_over == 0
-        scene.cost("task/drop_group", "default")
-        while scene.run("task/drop_group", "default")[0] != b"done":
+        scene.cost(DropGroup("default"))
+        while scene.run(DropGroup("default")).more:
             pass
 
     compare(build, 100, max_staleness=4)
@@ -359,21 +378,22 @@ def test_a_large_lease_is_returned_page_by_page(compare: Callable[..., None]) ->
     def build(scene: Scene) -> None:
         scene.fill()
         scene.take("c", scene.size)
-        scene.cost("take/leave", "default", "c")
-        scene.cost("task/versions", "default", "")
-        while scene.run("take/leave", "default", "c")[0] == b"more":
+        scene.cost(Leave("default", "c"))
+        scene.cost(Versions("default"))
+        while scene.run(Leave("default", "c")).more:
             pass
         given_up = scene.taking("b", scene.size)
-        scene.run("take/take", *given_up)
-        scene.cost("take/drop", *given_up[:4])
-        while scene.run("take/drop", *given_up[:4])[0] == b"more":
+        scene.run(given_up)
+        drop = Drop(given_up.group, given_up.slot, given_up.token)
+        scene.cost(drop)
+        while scene.run(drop).more:
             pass
         scene.take("d", scene.size)
         prefix = scene.stream._task.store.keys.prefix
-        scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        scene.run(scene.beat("me"), b"")
         scene.client.execute("ZADD", f"{prefix}consumers:default", "XX", 1, "d")
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
-        while scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)[1]:
+        scene.cost(scene.beat("me"), b"")
+        while scene.run(scene.beat("me"), b"").taken_over:
             pass
 
     compare(build, 200)
@@ -387,16 +407,16 @@ def test_history(compare: Callable[..., None]) -> None:
         scene.fill(8)
         lease = stream.take(4, timeout=0)
         scene.note("ack", lease.ack)
-        scene.cost("task/archived", "-inf", "", "+inf", 100)
-        scene.cost("task/count", "default", "archived", "", "0")
-        scene.cost("task/join", "late", str(ids[0]))
-        while scene.run("task/join", "late", str(ids[0])) != b"joined":
+        scene.cost(Archived("-inf", "", "+inf", 100))
+        scene.cost(Count("default", Status.ARCHIVED))
+        scene.cost(Join("late", str(ids[0])))
+        while scene.run(Join("late", str(ids[0]))).more:
             pass
         scene.stream.drop_group()
         stream.join_group()
         small = scene.open(keep_groups=10**6)
         small.close()
-        scene.cost("task/trim")
+        scene.cost(Trim())
         scene.note("put", lambda: scene.fill(1))
 
     compare(build, 200, keep_groups=10**6)
@@ -411,8 +431,8 @@ def test_history_beyond_its_bounds(compare: Callable[..., None]) -> None:
         scene.set("keep_groups", 1)
         scene.note("put", lambda: scene.fill(1))
         scene.note("take", lambda: scene.stream.take(1, timeout=0).ack())
-        scene.cost("task/trim")
-        while scene.run("task/trim") == b"more":
+        scene.cost(Trim())
+        while scene.run(Trim()).more:
             pass
         scene.set("keep_groups", 10**6)
 
@@ -427,7 +447,7 @@ def test_versions(compare: Callable[..., None]) -> None:
         for version, group in enumerate(many):
             if version % 3 == 0:
                 scene.stream.put(group, policy_version=10_000 + version)
-        scene.cost("task/versions", "default", "")
+        scene.cost(Versions("default"))
         report = scene.stream.staleness(20_000)
         assert report.waiting.groups == scene.size + len(range(0, scene.size, 3))
 
@@ -439,10 +459,10 @@ def test_a_new_staleness_rule(compare: Callable[..., None]) -> None:
         scene.fill(policy_version=5)
         scene.set("max_token_staleness", 3)
         scene.set("filling", 0)
-        scene.cost("task/fill")
-        while scene.run("task/fill") == b"more":
+        scene.cost(Fill())
+        while scene.run(Fill()).more:
             pass
-        scene.cost("task/open", "r", "format", "3", "order", "fifo")
+        scene.cost(Open("r", "who", given={"format": "3", "order": "fifo"}))
 
     compare(build, 100)
 
@@ -554,7 +574,7 @@ def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
         for each in (stream, critic):  # now, and not at a heartbeat while requests are counted
             each._task.reopen()
         for name in ("late", "later"):
-            scene.run("task/join", name, "")
+            scene.run(Join(name))
         for number in range(scene.size):
             scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS)
             scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=WHERE)
@@ -568,7 +588,7 @@ def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
     compare(build, 100, tags=["score", "kind"], max_staleness=9, keep_groups=10**6)
 
 
-SAVING = ["snapshot", "restore_begin", "restore", "restore_end"]
+SAVING = ["snapshot", "records", "restore_begin", "restore", "restore_end"]
 
 
 def _begun(store: TaskStore, path: Path) -> Restoring:
@@ -586,19 +606,17 @@ def test_turns(compare: Callable[..., None], waiting: str) -> None:
     def build(scene: Scene) -> None:
         queue_ms = FOREVER_MS if waiting == "alive" else 1
 
-        def ask(caller: str, name: str, turn_ms: int = FOREVER_MS) -> bytes:
-            arguments = ("default", caller, turn_ms, queue_ms)
-            replies: list[bytes] = []
-            scene.note(name, lambda: replies.append(scene.run("take/turn", *arguments)))
-            return replies[0]
+        def ask(caller: str, name: str, turn_ms: int = FOREVER_MS) -> str:
+            reply: str = scene.cost(AskTurn("default", caller, turn_ms, queue_ms), name=name)
+            return reply
 
-        assert ask("first", "ask") == b"turn"
+        assert ask("first", "ask") == "turn"
         for number in range(scene.size):
-            assert ask(f"c{number}", "queue") == b"wait"
-        assert ask("first", "keep") == b"turn"
-        assert ask("first", "end", turn_ms=0) == b"ended"  # wakes the next take
-        assert ask("new", "of a new take") == (b"wait" if waiting == "alive" else b"turn")
-        assert ask("c0", "leave", turn_ms=0) == b"ended"
+            assert ask(f"c{number}", "queue") == "wait"
+        assert ask("first", "keep") == "turn"
+        assert ask("first", "end", turn_ms=0) == "ended"  # wakes the next take
+        assert ask("new", "of a new take") == ("wait" if waiting == "alive" else "turn")
+        assert ask("c0", "leave", turn_ms=0) == "ended"
 
     compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes
 
@@ -608,12 +626,12 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         wait_for_parts(scene)
         scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
-        scene.cost("parts/due", 10_000)
+        scene.cost(FindDue(10_000))
         claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
-        scene.cost("task/stats", "default")
-        scene.cost("doctor/examine", "")
+        scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
+        scene.cost(scene.beat("me"), b"")
+        scene.cost(Stats("default"))
+        scene.cost(Examine())
 
     compare(build)
 

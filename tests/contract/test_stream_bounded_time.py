@@ -13,9 +13,25 @@ import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.client import scan
+from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.saving.calls import ReadRecords, ReadTask
+from redrb.stream.take.calls import Beat, Leave
+from redrb.stream.task.calls import (
+    Clear,
+    Count,
+    Discard,
+    DropGroup,
+    Expire,
+    Join,
+    Move,
+    Settle,
+    Stats,
+    Versions,
+)
+from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of, script_names
@@ -65,11 +81,11 @@ def scene(real_url: str, namespace: str) -> Iterator[Scene]:
 def test_no_script_takes_long(scene: Scene) -> None:
     stream, client = scene.stream, scene.client
     for name in OTHERS:
-        scene.run("task/join", name, "")
+        scene.run(Join(name))
     _fill(scene)
-    rare = stream.put(groups_of(50), policy_version=90, tags={"score": 7})
+    named = list(map(str, stream.put(groups_of(50), policy_version=90, tags={"score": 7})))
     late = scene.open(group="late")
-    while scene.run("task/join", "late", "") != b"joined":
+    while scene.run(Join("late")).more:
         pass
     for number in range(WAITERS // 2):
         scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS, status="aborted")
@@ -90,31 +106,27 @@ def test_no_script_takes_long(scene: Scene) -> None:
         lease.release()
         for where in (RARE, COMMON, NONE):
             scene.take("a", 4, where=where)
-        scene.run("take/take", *scene.taking("w7", 3, ttl_ms=FOREVER_MS, status="aborted"))
-        scene.run("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
-        scene.run("task/stats", "default")
-        scene.run("task/count", "default", "completed", "", "0")
-        scene.run("task/count", "default", "completed", COMMON, "0")
-        scene.run("task/count", "nobody", "completed", COMMON, "0")
-        scene.run("task/versions", "default", "")
-        scene.run("task/move", "default", "failed", *rare[turn * 4 : turn * 4 + 4])
-        scene.run(
-            "task/settle",
-            "default",
-            scene.incarnation,
-            *(word for seq in rare[-8:] for word in (seq, 1)),
-        )
-        scene.run("task/discard", "default", rare[20 + turn])
-        scene.run("task/expire", "default", EXPIRE_GROUPS, "discard", 100, 98, "-", "completed")
-        scene.run("task/expire", "default", EXPIRE_GROUPS, "keep", 100, 98, "-", "completed")
-        scene.run("saving/snapshot", "task")
-        scene.run("saving/snapshot", "entries", 1, "default", *range(500_000, 500_032))
+        scene.take("w7", 3, ttl_ms=FOREVER_MS, status="aborted")
+        scene.run(Beat("default", "a", FOREVER_MS, scene.incarnation), b"")
+        scene.run(Stats("default"))
+        scene.run(Count("default", Status.COMPLETED))
+        scene.run(Count("default", Status.COMPLETED, COMMON))
+        scene.run(Count("nobody", Status.COMPLETED, COMMON))
+        scene.run(Versions("default"))
+        scene.run(Move("default", Status.FAILED, named[turn * 4 : turn * 4 + 4]))
+        scene.run(Settle("default", scene.incarnation, [(seq, 1) for seq in named[-8:]]))
+        scene.run(Discard("default", [named[20 + turn]]))
+        for mode in ("discard", "keep"):
+            rules = StalenessRules(98, None)
+            scene.run(Expire("default", EXPIRE_GROUPS, mode, 100, rules, [Status.COMPLETED]))
+        scene.run(ReadTask())
+        scene.run(ReadRecords(["default"], list(map(str, range(500_000, 500_032)))))
         for count in (1, 32):
             scene.run("put/evict", f"e{count}.{turn}", 1, 0, count, 3000, 0, MOST_EVICTED)
-        scene.run("task/drop_group", "late")
-        scene.run("task/join", f"new{turn}", "")
-        scene.run("task/join", f"new{turn}", "")
-        scene.run("take/leave", "default", f"w{turn}")
+        scene.run(DropGroup("late"))
+        scene.run(Join(f"new{turn}"))
+        scene.run(Join(f"new{turn}"))
+        scene.run(Leave("default", f"w{turn}"))
     full.close()
     for _ in range(5):
         dropping.put(numbered(1), policy_version=95, tags={"score": 0.5})
@@ -151,7 +163,7 @@ def _clear_a_copy(scene: Scene, task: str) -> None:
     for key in scan(client, f"{keys.prefix}*"):
         client.execute("COPY", key, key.decode().replace(keys.prefix, copy.prefix))
     incarnation = client.execute("HGET", copy.task, "incarnation")
-    run_once(client, load("task/clear"), [copy.stream], [incarnation])
+    Clear("who", 1000).run(client, [copy.stream], incarnation)
 
 
 def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:

@@ -23,7 +23,9 @@ from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
 from redrb.experience import Status
 from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
-from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.take.calls import Take
+from redrb.stream.task import configuring
+from redrb.stream.task.calls import Fill
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
 from tests.samples import numbered, numbers
@@ -45,12 +47,7 @@ def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> st
 @pytest.fixture
 def half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes die after the change, before the work that it leaves."""
-
-    def settled(self: TaskScripts, _: bytes, reply: list[bytes | None]) -> dict[str, str]:
-        texts = [word.decode() if word else "" for word in reply]
-        return dict(zip(texts[::2], texts[1::2], strict=True))
-
-    monkeypatch.setattr(TaskScripts, "_settled", settled)
+    monkeypatch.setattr(configuring, "fill", lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -102,19 +99,18 @@ def test_a_late_take_by_former_settings_leaves_no_consumer_of_a_dead_process(
     dead, other = open_stream(), open_stream()
     other.put_many([[numbered(n)] for n in range(2)])
     sent: list[partial[Any]] = []
-    scripts = dead._taker._scripts  # type: ignore[attr-defined]
-    take = scripts.take
+    send = Take.with_payload
 
-    def noted(*args: Any, **options: Any) -> Any:
-        sent.append(partial(take, *args, **options))
-        return take(*args, **options)
+    def noted(*args: Any) -> Any:
+        sent.append(partial(send, *args))
+        return send(*args)
 
-    monkeypatch.setattr(scripts, "take", noted)
+    monkeypatch.setattr(Take, "with_payload", noted)
     dead.take(1, timeout=0).ack()
     other.configure(limit=9)
     kill_consumer(dead)
     other.take(1, timeout=0).ack()
-    assert sent[-1]().result().outcome == "gone"
+    assert sent[0]().result().outcome == "gone"
     kill_consumer(dead)
     with pytest.raises(BatchTimeout):
         other.take(1, timeout=0)
@@ -257,7 +253,7 @@ def test_takes_finish_the_sorting_that_a_dead_process_has_begun(
     stream.configure(order=then)
     store = stream._task.store
     assert store.client.execute("HGET", store.keys.task, "unsorted") == f"0 {GROUPS}".encode()
-    store.run("task/fill")
+    store.call(Fill())
     put_groups(stream, 5)
     lease.release()
     stream.move(random.Random(1).sample(range(1, GROUPS + 1), 30), Status.ABORTED)
@@ -266,7 +262,7 @@ def test_takes_finish_the_sorting_that_a_dead_process_has_begun(
     resumed.resume(tmp_path / "saved")
     stream.expire(18, max_staleness=15)
     for each in (stream, resumed):
-        while each._task.store.run("task/fill") == b"more" and then == "prioritized":
+        while each._task.store.call(Fill()).more and then == "prioritized":
             pass
         lease = each.take(40, timeout=0)
         assert len(set(lease.ids)) == 40

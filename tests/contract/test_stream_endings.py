@@ -10,9 +10,11 @@ import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection.request import Request
+from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import Ending, TakeScripts
-from redrb.stream.task import scripts as task_scripts
+from redrb.stream.task import group_changes
+from redrb.stream.task.calls import DropGroup
+from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -31,36 +33,38 @@ class Endings:
     """
 
     def __init__(self) -> None:
-        self.sent: list[Ending] = []
+        self.sent: list[Finish] = []
         self.before: Callable[[int], object] = lambda _: None
         self.twice = False
 
     @property
     def sizes(self) -> list[int]:
-        return [len(ending.ids) for ending in self.sent]
+        return [len(ending.seqs) for ending in self.sent]
 
 
 @pytest.fixture
 def endings(monkeypatch: pytest.MonkeyPatch, pages: Callable[..., None]) -> Endings:
     pages(ended=PAGE, failed=PAGE)
     seen = Endings()
-    finish = TakeScripts.finish
+    ask = TaskStore.request
 
-    def recorded(self: TakeScripts, group: str, consumer: str, ending: Ending, read: Any) -> Any:
-        request = finish(self, group, consumer, ending, read)
+    def recorded(self: TaskStore, call: Any, read: Any) -> Any:
+        request = ask(self, call, read)
+        if not isinstance(call, Finish):
+            return request
         result = request.result
 
         def noted(**options: Any) -> Any:
-            seen.sent.append(ending)
+            seen.sent.append(call)
             if seen.twice:
-                finish(self, group, consumer, ending, str).result()
+                ask(self, call, str).result()
             seen.before(len(seen.sent))
             return result(**options)
 
         monkeypatch.setattr(request, "result", noted)
         return request
 
-    monkeypatch.setattr(TakeScripts, "finish", recorded)
+    monkeypatch.setattr(TaskStore, "request", recorded)
     return seen
 
 
@@ -316,7 +320,7 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
 def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(
     open_stream: Callable[..., ExperienceStream], monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(task_scripts, "SETTLE_GROUPS", page)
+    monkeypatch.setattr(group_changes, "GROUPS_OF_A_CALL", page)
     holder, resumed = open_stream(), open_stream()
     holder.put_many([[numbered(number)] for number in range(5)])
     lease, other = holder.take(3, timeout=0), holder.take(1, timeout=0)
@@ -340,11 +344,11 @@ def test_a_lease_of_a_consumer_group_that_is_removed_is_lost(
     other.join_group()
     holder.put_many([[numbered(number)] for number in range(leased)])
     lease = holder.take(leased, timeout=0)
-    holder._task.store.run("task/drop_group", ["default"])
+    holder._task.store.call(DropGroup("default"))
     with pytest.raises(LeaseLost, match="removed the consumer group"):
         lease.ack()
     assert other.stats().ledger.waiting == leased
     if leased >= 3:  # the group is there until the last call
         stats = holder.stats()
         assert (stats.ledger.acked, stats.samples_acked) == (0, 0)
-        holder._task.scripts.drop_group("default")
+        list(holder._task.store.all_pages(DropGroup("default")))

@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as Broken
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
-from redrb.lua.scripts import load, run_once
 from redrb.stream.take.cause import Cause
+from redrb.stream.task.calls import Clear
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -307,13 +307,12 @@ def test_a_repeated_clear_spares_a_task_that_was_created_meanwhile(
     client: Client, stream: ExperienceStream
 ) -> None:
     stream.put(numbered(1))
-    first = stream._task.description.incarnation
-    clear = [client, load("task/clear"), stream._task.store.script_keys]
-    assert run_once(*clear, [first]) == [b"cleared", 1]
+    first, clear = stream.incarnation.encode(), Clear("who", 1000)
+    assert stream._task.store.call(clear, first) == 1
     stream.put_many([[numbered(2)], [numbered(3)]])
-    assert run_once(*clear, [first]) == [b"gone"]
+    assert stream._task.store.call(clear, first) is None
     assert numbers(stream.take(2, timeout=0)) == [2, 3]
-    assert run_once(*clear, [stream._task.description.incarnation]) == [b"cleared", 2]
+    assert stream._task.store.call(clear, stream.incarnation.encode()) == 2
 
 
 def test_a_retry_is_logged_with_what_it_waits_for(

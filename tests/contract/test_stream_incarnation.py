@@ -14,6 +14,7 @@ import pytest
 import redrb
 from redrb import BatchTimeout, ExperienceStream, LeaseLost, Mixture, TaskMismatch
 from redrb.connection import Client
+from redrb.stream.task.calls import Open
 from redrb.stream.task.removal import remove_task
 from tests.conftest import Opener
 from tests.samples import numbered
@@ -38,7 +39,7 @@ def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def settings_of(stream: ExperienceStream) -> dict[str, str]:
     """Return the settings that Redis keeps; asks as a process that gives none."""
-    stored = stream._task.scripts.open({})
+    stored = stream._task.store.call(Open("a revision", "who")).settings
     return {name: stored[name] for name in SETTINGS}
 
 

@@ -14,7 +14,9 @@ from redrb import ExperienceStream, Lease, Mixture
 from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.errors import BatchTimeout, StoreError, StoreUnavailable
-from redrb.lua.scripts import load, run
+from redrb.lua.calls import Found
+from redrb.stream.take.calls import Drop, TakeRequest
+from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -53,7 +55,7 @@ def lose_reply(
 
     def lost(*given: Any) -> Any:
         replies = real(*given)
-        if any(isinstance(reply, list) and reply[:1] == [b"taken"] for reply in replies):
+        if any(isinstance(reply, bytes) and b"taken" in reply for reply in replies):
             monkeypatch.setattr(owner, method, real)
             raise error
         return replies
@@ -113,29 +115,25 @@ def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
 ) -> None:
     slot = stream._consumer.occupy()
     store = stream._task.store
-    scripts = stream._taker._scripts
-    assert scripts.drop("default", slot.owner, slot.name, slot.token) == 0
-    late = stream._taker._request(
-        slot, redrb.stream.take.scripts.TakeRequest(4, 4), 0, None, report=False
-    )
+    drop = Drop("default", slot.name, slot.token)
+    assert [page.found for page in store.all_pages(drop)] == [0]
+    late = stream._taker._request(slot, TakeRequest(4, 4), 0, None, report=False)
     assert late.result().outcome == "late"
     slot.free()
     first = stream.take(4, timeout=0)  # a take of the same slot came before the drop
-    assert scripts.drop("default", slot.owner, slot.name, slot.token) == 0
+    assert [page.found for page in store.all_pages(drop)] == [0]
     first.ack()
-    argv = ["default", slot.owner, slot.name, slot.token]
-    assert run(store.client, load("take/drop"), store.script_keys, argv) == [b"done", 0]
+    assert store.call(drop) == Found(more=False, found=0)
 
 
 def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
     stream.put_many([[numbered(n)] for n in range(116)])
     slot = stream._consumer.occupy()
-    wanted = redrb.stream.take.scripts.TakeRequest(120, 120)
+    wanted = TakeRequest(120, 120)
     assert stream._taker._request(slot, wanted, 0, None, report=False).result().outcome == "taken"
     store = stream._task.store
-    argv = ["default", slot.owner, slot.name, slot.token]
-    replies = [run(store.client, load("take/drop"), store.script_keys, argv) for _ in range(3)]
-    assert replies == [[b"more", 50], [b"more", 50], [b"done", 20]]
+    drop = Drop("default", slot.name, slot.token)
+    assert [page.found for page in store.all_pages(drop)] == [50, 50, 20]
     assert len(stream.take(120, timeout=0)) == 120
 
 
@@ -186,16 +184,16 @@ def test_a_loop_that_is_kept_ends_with_its_stream(
 def test_a_part_that_cannot_be_released_yet_is_tried_again(
     stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripts = stream._consumer._scripts
-    real, tries = scripts.drop, []
+    real, tries = TaskStore.all_pages, []
 
-    def drop(*place: str) -> int:
-        tries.append(place)
-        if len(tries) == 1:
-            raise StoreError("not now")
-        return real(*place)
+    def all_pages(store: TaskStore, call: Any, **options: Any) -> Any:
+        if isinstance(call, Drop):
+            tries.append(call)
+            if len(tries) == 1:
+                raise StoreError("not now")
+        return real(store, call, **options)
 
-    monkeypatch.setattr(scripts, "drop", drop)
+    monkeypatch.setattr(TaskStore, "all_pages", all_pages)
     lose_reply(monkeypatch, Client, "exchange", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         stream.take(4, timeout=0)

@@ -15,6 +15,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreDenied, StoreError
 from redrb.lua.scripts import load
+from redrb.stream.take.calls import Take, TakeRequest
 from tests.audit import audit
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -123,9 +124,10 @@ def test_a_put_that_cannot_wake_is_taken_back(
     put(other, 1)
     with pytest.raises(BatchTimeout):  # from now on a place in the queue is kept
         stream.take(2, timeout=0.01)
-    taking = ["default", "c", "c/0", 1, 2, 2, "w", 60_000, 60_000, "completed", ""]
-    taking.append(stream._task.description.incarnation)
-    assert stream._task.store.run("take/take", taking)[0] == b"short"
+    take = Take(
+        "default", "c", "c/0", "1", TakeRequest(2, 2), "w", 60_000, 60_000, stream.incarnation
+    )
+    assert stream._task.store.call(take).outcome == "short"
     limited("+@all", f"-{command.lower()}")
     for _ in range(9):
         with pytest.raises(StoreError):

@@ -28,7 +28,7 @@ from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
-from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 from tests.scenes import until
@@ -289,7 +289,7 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(
     def interrupted(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._taker._scripts, "take", interrupted)
+    monkeypatch.setattr(Take, "with_payload", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream._taker.send(TakeRequest(1, 1), None)
     monkeypatch.undo()
@@ -410,7 +410,7 @@ def test_a_lost_lease_is_an_error_one_batch_later(stream: ExperienceStream) -> N
     next(loop)
     next(loop)  # acknowledges the first
     kill_consumer(stream)
-    stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
+    stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")
     next(loop)  # the take before the kill; it sends the acknowledgement of the second
     with pytest.raises(LeaseLost):
         next(loop)
@@ -425,7 +425,7 @@ def test_closing_a_loop_whose_leases_are_lost_only_warns(
     loop = stream.leases(2, timeout=1)
     next(loop)
     kill_consumer(stream)
-    stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
+    stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")
     with caplog.at_level(logging.WARNING, "redrb"):
         loop.close()
         stream._consumer.beat()

@@ -19,8 +19,11 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost,
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.errors import DecodeError, RankLost, WrongStep
+from redrb.lua.calls import Call
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.scripts import MOST_STEPS, BatchReply, RankStore
+from redrb.stream.ranks import ranks as forming
+from redrb.stream.ranks.calls import MOST_STEPS, DealtPart, FinishPart, PartEnd
+from redrb.stream.take.calls import Take, TakeReply
 from redrb.stream.task.entries import entry_id
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
@@ -111,14 +114,14 @@ def test_entries_that_another_client_deletes_are_left_out_of_the_parts(
     pages(arguments=4)
     stream = open_stream()
     fill(stream, 13)
-    assign = RankStore.assign
+    deal = forming.deal
 
-    def assign_late(store: RankStore, *arguments: Any) -> None:
+    def deal_late(*arguments: Any) -> list[DealtPart]:
         ids = [entry_id(seq) for seq in (2, 5, 13)]
         assert client.execute("XDEL", stream._task.store.keys.stream, *ids) == 3
-        assign(store, *arguments)
+        return deal(*arguments)
 
-    monkeypatch.setattr(RankStore, "assign", assign_late)
+    monkeypatch.setattr(forming, "deal", deal_late)
     part = take(stream, 0, 1, 0, 13)
     assert part.ids == (1, 3, 4, 6, 7, 8, 9, 10, 11, 12)
     part.ack()
@@ -136,7 +139,7 @@ def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
     first, second = leases(ranks, 8, 0)
     first.ack()
     with monkeypatch.context() as broken:
-        broken.setattr(second.parts[0].holder.store._store, "pages", lambda *_: iter([[b"ok"]]))
+        broken.setattr(second.parts[0].holder.store, "all_pages", lambda _: iter([PartEnd()]))
         second.ack()
     assert ranks[0].stats().ledger.acked == 3
     kill_consumer(ranks[0])
@@ -565,8 +568,9 @@ def test_groups_that_leave_while_an_earlier_step_is_ended_in_pages_take_no_other
     first, second = leases(ranks, 12, 0), leases(ranks, 6, 1)
     first[0].ack()
     # the other rank is killed after a page
-    ended = ("default", ranks[1].consumer, 1, 0, "ack", "", "", 0, *first[1].ids)
-    assert ranks[1]._task.store.run("ranks/finish", ended) == [b"more"]
+    seqs = tuple(map(str, first[1].ids))
+    ended = FinishPart("default", ranks[1].consumer, 1, 0, "ack", seqs)
+    assert ranks[1]._task.store.call(ended).more
     [out, *others] = second[0].ids
     if how == "reject":
         second[0].reject("bad", ids=[out])
@@ -686,8 +690,7 @@ def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for each in ranks:
-        monkeypatch.setattr(each._ranks._rank_store, "assign", die)
+    monkeypatch.setattr(forming, "deal", die)
     with ThreadPoolExecutor(2) as pool:
         waiting = [
             pool.submit(each.take, 4, rank=rank, world_size=2, step=0, timeout=20)
@@ -712,15 +715,16 @@ def test_a_take_that_arrives_after_its_attempt_leases_nothing(
 ) -> None:
     ranks, others = [open_stream(), open_stream()], open_stream()
     fill(ranks[0], 8)
-    late: list[Callable[[], BatchReply]] = []
+    late: list[Callable[[], TakeReply]] = []
 
-    def noted(lease_batch: Callable[..., BatchReply], *args: Any, **options: Any) -> BatchReply:
-        late.append(partial(lease_batch, *args, **options))
-        return lease_batch(*args, **options)
+    def noted(send: Callable[..., Any], call: Call[Any], **options: Any) -> Any:
+        if isinstance(call, Take):
+            late.append(partial(send, call, **options))
+        return send(call, **options)
 
     for each in ranks:
-        store = each._ranks._rank_store
-        monkeypatch.setattr(store, "lease_batch", partial(noted, store.lease_batch))
+        store = each._task.store
+        monkeypatch.setattr(store, "call", partial(noted, store.call))
     for error in ask(ranks, 16, 0, timeout=0.1):
         assert isinstance(error, BatchTimeout)
     assert late[0]().outcome == "late"
@@ -747,7 +751,7 @@ def test_a_rank_whose_time_is_up_forms_the_step_itself(
     def hang(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ranks[1]._ranks._rank_store, "lease_batch", hang)
+    monkeypatch.setattr(ranks[1]._ranks, "_form", hang)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=1)
         time.sleep(0.2)

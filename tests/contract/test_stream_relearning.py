@@ -10,6 +10,7 @@ import torch
 
 from redrb import ConfigError, ExperienceStream, TaskMismatch, WeightPublisher
 from redrb.connection import Client
+from redrb.stream.task.calls import Open
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -111,9 +112,8 @@ def test_filling_goes_on_after_another_process_has_left_it(client: Client, names
     stream = stream_of(client, namespace, order="lifo")
     stream.join_group()
     stream.put_many([[numbered(n, policy_version=n)] for n in range(600)])
-    arguments = ["a revision", "1", "who", "", "", "max_staleness", "5"]
-    reply = stream._task.store.run("task/open", arguments)
-    assert reply[reply.index(b"unfinished") + 1] == b"1", "there are more pages"
+    reply = stream._task.store.call(Open("a revision", "who", given={"max_staleness": "5"}))
+    assert reply.unfinished, "there are more pages"
     again = stream_of(client, namespace)
     audit(again)
     assert again.expire(599) == 594

@@ -17,6 +17,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.take.calls import Pulse
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -171,9 +172,7 @@ def test_a_dropped_stream_has_no_heartbeat(
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
     beaten = threading.Event()
-    monkeypatch.setattr(
-        stream._consumer._scripts, "heartbeat", lambda *_: beaten.set() or ("held", 0, False, False)
-    )
+    monkeypatch.setattr(stream._consumer, "_renew", lambda: beaten.set() or Pulse(outcome="held"))
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)
     assert stream._consumer._heartbeat is not None

@@ -13,6 +13,7 @@ import pytest
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.stream.take import taker
+from redrb.stream.take.calls import Take
 from tests.audit import audit
 from tests.samples import numbered, numbers
 from tests.scenes import until
@@ -73,13 +74,13 @@ def test_waiting_takes_are_woken_once_and_in_their_order(
     stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: Counter[str] = Counter()
-    take = stream._taker._scripts.take
+    send = Take.with_payload
 
-    def counting(*args: Any, **options: Any) -> Any:
-        looks[options["waiter"]] += 1
-        return take(*args, **options)
+    def counting(take: Take, *args: Any) -> Any:
+        looks[take.waiter] += 1
+        return send(take, *args)
 
-    monkeypatch.setattr(stream._taker._scripts, "take", counting)
+    monkeypatch.setattr(Take, "with_payload", counting)
     took = [start_take(pool, stream, 2) for _ in range(5)]
     for n, future in enumerate(took):
         stream.put(numbered(2 * n))

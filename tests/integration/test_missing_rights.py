@@ -18,13 +18,33 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
+from redrb.experience import Status
 from redrb.keys import maker_key
+from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
+from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.ranks.calls import AskPart, RankStep
+from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.task.calls import (
+    Discard,
+    DropGroup,
+    Expire,
+    Fill,
+    Join,
+    Move,
+    Open,
+    Rescore,
+    Settle,
+    Settled,
+    Trim,
+)
+from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.wire.calls import Advance
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, script_names
 
@@ -100,33 +120,36 @@ def test_scripts_of_a_task(user: User) -> None:
     critic.join_group()
     scene.stream.advance(5)
 
-    def check(script: str, *arguments: Any, alike: str = "") -> Any:
-        return user.check(alike or script, lambda: scene.run(script, *arguments))
+    def check(script: Call[Any] | str, *arguments: Any, alike: str = "") -> Any:
+        name = script if isinstance(script, str) else script.script
+        return user.check(alike or name, lambda: scene.run(script, *arguments))
 
-    beat = ("default", "me", FOREVER_MS, scene.incarnation)
     first, second = scene.taking("me", 2), scene.taking("me", 1, where=WHERE)
-    taken = check("take/take", *first)
-    assert taken[:2] == [b"taken", 2]
-    assert check("take/take", *second)[:2] == [b"taken", 1]
-    lease = ("default", "me", *first[2:4])
-    assert scene.run("take/finish", *lease, "ack", "", "", 1, 0, taken[2][0]) == [b"ok", 1]
-    assert check("take/heartbeat", *beat)[0] == b"held"
-    assert check("take/drop", "default", "me", *first[2:4]) == [b"done", 1]
-    assert check("take/leave", "default", "me")[0] == b"done"
-    look = ("default", "looking", 10, 20, 0, "completed", "", scene.incarnation)
-    scene.run("task/drop_group", "critic")
-    assert check("take/look", "late", *look[1:], alike="task/join")[0] == b"found"
-    assert check("task/join", "critic", "") == b"joined"
-    assert check("task/advance", 7) == [b"ok", 7]
-    assert check("task/move", "default", "aborted", ids[4]) == [b"ok", 1]
-    assert check("task/rescore", "priority", ids[5], 3.0, 3.0) == [b"ok", 1]
-    assert check("task/settle", "default", scene.incarnation, ids[5], 1) == [1, 0]
-    assert check("task/discard", "default", ids[6]) == 1
-    assert check("task/expire", "default", 32, "keep", 12, 3, "-", "completed")[0] == b"ok"
-    assert check("task/fill") == b"done"
-    assert check("task/trim") == b"done"
-    assert check("task/open", "r", "format", "3", "order", "priority")[0] == b"ok"
-    assert check("task/drop_group", "critic")[0] == b"done"
+    taken = check(first)
+    assert (taken.outcome, taken.amount) == ("taken", 2)
+    assert check(second).amount == 1
+    lease = ("default", "me", first.slot, first.token)
+    seqs = [str(int(taken.members[0]))]
+    assert scene.run(Finish(*lease, "ack", seqs, samples=1, ends=False)) == "ok"
+    assert check(scene.beat("me"), b"").outcome == "held"
+    assert check(Drop("default", first.slot, first.token)) == Found(found=1)
+    assert not check(Leave("default", "me")).more
+    look = Look("late", "looking", TakeRequest(20, 10), 0, scene.incarnation)
+    scene.run(DropGroup("critic"))
+    assert check(look, alike="task/join").outcome == "found"
+    assert check(Join("critic")).joined
+    assert check(Advance(7)) == 7
+    assert check(Move("default", Status.ABORTED, [str(ids[4])])).found == 1
+    assert check(Rescore("priority", [(str(ids[5]), 3.0, 3.0)])) == 1
+    assert check(Settle("default", scene.incarnation, [(str(ids[5]), 1)])) == Settled(1, 0)
+    assert check(Discard("default", [str(ids[6])])) == 1
+    rules = StalenessRules(3, None)
+    assert check(Expire("default", 32, "keep", 12, rules, [Status.COMPLETED])).indexed
+    assert not check(Fill()).more
+    assert not check(Trim()).more
+    given = {"format": "3", "order": "priority"}
+    assert check(Open("r", "who", given=given)).outcome == "ok"
+    assert not check(DropGroup("critic")).more
     critic.close()
     scene.close()
 
@@ -134,11 +157,13 @@ def test_scripts_of_a_task(user: User) -> None:
 def test_ranks_and_turns(user: User) -> None:
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
-    request = ("default", "me", 0, 1, 0, "2 x", 0, 0, 0, FOREVER_MS, 4, scene.incarnation)
-    asked = user.check("ranks/take", lambda: scene.run("ranks/take", *request))
-    assert asked[0] == b"form"
-    turn = ("default", "me", FOREVER_MS, FOREVER_MS)
-    assert user.check("take/turn", lambda: scene.run("take/turn", *turn)) == b"turn"
+    ask = AskPart(
+        *("default", "me", RankStep(0, 1, 0), "2 x", 0),
+        *(False, False, FOREVER_MS, scene.incarnation),
+    )
+    assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
+    turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)
+    assert user.check(turn.script, lambda: scene.run(turn)) == "turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

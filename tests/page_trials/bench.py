@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import redrb
 from redrb import ExperienceStream, LeaseLost
 from redrb.connection import Client
+from redrb.lua.calls import Call
 from redrb.lua.scripts import load, run
+from redrb.stream.take.calls import Beat, Look, TakeRequest
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
+
+R = TypeVar("R")
 
 MOST_CALLS = 300
 """Calls after which a mechanism that has not ended is taken to have stopped."""
@@ -54,8 +58,10 @@ class Bench:
         put(stream, count)
         return stream
 
-    def run(self, script: str, *arguments: Any) -> Any:
-        """Run a script of the task once."""
+    def run(self, script: Call[R] | str, *arguments: Any) -> Any:
+        """Run a script of the task once; of a call, `arguments` go beside its record."""
+        if isinstance(script, Call):
+            return script.run(self.client, [self.key("stream")], *arguments)
         return run(self.client, load(script), [self.key("stream")], arguments)
 
     def key(self, kind: str, name: str = "") -> str:
@@ -74,8 +80,8 @@ class Bench:
     def beat(self, stream: ExperienceStream) -> bool:
         """Send a heartbeat; returns whether there is more to take over."""
         consumer, incarnation = stream._consumer, stream.incarnation
-        asked = (stream.group, consumer.name, consumer.lease_ms, incarnation, b"")
-        return bool(self.run("take/heartbeat", *asked)[3])
+        beat = Beat(stream.group, consumer.name, consumer.lease_ms, incarnation)
+        return bool(self.run(beat, b"").more)
 
     def take_over(self, stream: ExperienceStream) -> None:
         """Send heartbeats until there is nothing more to take over."""
@@ -83,11 +89,11 @@ class Bench:
 
     def queue(self, waiter: str, where: str = "", need: int = 1, ttl_ms: int = FOREVER_MS) -> int:
         """Let a take wait, as one of several partitions; returns how many groups it may have."""
-        store = self.client.execute("HGET", self.key("task"), "revision")
-        asked = ("default", waiter, need, need, ttl_ms, "completed", where, store)
-        outcome, *found = self.run("take/look", *asked)
-        assert outcome == b"found"
-        return int(found[0])
+        revision = self.client.execute("HGET", self.key("task"), "revision").decode()
+        asked = TakeRequest(need, need, where=where)
+        reply = self.run(Look("default", waiter, asked, ttl_ms, revision))
+        assert reply.outcome == "found"
+        return int(reply.free)
 
     def is_woken(self, waiter: str) -> bool:
         """Return whether a waiter was woken since it last read its wake-up."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Status
+from redrb.doctor.calls import RemoveOrphans
 from redrb.stream.put import receiver
+from redrb.stream.task.calls import Fill, Requeue
+from redrb.stream.task.origin import Look
 from tests.audit import audit
 from tests.page_trials.bench import LONG, Bench, put, train, until
 from tests.samples import numbers
@@ -49,9 +52,9 @@ def orphans_of_a_repair(bench: Bench, count: int) -> None:
     removed = []
 
     def is_over() -> bool:
-        found, more = bench.run("repair/orphans")
-        removed.append(found)
-        return not more
+        page = bench.run(RemoveOrphans())
+        removed.append(page.found)
+        return not page.more
 
     until(is_over)
     assert sum(removed) == count
@@ -232,11 +235,11 @@ def letters_below_the_floor(bench: Bench, count: int) -> None:
     stream.take(count, timeout=0).reject("bad")
 
     def is_over() -> bool:
-        _, floor, _, *kept = bench.run("task/floor", 1)
-        left = [letter.id for letter in stream.dead_letters() if letter.id <= int(floor)]
-        assert sorted(left) == sorted(map(int, kept))
+        state = bench.run(Look("1"))
+        left = [letter.id for letter in stream.dead_letters() if letter.id <= state.floor]
+        assert sorted(left) == sorted(map(int, state.kept))
         stream.drop_dead_letters(left)
-        return not left and int(floor) == count
+        return not left and state.floor == count
 
     until(is_over)
 
@@ -344,9 +347,9 @@ def requeued_by_bytes(bench: Bench, count: int) -> None:
     stream, ids = _rejected(bench, count)
 
     def requeued() -> bool:
-        outcome, found = bench.run("task/requeue", stream.group, *ids)
-        assert found <= 3
-        return bool(outcome == b"ok")
+        page = bench.run(Requeue(stream.group, list(map(str, ids))))
+        assert page.found <= 3
+        return not page.more
 
     until(requeued)
     train(stream, list(range(count)))
@@ -368,7 +371,7 @@ def letters_shed_by_bytes(bench: Bench, count: int) -> None:
     def shed() -> bool:
         left.append(stream.stats().dead_letters)
         assert left[-2] - left[-1] <= 4
-        return bool(bench.run("task/fill") == b"done")
+        return not bench.run(Fill()).more
 
     until(shed)
     assert tuple(letter.id for letter in stream.dead_letters()) == newest

@@ -10,6 +10,8 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
+from redrb.stream.ranks.calls import AskPart, EndAttempt, RankStep
+from redrb.stream.take.calls import Drop, Take, TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
@@ -184,8 +186,7 @@ def taken_and_lost(bench: Bench, count: int) -> None:
     stream = bench.filled(count)
     lease = stream.take(count, timeout=0)
     slot = lease.parts[0].holder
-    asked = ("default", stream.consumer, slot.name, slot.token)
-    until(lambda: bench.run("take/drop", *asked)[0] == b"done")
+    until(lambda: not bench.run(Drop("default", slot.name, slot.token)).more)
     assert not is_acknowledged(lease)
     train(stream, list(range(count)))
 
@@ -247,13 +248,22 @@ def formed_again(bench: Bench, count: int) -> None:
 def attempt_ended(bench: Bench, count: int) -> None:
     """The attempt to form a step ends after its batch was leased: all its groups wait again."""
     stream = bench.filled(count)
-    ask = ("default", stream.consumer, 0, 1, 0, f"{count} groups", 0, 0, 0, FOREVER_MS, 64)
-    outcome, attempt = bench.run("ranks/take", *ask, stream.incarnation)
-    assert outcome == b"form"
-    revision = bench.client.execute("HGET", bench.key("task"), "revision")
-    batch = ("default", stream.consumer, "ranks/0", attempt, count, count, "waiter", 0, FOREVER_MS)
-    assert bench.run("take/take", *batch, "completed", "", revision, 0)[:2] == [b"taken", count]
-    assert bench.run("ranks/end", "default", attempt, "") == b"ended"
+    asked = bench.run(
+        AskPart(
+            *("default", stream.consumer, RankStep(0, 1, 0), f"{count} groups", 0),
+            *(False, False, FOREVER_MS, stream.incarnation),
+        )
+    )
+    assert asked.outcome == "form"
+    revision = bench.client.execute("HGET", bench.key("task"), "revision").decode()
+    batch = bench.run(
+        Take(
+            *("default", stream.consumer, "ranks/0", str(asked.number)),
+            *(TakeRequest(count, count), "waiter", 0, FOREVER_MS, revision),
+        )
+    )
+    assert (batch.outcome, batch.amount) == ("taken", count)
+    assert bench.run(EndAttempt("default", asked.number, batch)) == "ended"
     bench.take_over(stream)
     ledger = stream.stats().ledger
     assert (ledger.waiting, ledger.leased) == (count, 0)

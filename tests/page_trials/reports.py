@@ -8,6 +8,8 @@ import redrb
 from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run
+from redrb.state.calls import Observe
+from redrb.stream.task.calls import Announce
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.lora.config import LoraConfig
@@ -75,13 +77,11 @@ def consumer_groups_observed(bench: Bench, count: int) -> None:
     stream = bench.filled(2)
     for number in range(count - 1):
         bench.open(group=f"g{number}").join_group()
-    reported = bench.run("task/observe", "", "-inf")[4]
+    reported = bench.run(Observe("", "-inf")).groups
     assert len(reported) == min(count, 3)
-    names = {bytes(each[0]).decode() for each in reported}
-    assert stream.group in names
+    assert stream.group in {each.name for each in reported}
     for each in reported:
-        figures = dict(zip(each[1][::2], each[1][1::2], strict=True))
-        assert figures[b"waiting"] == 2
+        assert each.figures["waiting"] == 2
 
 
 def groups_observed(bench: Bench, count: int) -> None:
@@ -89,10 +89,10 @@ def groups_observed(bench: Bench, count: int) -> None:
     stream = bench.filled(2 * count)
     stream.advance(1)
     held = stream.take(count, timeout=0)
-    [group] = bench.run("task/observe", "", "-inf")[4]
-    for kind, total, *facts in group[3:5]:
-        assert (kind, total) == (b"facts", count)
-        assert len(facts) == min(count, 3)
+    [group] = bench.run(Observe("", "-inf")).groups
+    for counts in (group.waiting, group.leased):
+        assert counts.groups == count
+        assert counts.read == min(count, 3)
     held.ack()
 
 
@@ -101,9 +101,9 @@ def workers_observed(bench: Bench, count: int) -> None:
     stream = bench.filled(0)
     announcement = stream._consumer.worker.announcement()
     for number in range(count):
-        bench.run("task/announce", f"w{number}", announcement, 0)
-    reply = bench.run("task/observe", "", "-inf")
-    assert (reply[5], len(reply[6])) == (count, min(count, 3))
+        bench.run(Announce(f"w{number}", ended=False), announcement)
+    found = bench.run(Observe("", "-inf"))
+    assert (found.workers_total, len(found.workers)) == (count, min(count, 3))
 
 
 def changes_remembered(bench: Bench, count: int) -> None:

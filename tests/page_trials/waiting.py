@@ -6,6 +6,9 @@ import msgpack
 
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
+from redrb.stream.admission.calls import Admit, BeatMaker
+from redrb.stream.take.calls import Leave, Take, TakeRequest
+from redrb.stream.task.calls import Announce
 from tests.page_trials.bench import FOREVER_MS, LONG, Bench, put, until
 from tests.samples import numbered
 
@@ -31,16 +34,16 @@ def takes_woken(bench: Bench, count: int) -> None:
     until(is_over)
     assert bench.size("queue", "default") == 0
     assert stream.stats().ledger.leased == count
-    bench.run("take/leave", "default", "other")
+    bench.run(Leave("default", "other"))
 
 
 def stream_take(bench: Bench, stream: ExperienceStream, waiter: str) -> list[bytes]:
     """Take a group as a waiter that was woken; returns the ids."""
-    revision = bench.client.execute("HGET", bench.key("task"), "revision")
+    revision = bench.client.execute("HGET", bench.key("task"), "revision").decode()
     number = waiter.partition("/")[2]
-    asked = ("default", "other", f"other/{number}", 1, 1, 1, waiter, 0, FOREVER_MS)
-    outcome, taken, *_ = bench.run("take/take", *asked, "completed", "", revision, 0)
-    assert (outcome, taken) == (b"taken", 1), f"{waiter} finds {outcome}"
+    asked = ("default", "other", f"other/{number}", "1", TakeRequest(1, 1), waiter)
+    reply = bench.run(Take(*asked, 0, FOREVER_MS, revision))
+    assert (reply.outcome, reply.amount) == ("taken", 1), f"{waiter} finds {reply.outcome}"
     stream_key = bench.key("stream")
     found = bench.client.execute("XPENDING", stream_key, "default", "-", "+", 9, f"other/{number}")
     return [entry[0] for entry in found]
@@ -116,17 +119,17 @@ def held_too_long(bench: Bench, count: int) -> None:
 
 def admit(bench: Bench, stream: ExperienceStream, maker: str, amount: int) -> list[int]:
     asked = (f"{maker}/1", amount, amount, 0, FOREVER_MS, FOREVER_MS, stream.incarnation, "series")
-    outcome, _, _, _, *numbers = bench.run("admission/admit", *asked)
-    assert (outcome, len(numbers)) == (b"granted", amount)
-    return [int(number) for number in numbers]
+    reply = bench.run(Admit(*asked))
+    assert (reply.outcome, len(reply.numbers)) == ("granted", amount)
+    return sorted(reply.numbers)
 
 
 def _reclaim(bench: Bench, stream: ExperienceStream, expected: int, *, living: int) -> None:
     lost = []
 
     def is_over() -> bool:
-        asked = ("other", FOREVER_MS, stream.incarnation, "", "")
-        lost.append(bench.run("admission/heartbeat", *asked)[1])
+        beat = BeatMaker("other", FOREVER_MS, stream.incarnation)
+        lost.append(bench.run(beat).taken_back)
         return sum(lost) == expected and bench.size("makers") == living
 
     until(is_over)
@@ -243,7 +246,7 @@ def announcements_removed(bench: Bench, count: int) -> None:
     announcement = stream._consumer.worker.announcement()
 
     def is_over() -> bool:
-        bench.run("task/announce", "living", announcement, 0)
+        bench.run(Announce("living", ended=False), announcement)
         return bench.size("workers") == 1
 
     until(is_over)

@@ -12,9 +12,9 @@ from redrb.connection.deadline import here
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import Lease
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease_part import Draw, LeasePart
-from redrb.stream.take.scripts import Outcome
 from tests.samples import numbered, numbers
 
 Ended = tuple[str, tuple[int, ...], int, bool]

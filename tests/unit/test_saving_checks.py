@@ -9,7 +9,7 @@ import pytest
 from redrb.errors import DecodeError
 from redrb.stream.saving.checking import CheckedContents
 from redrb.stream.saving.file import Frame, Kind
-from redrb.stream.task.scripts import WIRE_FORMAT
+from redrb.stream.task.settings import WIRE_FORMAT
 
 FACTS = {"size": 100, "samples": 1, "status": "completed"}
 

@@ -14,8 +14,8 @@ from redrb.lua.scripts import load
 
 FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "weights"),)
 READING = (
-    *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/floor"),
-    *("task/observe", "task/stats", "task/versions"),
+    *("saving/records", "saving/restore_look", "saving/snapshot", "task/archived", "task/count"),
+    *("task/floor", "task/observe", "task/stats", "task/versions"),
 )
 SINGLE_WRITE = ("weights/follow", "weights/renew_pin")
 CHECKED_BEFORE = {

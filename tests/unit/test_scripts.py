@@ -135,6 +135,7 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
         "task/observe",
         "task/count",
         "saving/restore_look",
+        "saving/records",
         "saving/snapshot",
         "task/stats",
         "task/versions",
@@ -153,9 +154,9 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
 )
 def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
     script = load("take/finish")
-    line = script.text.splitlines().index("return {'lost'}") + 1
+    line = script.text.splitlines().index("return cmsgpack.pack('lost')") + 1
     number = [each.strip() for each in _LUA["take/finish"].splitlines()].index(
-        "return {'lost'}"
+        "return cmsgpack.pack('lost')"
     ) + 1
     error = ResponseError(reply.format(sha=script.sha, line=line))
     name_scripts(error, [script.sha])

@@ -1,40 +1,22 @@
 -- Give a maker rights to begin groups, or queue it for them.
 -- KEYS[1] stream
--- ARGV    waiter, count, least, ttl_ms, lease_ms, hold_ms, incarnation, series
---         waiter: "<maker>/<request>", another one for each request; repeated, a request returns the rights
---         that it was given
---         least: fewest rights that are accepted instead of `count`
---         ttl_ms: how long its place in the queue is kept; 0: do not queue, leave the queue
---         lease_ms: the maker is dead after so long without a heartbeat
---         hold_ms: the rights are taken back after so long
---         incarnation: of the task that the client has opened
---         series: random name of the rights, if this call creates their counters
--- Returns {'granted', series, version or '', released, number ...}: the numbers of the rights; released: how
---         many groups may be begun beyond the bound, as all waited for each other
---       | {'wait', version or '', more, held, stored, trained, most, before, oldest ms, waiter or ''}
---         more: 1 if the next call takes back further rights of dead makers: run it again; trained: for the
---         next version; most: of groups begun and not trained; before: requests in the queue before this
---         one; oldest ms: for how long the oldest right, of this waiter, is held
---       | {'unset'}: the task has no groups_per_version yet; the maker is queued
---       | {'refused'}: the task has no max_staleness, or settings that groups_per_version excludes
---       | {'never', most}: `least` exceeds the bound
---       | {'gone'}: there is no such task, or it was created anew
+-- ARGV    the call `Admit` of redrb/stream/admission/calls.py
+-- Returns its reply
 --@include task clock facts waiters permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local rule = rules()
-if not rule.exists or rule.incarnation ~= ARGV[7] then
-  return {'gone'}
+local ask, rule = cmsgpack.unpack(ARGV[1]), rules()
+if not rule.exists or rule.incarnation ~= ask.incarnation then
+  return cmsgpack.pack({outcome = 'gone'})
 elseif not rule.max_staleness or rule.max_reads ~= 1 or rule.capacity > 0 then
-  return {'refused'}
+  return cmsgpack.pack({outcome = 'refused'})
 end
-local waiter, count, least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local ttl_ms, now = tonumber(ARGV[4]), set_clock(tonumber(ARGV[5]))
+local waiter, least, now = ask.waiter, ask.least, set_clock(ask.lease_ms)
 
 local function queue()
-  if ttl_ms > 0 then
-    enqueue('#admission', waiter, least, ttl_ms, now)
+  if ask.ttl_ms > 0 then
+    enqueue('#admission', waiter, least, ask.ttl_ms, now)
   else
     dequeue('#admission', waiter)
   end
@@ -42,16 +24,16 @@ end
 
 if not rule.groups_per_version then
   queue()
-  return {'unset'}
+  return cmsgpack.pack({outcome = 'unset'})
 end
 --@include admission held_rights
-local version = rule.version and string.format('%d', rule.version) or ''
-redis.call('HSETNX', key('admission'), 'series', ARGV[8])
+redis.call('HSETNX', key('admission'), 'series', ask.series)
+local series = redis.call('HGET', key('admission'), 'series')
 local given = rights_of(waiter, -1)
 if #given > 0 then
-  return {'granted', redis.call('HGET', key('admission'), 'series'), version, 0, unpack(given)}
+  return cmsgpack.pack({outcome = 'granted', series = series, version = rule.version, numbers = given})
 elseif least > most_rights() then
-  return {'never', most_rights()}
+  return cmsgpack.pack({outcome = 'never', most = most_rights()})
 end
 local _, more = reclaim_rights(now)
 local state = state_of_rights()
@@ -61,14 +43,17 @@ if free < least then
   queue()
   wake_rights(now)
   local age = state.oldest_ms and math.max(now - state.oldest_ms, 0) or 0
-  return {'wait', version, more and 1 or 0, state.held, state.stored, math.floor(state.trained - state.mark),
-    state.most, redis.call('ZCARD', key('queue', '#admission')), math.floor(age), state.oldest_waiter or ''}
+  return cmsgpack.pack({outcome = 'wait', version = rule.version, more = more, held = state.held,
+    stored = state.stored, trained = math.floor(state.trained - state.mark), most = state.most,
+    waiting = redis.call('ZCARD', key('queue', '#admission')), oldest_ms = math.floor(age),
+    oldest_maker = string.match(state.oldest_waiter or '', '^[^/]*')})
 end
 
-local amount = math.min(count, free)
+local amount = math.min(ask.count, free)
 local first, rights, records, holders, holds = state.granted + 1, {}, {}, {}, {}
-local record = string.format('%s %.17g %.0f %s', version == '' and '-' or version, state.mark, now, waiter)
-local deadline = string.format('%.0f', now + tonumber(ARGV[6]))
+local version = rule.version and string.format('%d', rule.version) or '-'
+local record = string.format('%s %.17g %.0f %s', version, state.mark, now, waiter)
+local deadline = string.format('%.0f', now + ask.hold_ms)
 for i = 1, amount do -- bound: rights of the request, 4,096 at most (MOST_RIGHTS)
   local at, number = 2 * i - 1, string.format('%d', first + i - 1)
   given[i] = number
@@ -82,8 +67,9 @@ in_parts('ZADD', key('holders'), holders)
 in_parts('ZADD', key('holds'), holds)
 in_parts('HSET', key('right'), records)
 redis.call('HSET', key('admission'), 'granted', string.format('%d', first + amount - 1))
-redis.call('ZADD', key('makers'), string.format('%.0f', now + tonumber(ARGV[5])),
+redis.call('ZADD', key('makers'), string.format('%.0f', now + ask.lease_ms),
   string.match(waiter, '^[^/]+'))
 dequeue('#admission', waiter)
 wake_rights(now)
-return {'granted', redis.call('HGET', key('admission'), 'series'), version, released, unpack(given)}
+return cmsgpack.pack({outcome = 'granted', series = series, version = rule.version, numbers = given,
+  released = released})

@@ -1,35 +1,22 @@
 -- Read where groups stand, for people who look at them: a page. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group, source, at, most, where, seq ...
---         source: newest (all stored groups, the newest first) | leased | history (the newest first)
---           | stalest (completed groups that wait, by oldest policy version) | given (the seqs)
---           | a status: groups that wait in it, in the task's order
---         at: '', or the place that the last call returned
---         most: groups to return, at least; a query looks at PAGE.browsed groups, and returns all that match
---         where: JSON of a query, or ''
--- Returns {} if there is no task | {'unindexed'}: the task does not sort groups by version
---       | {place, looked, total, incarnation, version, entry, ...}
---         place: '' at the end; looked: groups that this call has looked at; total: groups of the source
---         version: the newest weight version that the task knows, or ''
---         entry: {seq, facts or '', reads, failed deliveries, state, ...}; states, and what follows them:
---           waiting: status | leased: slot, ms since its delivery | history: server's ms of its end
---           | done: this consumer group has ended with it, others need it | dead: it is a dead letter | gone
---           | damaged: its facts cannot be read
---@include task facts tags pools pending plan where capacity
+-- ARGV    the call `Browse` of redrb/browse/entries.py
+-- Returns its reply, and behind it the facts of each group, '' where there are none
+--@include task facts tags pools pending plan where capacity counted
 
-
-local group, source, at, most, where = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local ask = cmsgpack.unpack(ARGV[1])
+local group, source, at = ask.group, ask.source, ask.place
 if not exists() then
-  return {}
+  return cmsgpack.pack({indexed = true})
 end
 local rule = rules()
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
-local query = where ~= '' and resolve(rule.names, cjson.decode(where))
+local query = ask.where ~= '' and resolve(rule.names, cjson.decode(ask.where))
 local pool = key('ready', pool_of(group, source))
 local by_facts = not joined and source -- its pools do not exist: the groups that it would find
 if source == 'stalest' then
   if not joined or not (indexes_versions() or sorts_by_version()) then
-    return {'unindexed'}
+    return cmsgpack.pack({indexed = false})
   end
   pool = versions_of(group)
 elseif source == 'history' then
@@ -40,7 +27,7 @@ if source == 'newest' or source == 'given' or source == 'leased' or source == 'h
 end
 local page = PAGE.browsed
 if not query and not by_facts then
-  page = math.min(math.max(most, PAGE.browsed_least), page)
+  page = math.min(math.max(ask.most, PAGE.browsed_least), page)
 end
 
 -- Each of these returns members, the next place and the number of groups of the source.
@@ -89,8 +76,8 @@ end
 
 local function given_members()
   local members = {}
-  for i = 6, math.min(#ARGV, 5 + PAGE.browsed) do
-    members[#members + 1] = member_of(ARGV[i])
+  for i = 1, math.min(#ask.seqs, PAGE.browsed) do
+    members[i] = member_of(ask.seqs[i])
   end
   return members, '', #members
 end
@@ -105,28 +92,28 @@ local function matches(facts)
   return not query or satisfies(query.root, 1)
 end
 
--- The state of a group, and what follows it.
+-- The state of a group, and what belongs to it.
 local function state_of(member, facts)
   local seq = tonumber(member)
   local id = id_of(seq)
   if facts then
     local ended = redis.call('ZSCORE', key('archive'), member)
     if ended then
-      return 'history', ended
+      return {state = 'history', ended_ms = ended}
     elseif not joined then
-      return 'waiting', facts.status
+      return {state = 'waiting', status = facts.status}
     end
     local status = redis.call('HGET', key('moved', group), member) or facts.status
     if redis.call('ZSCORE', key('ready', pool_of(group, status)), member) then
-      return 'waiting', status
+      return {state = 'waiting', status = status}
     end
     local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
     if pending then
-      return 'leased', pending[2], pending[3]
+      return {state = 'leased', slot = pending[2], idle_ms = pending[3]}
     end
   end
   local letters = redis.call('ZCOUNT', key('letters', group), seq, seq)
-  return letters > 0 and 'dead' or facts and 'done' or 'gone'
+  return {state = letters > 0 and 'dead' or facts and 'done' or 'gone'}
 end
 
 local members, next_place, total
@@ -139,20 +126,22 @@ elseif source == 'newest' or by_facts then
 else
   members, next_place, total = sorted_members()
 end
-local version = rule.version and string.format('%.0f', rule.version) or ''
-local found = {next_place, 0, total, rule.incarnation or '', version}
+local looked, found, records = 0, {}, {}
 local packed = #members > 0 and redis.call('HMGET', key('facts'), unpack(members)) or {}
 for i, member in ipairs(members) do
   local whole, facts = pcall(unpack_facts, packed[i])
   facts = packed[i] and whole and facts or nil
-  found[2] = found[2] + (packed[i] and 1 or 0)
+  looked = looked + (packed[i] and 1 or 0)
   if source == 'given' or facts and matches(facts) or packed[i] and not whole then
-    local state = whole and {state_of(member, facts)} or packed[i] and {'damaged'} or {state_of(member)}
-    if not (by_facts and state[1] == 'history') then
-      found[#found + 1] = {tonumber(member), packed[i] or '',
-        redis.call('HGET', key('reads', group), member) or 0,
-        redis.call('HGET', key('deliveries', group), member) or 0, unpack(state)}
+    local state = (whole or not packed[i]) and state_of(member, facts) or {state = 'damaged'}
+    if not (by_facts and state.state == 'history') then
+      state.seq = tonumber(member)
+      state.reads = counter(redis.call('HGET', key('reads', group), member) or '0')
+      state.failed = counter(redis.call('HGET', key('deliveries', group), member) or '0')
+      found[#found + 1], records[#records + 1] = state, packed[i] or ''
     end
   end
 end
-return found
+local reply = {place = next_place, looked = looked, total = total, incarnation = rule.incarnation,
+  version = rule.version, groups = found}
+return {cmsgpack.pack(reply), unpack(records)}

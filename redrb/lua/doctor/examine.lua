@@ -1,26 +1,15 @@
 -- Read what `redrb doctor` compares: what a task counts, what is stored, and what nobody looks after any
 -- more. Writes nothing.
 -- KEYS[1] stream
--- ARGV    after: a consumer group; those behind it in the order of names are examined, '' for the first ones
--- Returns {figures, group ...} with a page of consumer groups; {} if there is no task
---         figures: a flat list name, number, ... of the task; empty but in the first page
---         group: {name, figures}
+-- ARGV    the call `Examine` of redrb/doctor/calls.py
+-- Returns its reply
 --@include task clock facts pending uncounted
 
-
-local left = left_without_settings()
+local ask, left = cmsgpack.unpack(ARGV[1]), left_without_settings()
 if not exists() and left == 0 then
-  return {}
+  return cmsgpack.pack(nil)
 end
 local now = reported_ms()
-
-local function reporter()
-  local figures = {}
-  return figures, function(name, value)
-    figures[#figures + 1] = name
-    figures[#figures + 1] = string.format('%d', value)
-  end
-end
 
 -- How many of the first waiters in a queue do not look any more.
 local function stuck_in(queue)
@@ -34,48 +23,48 @@ local function stuck_in(queue)
 end
 
 local function report_group(group)
-  local figures, report = reporter()
   local waiting, stuck = 0, 0
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
     waiting = waiting + redis.call('ZCARD', key('ready', pool))
     stuck = stuck + stuck_in(pool)
   end
-  report('waiting', waiting)
-  report('leased', count_leased(group))
-  report('stuck_takes', stuck)
-  report('joining', redis.call('EXISTS', key('joining', group)))
-  report('letters', redis.call('ZCARD', key('letters', group)))
-  return {group, figures}
+  return {
+    name = group,
+    waiting = waiting,
+    leased = count_leased(group),
+    stuck_takes = stuck,
+    joining = redis.call('EXISTS', key('joining', group)) == 1,
+    letters = redis.call('ZCARD', key('letters', group)),
+  }
 end
 
 local function report_task(all)
-  local figures, report = reporter()
-  report('now', now)
-  report('groups', #all)
-  report('entries', redis.call('XLEN', stream))
-  report('facts', redis.call('HLEN', key('facts')))
-  report('archived', redis.call('ZCARD', key('archive')))
-  report('letters', redis.call('XLEN', key('dead')))
   local fault, orphans, more = fault_of_puts()
-  report('lost_settings', math.min(left, 1))
-  report('lost_puts', fault and 1 or 0)
-  report('orphans', orphans or 0)
-  report('more_orphans', more and 1 or 0)
-  report('stuck_puts', stuck_in('#room'))
-  report('stuck_admissions', stuck_in('#admission'))
-  report('late_rights', redis.call('ZCOUNT', key('holds'), '-inf', string.format('%d', now)))
   local _, _, _, most = read_clock()
-  report('lease_ms', 2 * (most or NO_LEASE_MS))
-  return figures
+  return {
+    now = now,
+    groups = #all,
+    entries = redis.call('XLEN', stream),
+    facts = redis.call('HLEN', key('facts')),
+    archived = redis.call('ZCARD', key('archive')),
+    letters = redis.call('XLEN', key('dead')),
+    lost_settings = left > 0,
+    lost_puts = fault and true or false,
+    orphans = orphans or 0,
+    more_orphans = more or false,
+    stuck_puts = stuck_in('#room'),
+    stuck_admissions = stuck_in('#admission'),
+    late_rights = redis.call('ZCOUNT', key('holds'), '-inf', string.format('%d', now)),
+    lease_ms = 2 * (most or NO_LEASE_MS),
+  }
 end
 
-local all, after = groups(), ARGV[1]
+local all, found = groups(), {}
 table.sort(all)
-local found = {after == '' and report_task(all) or {}}
 for _, group in ipairs(all) do -- bound: consumer groups
-  if group > after and #found <= PAGE.examined_groups then
+  if group > ask.after and #found < PAGE.examined_groups then
     found[#found + 1] = report_group(group)
   end
 end
-return found
+return cmsgpack.pack({task = ask.after == '' and report_task(all) or nil, groups = found})

@@ -24,14 +24,15 @@ local function announce(worker, packed, ended)
   end
 end
 
--- {name, server's ms of the announcement, announcement} of each worker that has announced itself, or its end,
--- since a time: the newest first, `most` at most of those that live and of those that have ended.
+-- The server's ms of the announcement of each worker that has announced itself, or its end, since a time: the
+-- newest first, `most` at most of those that live and of those that have ended. And name and announcement of
+-- each, in one list.
 local function announced_since(since, most)
-  local workers, names, found = key('workers'), {}, {}
+  local workers, names, seen, found = key('workers'), {}, {}, {}
   local function look(from, to)
     local newest = redis.call('ZREVRANGEBYSCORE', workers, to, from, 'WITHSCORES', 'LIMIT', 0, most)
     for i = 1, #newest, 2 do
-      names[#names + 1], found[#found + 1] = newest[i], {newest[i], newest[i + 1]}
+      names[#names + 1], seen[#seen + 1] = newest[i], newest[i + 1]
     end
   end
   look(since, '+inf')
@@ -40,7 +41,7 @@ local function announced_since(since, most)
     look(string.format('%.0f', since - shift), string.format('%.0f', server_ms() - shift))
   end
   for i, packed in ipairs(#names > 0 and redis.call('HMGET', key('announcements'), unpack(names)) or {}) do
-    found[i][3] = packed or ''
+    found[#found + 1], found[#found + 2] = names[i], packed or ''
   end
-  return found
+  return seen, found
 end

@@ -38,13 +38,17 @@ local function lost_before(group, rank)
   return lost
 end
 
--- End the attempt to form the next step, with the same reply for all ranks that asked.
-local function end_attempt(group, reason, counts, missing)
+-- End the attempt to form the next step, with the same reply for all ranks that asked. `last_look`: what the
+-- last take found, if there was one.
+local function end_attempt(group, reason, missing, last_look)
   local ranks = key('ranks', group)
   local state = numbers(ranks, 'attempt', 'formed')
-  redis.call('HDEL', ranks, 'forming')
-  redis.call('HSET', ranks, 'ended', string.format('%.0f', state[1]), 'reason', reason, 'counts', counts,
+  redis.call('HDEL', ranks, 'forming', 'last_look')
+  redis.call('HSET', ranks, 'ended', string.format('%.0f', state[1]), 'reason', reason,
     'missing', table.concat(missing, ' '), 'attempt', string.format('%.0f', state[1] + 1))
+  if last_look then
+    redis.call('HSET', ranks, 'last_look', cmsgpack.pack(last_look))
+  end
   empty_slot(group, slot_of(state[2] + 1))
   wake_ranks(group)
 end

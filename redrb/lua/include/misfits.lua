@@ -11,13 +11,13 @@ local function misfit(values)
     return redis.call('HGET', task, name)
   end
   if setting('eviction') == 'stalest' and setting('order') ~= 'stalest' and not setting('max_staleness') then
-    return {'unversioned'}
+    return {outcome = 'unversioned'}
   end
   if setting('groups_per_version') then
     for name, only in pairs({capacity = false, partitions = false, max_reads = '1'}) do
       local value = setting(name)
       if value and value ~= only then
-        return {'excluded', name, value}
+        return {outcome = 'excluded', setting = name, value = value}
       end
     end
   end
@@ -36,7 +36,8 @@ local function misfit(values)
       needed = 0
     end
     if most > 0 and (needed == 0 or needed > most) then
-      return {'blocked', name, most, needed, values[name] and 1 or 0}
+      return {outcome = 'blocked', setting = name, value = string.format('%d', most), groups = needed,
+        gives_limit = values[name] and true or false}
     end
   end
 end

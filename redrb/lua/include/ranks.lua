@@ -6,8 +6,9 @@
 --   attempt         number of the attempt to form the next step; counts up when one ends or succeeds
 --   spec            "<attempt> <request>": the request of the ranks in that attempt
 --   forming         "<rank> <deadline>": the rank that forms the step
---   ended, reason, counts, missing
---                   the last attempt that ended: its number, why, counts for the error, ranks missing
+--   ended, reason, missing, last_look
+--                   the last attempt that ended: its number, why, ranks missing, and a record: what the
+--                   last take found
 --   losses, lost    how often ranks were lost, and which ranks the last time
 --   holder:<rank>   consumer that is the rank
 --   seen:<rank>     losses that the rank has learnt of
@@ -16,7 +17,7 @@
 --   <step>.<rank>   its seqs
 --   ...:given       consumer that has the part
 --   ...:acked       its samples, once acknowledged
---   ...:weights     its weights, if the order draws
+--   ...:weights     its weights, if the order draws: a record
 --
 -- A part is leased to the slot ranks/<step>.<rank>, a batch that is not dealt yet to ranks/<step>. The
 -- consumer of these slots, `ranks`, never dies: ranks that start again find the same parts.
@@ -119,14 +120,15 @@ local function has_ranks(group, slot, now)
   return false
 end
 
--- The reply of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot held.
+-- The outcome of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot
+-- held.
 local function refused_by_ranks(group, slot, token, leased, now)
   if has_ranks(group, slot, now) then
-    return {'ranks'}
+    return 'ranks'
   elseif not is_late_batch(group, slot, token) then
     return nil
   elseif not leased then
     remove_slot(group, slot)
   end
-  return {'late'}
+  return 'late'
 end

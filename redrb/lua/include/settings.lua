@@ -8,7 +8,6 @@
 -- If groups and history have more bytes than a smaller max_bytes allows, history is deleted there, too.
 --@include task
 
--- In the order in which task/open.lua returns them.
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
   'keep_groups', 'partitions', 'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
@@ -46,35 +45,38 @@ local function pack_rules()
   }))
 end
 
--- The reply of scripts that open a task or change it: {'ok', name, value, ...}; `held` names the settings
--- that the caller has given and that keep another value.
+-- The reply of scripts that open a task or change it; `held` names the settings that the caller has given and
+-- that keep another value.
 local function all_settings(held)
-  local reply, stored = {'ok'}, redis.call('HMGET', task, unpack(SETTINGS))
+  local settings, configured, stored = {}, {}, redis.call('HMGET', task, unpack(SETTINGS))
   for i, name in ipairs(SETTINGS) do
-    reply[#reply + 1], reply[#reply + 2] = name, stored[i]
+    settings[name] = stored[i] or ''
+  end
+  for name in string.gmatch(redis.call('HGET', task, 'configured') or '', '%S+') do
+    configured[#configured + 1] = name
   end
   local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting', 'shedding')
   local known = numbers(task, 'max_bytes', 'bytes', 'kept_bytes')
   local overfull = known[1] > 0 and known[2] > known[1] and known[3] > 0
-  for name, value in pairs({
+  return cmsgpack.pack({
+    outcome = 'ok',
+    settings = settings,
     epoch = redis.call('HGET', puts, 'epoch') or '0',
     generation = redis.call('HGET', task, 'generation') or '0',
-    configured = redis.call('HGET', task, 'configured') or '',
-    held = table.concat(held or {}, ' '),
+    configured = configured,
+    held = held or {},
     removed = redis.call('GET', key('removed')) or '',
-    unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and '1' or '',
-  }) do
-    reply[#reply + 1], reply[#reply + 2] = name, value
-  end
-  return reply
+    unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and true or false,
+  })
 end
 
--- The fields of the task that a copy of it has, too: a flat list name, value, ...
+-- The fields of the task that a copy of it has, too, by name; nil if there are none.
 local function task_fields()
-  local found, stored = {}, redis.call('HGETALL', task) -- bound: settings and counters of the task
+  local found, stored = nil, redis.call('HGETALL', task) -- bound: settings and counters of the task
   for i = 1, #stored, 2 do
     if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
-      found[#found + 1], found[#found + 2] = stored[i], stored[i + 1]
+      found = found or {}
+      found[stored[i]] = stored[i + 1]
     end
   end
   return found

@@ -151,7 +151,7 @@ local function taken_before(pool, pending, where)
   if rules().sampled then
     --@include places
     total = total + mass_of(pool)
-    weights[#weights + 1] = where == '' and string.format('%.17g', total) or 'nan'
+    total = where == '' and string.format('%.17g', total) or 'nan'
   end
-  return {'taken', #pending, members, weights}
+  return {outcome = 'taken', amount = #pending, members = members, weights = weights, total_weight = total}
 end

@@ -1,55 +1,48 @@
 -- Deal a batch that was leased for a step: every rank gets its part, once.
 -- KEYS[1] stream
--- ARGV    group, step, attempt, spec, then of each rank: weights, entries, seq ...
---         attempt: the one in which the batch was leased; its number is the token of that lease
---         spec: the request of all ranks
---         weights: of an order that draws, as the rank will read them; else ''
--- Returns {'ok'} | {'again'}: the attempt is over, or another batch is leased by now
+-- ARGV    the call `AssignParts` of redrb/stream/ranks/calls.py
+-- Returns its reply
 --@include task pending ranks
 
 begin_writing()
-local group, step, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local ask = cmsgpack.unpack(ARGV[1])
+local group, step, token = ask.group, ask.step, string.format('%.0f', ask.attempt)
 local ranks, parts, slot = key('ranks', group), key('rank_parts', group), slot_of(step)
 if not exists() then
-  return {'again'}
+  return cmsgpack.pack('again')
 end
 local state = numbers(ranks, 'attempt', 'formed', 'world')
 check_ranks(group)
-if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
+if state[2] + 1 ~= step or state[1] ~= ask.attempt then
   -- a batch that comes too late is requeued
-  if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == attempt then
+  if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == token then
     empty_slot(group, slot)
   end
-  return {'again'}
+  return cmsgpack.pack('again')
 end
 
 local held = {}
 each_leased(group, slot, function(seq)
   held[string.format('%.0f', seq)] = true
 end)
-local dealt, at = {}, 5
-for rank = 0, state[3] - 1 do -- bound: ranks
-  local last = at + 1 + tonumber(ARGV[at + 1])
-  dealt[rank] = {weights = ARGV[at]}
-  for i = at + 2, last do -- bound: ARGV
-    if not held[ARGV[i]] then
-      return {'again'}
+for _, part in ipairs(ask.parts) do
+  for _, seq in ipairs(part.ids) do
+    if not held[seq] then
+      return cmsgpack.pack('again')
     end
-    table.insert(dealt[rank], ARGV[i])
   end
-  at = last + 1
 end
 
 for rank = 0, state[3] - 1 do -- bound: ranks
   if redis.call('HEXISTS', key('returning', group), slot_of(step, rank)) == 1 then -- of an earlier attempt
-    return {'again'}
+    return cmsgpack.pack('again')
   end
 end
 
 -- Hand entries of the batch to a rank. Returns the seqs of the entries that still exist, as text.
 local function hand(rank, seqs)
   local target, found = slot_of(step, rank), {}
-  redis.call('HSET', key('leases', group), target, attempt)
+  redis.call('HSET', key('leases', group), target, token)
   redis.call('ZADD', key('slots', group), 0, target)
   for first = 1, #seqs, PAGE.arguments do
     local ids, claimed = {}, {}
@@ -75,14 +68,16 @@ local function hand(rank, seqs)
 end
 
 for rank = 0, state[3] - 1 do -- bound: ranks
-  redis.call('HSET', parts, part_of(step, rank), hand(rank, dealt[rank]))
-  if dealt[rank].weights ~= '' then
-    redis.call('HSET', parts, part_of(step, rank) .. ':weights', dealt[rank].weights)
+  local part = ask.parts[rank + 1]
+  redis.call('HSET', parts, part_of(step, rank), hand(rank, part.ids))
+  if part.weights then
+    redis.call('HSET', parts, part_of(step, rank) .. ':weights', cmsgpack.pack(part.weights))
   end
 end
-redis.call('HSET', parts, ARGV[2], ARGV[4])
-redis.call('HSET', ranks, 'formed', ARGV[2], 'attempt', string.format('%.0f', state[1] + 1))
+local step_name = string.format('%.0f', step)
+redis.call('HSET', parts, step_name, ask.spec)
+redis.call('HSET', ranks, 'formed', step_name, 'attempt', string.format('%.0f', state[1] + 1))
 redis.call('HDEL', ranks, 'forming')
 empty_slot(group, slot) -- requeue entries that were not dealt
 wake_ranks(group)
-return {'ok'}
+return cmsgpack.pack('ok')

@@ -3,17 +3,15 @@
 -- number of groups comes from ledgers; samples and bytes are counted anew. If the records of producers are
 -- lost, puts that were under way are not recognized, so the epoch is one that none of them names.
 -- KEYS[1] stream
--- Returns {'more' | 'done', entries of failed puts removed}: with 'more', run it again
---       | {'groups', 0}: entries without facts are groups, or nothing says that they are none: their facts
---         are lost, and nothing was changed | {'stream', 0}: the stream is lost
+-- Returns the reply of the call `RebuildPuts` of redrb/doctor/calls.py
 --@include task counted puts uncounted ledger pending permissions
 
 if not exists() or not fault_of_puts() then
-  return {'done', 0}
+  return cmsgpack.pack({found = 0})
 end
 check_permissions(stream)
 if not last_given() then
-  return {'stream', 0}
+  return cmsgpack.pack({refused = 'stream'})
 end
 
 -- The newest entries, up to the first one that has facts, a page at most; and whether these are all.
@@ -33,12 +31,12 @@ local orphans, all = newest_without_facts()
 -- bound: consumer groups
 local unnamed = redis.call('EXISTS', key('facts')) == 0 and #redis.call('XINFO', 'GROUPS', stream) == 0
 if groups_among(orphans) > 0 or #orphans > 0 and unnamed then
-  return {'groups', 0}
+  return cmsgpack.pack({refused = 'groups'})
 end
 begin_writing()
 take_out(orphans)
 if not all then
-  return {'more', #orphans}
+  return cmsgpack.pack({more = true, found = #orphans})
 end
 local known = redis.call('HMGET', puts, unpack(PUT_COUNTERS))
 if not known[2] then
@@ -66,4 +64,4 @@ if not counter(known[2]) then
   redis.call('HSET', puts, 'put', string.format('%d', put))
 end
 redis.call('HSET', puts, 'last', string.format('%d', last_given()))
-return {'done', #orphans}
+return cmsgpack.pack({found = #orphans})

@@ -1,9 +1,7 @@
 -- Add a part of a saved task to its stage: the transaction has just added the entries or dead letters.
 -- Parts are numbered from 1 and come in order; a repeated part changes nothing.
 -- KEYS[1] stream of the stage
--- ARGV    part, ttl_ms, kind, value
---         ttl_ms: the stage expires after so long without a further part
---         value: packed with cmsgpack, by kind:
+-- ARGV    the call `AddToStage` of redrb/stream/saving/calls.py. Its value, by kind:
 --         task       {task = {field = value}, puts = {field = value},
 --                    groups = {name = {state = {}, staleness = {}}}}
 --         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
@@ -15,18 +13,19 @@
 --         sources    {origin, row, {id there = record}}: of forwarded groups, include/sources.lua
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
--- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
+-- Returns its reply
 --@include task facts settings pools ledger stage permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
+local ask = cmsgpack.unpack(ARGV[1])
+local part, kind, value = ask.part, ask.kind, ask.value
 if not exists() and part > 1 then
   redis.call('UNLINK', stream, key('dead'))
-  return 'gone'
+  return cmsgpack.pack('gone')
 end
 if number(task, 'part') >= part then
-  return 'again'
+  return cmsgpack.pack('again')
 end
 
 local function fill(name, fields)
@@ -131,8 +130,8 @@ elseif kind == 'puts' or kind == 'refreshed' then
   fill(key(kind), value)
 end
 redis.call('HSET', task, 'part', part)
-local expires = string.format('%.0f', server_ms() + tonumber(ttl_ms))
+local expires = string.format('%.0f', server_ms() + ask.ttl_ms)
 for _, name in ipairs(names_of_keys()) do -- all at the same moment
   redis.call('PEXPIREAT', prefix .. name, expires)
 end
-return 'ok'
+return cmsgpack.pack('ok')

@@ -1,10 +1,7 @@
 -- Replace tasks by their complete stages: all of them, or none. The cost does not grow with the groups.
 -- KEYS    stream of each task; on a cluster they share one slot
--- ARGV    of each task: a map, packed with cmsgpack: token; put: number ever put, as restore_begin was
---         given it; whole: {entries = number of entries, members = {consumer group = members of its pools}}
--- Returns {'ok'} | {'gone', stream}: the stage is not complete
---       | {'used', stream}: something was put meanwhile
---       | {'differs', stream, setting, ...}: the task was given other settings meanwhile
+-- ARGV    the call `EndRestore` of redrb/stream/saving/calls.py
+-- Returns its reply
 --@include task settings membership stage permissions
 
 -- Return the settings of a task that its stage lacks.
@@ -23,7 +20,7 @@ end
 local function check(name, asked)
   work_on(name)
   if stored_now() > 0 or ever_put() ~= asked.put then
-    return nil, {'used', name}
+    return nil, {outcome = 'used', stream = name}
   end
   local settings, here = {}, redis.call('HGETALL', task) -- bound: settings and counters of the task
   for i = 1, #here, 2 do
@@ -32,11 +29,11 @@ local function check(name, asked)
   local joined = groups()
   work_at(stage_of(asked.token))
   if not exists() or not is_whole(asked.whole) then
-    return nil, {'gone', name}
+    return nil, {outcome = 'gone', stream = name}
   end
   local others = differing(settings)
   if #others > 0 then
-    return nil, {'differs', name, unpack(others)}
+    return nil, {outcome = 'differs', stream = name, settings = others}
   end
   return {name = name, token = asked.token, put = asked.put, settings = settings, joined = joined}
 end
@@ -73,22 +70,21 @@ end
 
 check_permissions(KEYS[1])
 begin_writing()
-local given, all = {}, {}
+local ask, all = cmsgpack.unpack(ARGV[1]), {}
 for i, name in ipairs(KEYS) do
-  given[i] = cmsgpack.unpack(ARGV[i])
   work_on(name)
-  if redis.call('HGET', task, 'restored') == given[i].token then -- all of them are
-    return {'ok'}
+  if redis.call('HGET', task, 'restored') == ask.tasks[i].token then -- all of them are
+    return cmsgpack.pack({outcome = 'ok'})
   end
 end
 for i, name in ipairs(KEYS) do
-  local checked, refusal = check(name, given[i])
+  local checked, refusal = check(name, ask.tasks[i])
   if refusal then
-    return refusal
+    return cmsgpack.pack(refusal)
   end
   all[i] = checked
 end
 for _, checked in ipairs(all) do
   replace(checked)
 end
-return {'ok'}
+return cmsgpack.pack({outcome = 'ok'})

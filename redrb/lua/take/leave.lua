@@ -1,12 +1,13 @@
 -- A consumer ends: its leased groups are requeued, a page at a time.
 -- KEYS[1] stream
--- ARGV    group, consumer
--- Returns {'more' | 'done', entries requeued}: with 'more', run it again
+-- ARGV    the call `Leave` of redrb/stream/take/calls.py
+-- Returns the page: entries requeued
 --@include task waking takeover permissions
 
-local group, consumer = ARGV[1], ARGV[2]
+local ask = cmsgpack.unpack(ARGV[1])
+local group, consumer = ask.group, ask.consumer
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
-  return {'done', 0}
+  return cmsgpack.pack({found = 0})
 end
 check_permissions(stream)
 begin_writing()
@@ -15,4 +16,4 @@ if returned > 0 then
   wake_room()
   wake_returned(group)
 end
-return {ended and 'done' or 'more', returned}
+return cmsgpack.pack({more = not ended, found = returned})

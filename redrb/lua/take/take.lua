@@ -1,33 +1,21 @@
 -- Lease a full batch, or lease nothing and queue. Payload is then read: XREADGROUP GROUP group slot
 -- KEYS[1] stream
--- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where, revision,
---         report (1 for others and fates)
---         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
---         take returns the batch that it leased; least: fewest entries that are accepted, not `count`
---         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
---         lease_ms: the consumer is dead after so long without a heartbeat
---         where: JSON of a query, or ''; revision: of the settings that the client knows
--- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: the members in
---         the task's order if it is not that of their ids, of an order that draws their weights and that of
---         all groups that waited, with a query 'nan'; no groups left are named if the take is repeated
---       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
---         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
---       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
---       | {'gone'}: there is no such task, or its settings are others
---       | {'late'}: a later take of the slot came first, the lease was lost, or ranks need the batch no more
---       | {'ranks'}: ranks take from this consumer group, so other consumers may not
---       | {'more', groups that just expired}: run it again, there is more to do before
+-- ARGV    the call `Take` of redrb/stream/take/calls.py
+--         Repeated with the same token, a take returns the batch that it leased.
+-- Returns its reply
 --@include task clock facts pools heartbeats claims
 --@before take/finish take/recheck
 
 begin_writing()
 local rule = rules()
-local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local known = rule.exists and rule.revision == ARGV[12]
+local ask = cmsgpack.unpack(ARGV[1])
+local group, consumer, slot, token = ask.group, ask.consumer, ask.slot, ask.token
+local count, least = ask.request.count, ask.request.least
+local status, where = ask.request.status, ask.request.where
+local waiter, ttl_ms, lease_ms = ask.waiter, ask.ttl_ms, ask.lease_ms
+local known = rule.exists and rule.revision == ask.revision
 if not known and (not rule.exists or redis.call('SISMEMBER', key('groups'), group) == 0) then
-  return {'gone'}
+  return cmsgpack.pack({outcome = 'gone'})
 end
 local leased = redis.call('HGET', key('leases', group), slot)
 if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
@@ -38,26 +26,26 @@ if not leased then -- XREADGROUP creates a consumer of this name: note it, so th
 end
 if not known then -- XREADGROUP follows all the same; its consumer is deleted when the deadline is over
   renew(group, consumer, lease_ms, set_clock(lease_ms, rule.clock))
-  return {'gone'}
+  return cmsgpack.pack({outcome = 'gone'})
 elseif leased == token then
   --@include staleness
   local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
-  return taken_before(pool_of(group, status), held, where)
+  return cmsgpack.pack(taken_before(pool_of(group, status), held, where))
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
-  return {'late'}
+  return cmsgpack.pack({outcome = 'late'})
 end
 local pool, now = pool_of(group, status), set_clock(lease_ms, rule.clock)
 if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', key('joining', group)) == 1 then
   --@include membership
   if not join(group) then
-    return {'more', 0}
+    return cmsgpack.pack({outcome = 'more'})
   end
 end
 if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == 'ranks/' then
   --@include ranks
   local refused = refused_by_ranks(group, slot, token, leased, now)
   if refused then
-    return refused
+    return cmsgpack.pack({outcome = refused})
   end
 end
 
@@ -95,7 +83,7 @@ if taken_over + expired > 0 or has_entered() then
   wake_returned(group, now)
 end
 if more then
-  return {'more', expired}
+  return cmsgpack.pack({outcome = 'more', expired = expired})
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
@@ -114,7 +102,7 @@ if rule.rate then
   free, most = bound_by_rate(group, free, most)
 end
 if most > 0 and least > most then
-  return {'never', most}
+  return cmsgpack.pack({outcome = 'never', amount = most})
 end
 local awaited = redis.call('EXISTS', key('queue', queue)) == 1
 if awaited and where == '' then
@@ -129,12 +117,14 @@ if free < least then
     dequeue(queue, waiter)
   end
   wake_others(pool, where, here, ttl_ms, now)
-  local others, fates = 0, {}
-  if ARGV[13] == '1' then
+  local others, fates = 0
+  if ask.report then
     --@include ledger fates
     others, fates = waiting_in_all_pools(group) - here, fates_of(group, pool)
   end
-  return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others, fates}
+  local blocked = redis.call('ZCARD', key('queue', '#room'))
+  return cmsgpack.pack({outcome = 'short', amount = here, blocked = blocked, expired = expired,
+    others = others, fates = fates})
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
@@ -173,8 +163,6 @@ if awaited then
     leave_query(pool, where, lease.claimed)
   end
 end
-if #lease.weights > 0 then
-  lease.weights[#lease.weights + 1] = total
-end
 local members = (rule.order ~= 'fifo' or lease.mixed) and lease.members or {}
-return {'taken', lease.claimed, members, lease.weights, here - lease.claimed}
+return cmsgpack.pack({outcome = 'taken', amount = lease.claimed, members = members, weights = lease.weights,
+  total_weight = total, left = here - lease.claimed})

@@ -1,15 +1,16 @@
 -- Tell a task the newest weight version, and wake makers that may begin groups now.
 -- KEYS[1] stream
--- ARGV    version
--- Returns {'ok', version}: the newest version that the task knows | {'gone'}: there is no such task
+-- ARGV    the call `Advance` of redrb/weights/wire/calls.py
+-- Returns its reply
 --@include task facts permissions
 
 check_permissions(KEYS[1])
 begin_writing()
 if not exists() then
-  return {'gone'}
+  return cmsgpack.pack(-1)
 end
-local known, version = rules().version, math.max(number(task, 'version'), tonumber(ARGV[1]))
+local ask, known = cmsgpack.unpack(ARGV[1]), rules().version
+local version = math.max(number(task, 'version'), ask.version)
 local admits = rules().groups_per_version and rules().max_staleness and version ~= known
 if admits then
   --@include versions
@@ -21,4 +22,4 @@ if admits and redis.call('EXISTS', key('queue', '#admission')) == 1 then
   rules().version = version
   wake_rights()
 end
-return {'ok', version}
+return cmsgpack.pack(version)

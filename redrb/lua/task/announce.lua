@@ -1,12 +1,13 @@
 -- Announce a worker to those who look at the task, at most as often as heartbeats come.
 -- KEYS[1] stream
--- ARGV    worker, announcement, ended
---         announcement: include/announcements.lua; ended: '1' if the worker ends
--- Returns nothing; without a task it does nothing
+-- ARGV    the call `Announce` of redrb/stream/task/calls.py; the announcement: include/announcements.lua
+-- Returns nil; without a task it does nothing
 --@include task announcements permissions
 
 check_permissions(KEYS[1])
 begin_writing()
 if exists() then
-  announce(ARGV[1], ARGV[2], ARGV[3] == '1')
+  local ask = cmsgpack.unpack(ARGV[1])
+  announce(ask.worker, ARGV[2], ask.ended)
 end
+return cmsgpack.pack(nil)

@@ -1,15 +1,19 @@
 -- Read a page of the history, by time of acknowledgement. Writes nothing.
 -- KEYS[1] stream
--- ARGV    from ms, after member, to ms, count
---         after member: of the entries at `from`, skip those up to this member; '' skips none
--- Returns a flat list member, ms, ...
+-- ARGV    the call `Archived` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task
 
-local skip, count = 0, tonumber(ARGV[4])
-if ARGV[2] ~= '' then -- members of one time are sorted: skip those already read
-  local rank = redis.call('ZRANK', key('archive'), ARGV[2])
+local ask, skip, found = cmsgpack.unpack(ARGV[1]), 0, {}
+if ask.after ~= '' then -- members of one time are sorted: skip those already read
+  local rank = redis.call('ZRANK', key('archive'), ask.after)
   if rank then
-    skip = rank - redis.call('ZCOUNT', key('archive'), '-inf', '(' .. ARGV[1]) + 1
+    skip = rank - redis.call('ZCOUNT', key('archive'), '-inf', '(' .. ask.since) + 1
   end
 end
-return redis.call('ZRANGEBYSCORE', key('archive'), ARGV[1], ARGV[3], 'WITHSCORES', 'LIMIT', skip, count)
+local page = redis.call('ZRANGEBYSCORE', key('archive'), ask.since, ask.to, 'WITHSCORES', 'LIMIT', skip,
+  ask.count)
+for i = 1, #page, 2 do
+  found[#found + 1] = {tonumber(page[i]) or page[i], page[i + 1]}
+end
+return cmsgpack.pack(found)

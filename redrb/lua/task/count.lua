@@ -1,31 +1,29 @@
 -- Count the groups that wait in one status, for one consumer group. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group, status, where, at
---         where: JSON of a query, or ''; at: '0', then the place that the last call returned
--- Returns {entries, place}. For a consumer group that has not joined, the groups that it would see are
---         counted a page at a time: the caller goes on until `place` is '0', and adds. With the status
---         archived the history counts, too.
+-- ARGV    the call `Count` of redrb/stream/task/calls.py
+-- Returns its reply. With the status archived the history counts, too.
 --@include task facts tags where plan
 
-local group, status, where = ARGV[1], ARGV[2], ARGV[3]
+local ask = cmsgpack.unpack(ARGV[1])
+local group, status, where = ask.group, ask.status, ask.where
 local pool, rule = pool_of(group, status), rules()
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
 if not exists() then
-  return {0, '0'}
+  return cmsgpack.pack({found = 0})
 end
 local root = where ~= '' and cjson.decode(where)
 if root and joined then
-  return {count_where(pool, rule.names, root), '0'}
+  return cmsgpack.pack({found = count_where(pool, rule.names, root)})
 end
 local kept = 0
-if status == 'archived' and not root and ARGV[4] == '0' then
+if status == 'archived' and not root and ask.place == '0' then
   kept = redis.call('ZCARD', key('archive'))
 end
 if joined then
-  return {redis.call('ZCARD', key('ready', pool)) + kept, '0'}
+  return cmsgpack.pack({found = redis.call('ZCARD', key('ready', pool)) + kept})
 end
 
-local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', PAGE.counted), {}
+local page, members = redis.call('HSCAN', key('facts'), ask.place, 'COUNT', PAGE.counted), {}
 local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
   local facts = unpack_facts(page[2][i + 1])
@@ -43,4 +41,4 @@ for first = 1, #members, PAGE.arguments do
     found = found - (at and 1 or 0)
   end
 end
-return {found + kept, page[1]}
+return cmsgpack.pack({found = found + kept, place = page[1]})

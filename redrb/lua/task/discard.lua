@@ -1,25 +1,26 @@
 -- Expire the waiting entries that are named by their seq. Leased entries are left alone.
 -- KEYS[1] stream
--- ARGV    group, seq ...
--- Returns the number of entries that waited.
+-- ARGV    the call `Discard` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task pools waking groups permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, found = ARGV[1], {}
+local ask, found = cmsgpack.unpack(ARGV[1]), {}
+local group = ask.group
 if not exists() then
-  return 0
+  return cmsgpack.pack(0)
 end
-for i = 2, #ARGV do
-  local pool = waits_in(group, ARGV[i])
+for _, seq in ipairs(ask.seqs) do
+  local pool = waits_in(group, seq)
   if pool then
-    withdraw(group, pool, {member_of(ARGV[i])})
-    redis.call('HDEL', key('deliveries', group), member_of(ARGV[i]))
-    found[#found + 1] = ARGV[i]
+    withdraw(group, pool, {member_of(seq)})
+    redis.call('HDEL', key('deliveries', group), member_of(seq))
+    found[#found + 1] = seq
   end
 end
 add(key('group', group), 'expired', #found)
 left_unread(group, found)
 forget(group, found)
 wake_room()
-return #found
+return cmsgpack.pack(#found)

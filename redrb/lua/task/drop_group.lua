@@ -1,16 +1,17 @@
 -- Remove a consumer group, its dead letters, and the entries that no other group needs, some dozens
 -- at a time.
 -- KEYS[1] stream
--- ARGV    group
--- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
---         member of the task, with fewer and fewer groups
+-- ARGV    the call `DropGroup` of redrb/stream/task/calls.py
+-- Returns the page: entries deleted. Until the last call the group is a member of the task, with fewer and
+--         fewer groups
 --@include task facts pools waking groups ended_elsewhere membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, deleted, seqs, leased, most = ARGV[1], 0, {}, {}, PAGE.ended_of_group
+local ask, deleted, seqs, leased, most = cmsgpack.unpack(ARGV[1]), 0, {}, {}, PAGE.ended_of_group
+local group = ask.group
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
-  return {'done', 0}
+  return cmsgpack.pack({found = 0})
 end
 local pending = redis.call('XPENDING', stream, group, '-', '+', most)
 lose_all(group, pending) -- before the first of their groups goes
@@ -44,10 +45,10 @@ if #letters > 0 then -- without the ledger that counts them nobody can requeue t
   add(task, 'dead_dropped', #letters)
 end
 if #seqs + #letters == most then
-  return {'more', deleted}
+  return cmsgpack.pack({more = true, found = deleted})
 end
 redis.call('SREM', key('groups'), group)
 redis.call('XGROUP', 'DESTROY', stream, group)
 delete_group(group)
 wake_room()
-return {'done', deleted}
+return cmsgpack.pack({found = deleted})

@@ -1,7 +1,7 @@
 -- Do the work that a change of settings leaves, a page at a time: fill an index that the task was given
--- later, sort the groups by another order, delete history, delete dead letters. The caller repeats.
+-- later, sort the groups by another order, delete history, delete dead letters.
 -- KEYS[1] stream
--- Returns 'more' | 'done'
+-- Returns the page
 --@include task settings filling sorting history dead_letters permissions
 
 check_permissions(KEYS[1])
@@ -20,4 +20,4 @@ if not more and redis.call('HEXISTS', task, 'shedding') == 1 then
     redis.call('HDEL', task, 'shedding')
   end
 end
-return (more or free_history(0)) and 'more' or 'done'
+return cmsgpack.pack({more = more or free_history(0)})

@@ -1,12 +1,12 @@
 -- Say which groups are deleted for good, and whether one is stored, before stages forget forwarded groups.
 -- KEYS[1] stream
--- ARGV    seq
--- Returns {incarnation, floor, 1 if this group is stored or 0, id, ...}; all groups up to the id `floor` are
---         deleted, but those with these ids may come back: include/dead_letters.lua
+-- ARGV    the call `Look` of redrb/stream/task/origin.py
+-- Returns its reply; groups that may come back: include/dead_letters.lua
 --@include task counted
 
 -- The reply has at most PAGE.buried_ids ids; if there are more of them, the floor is below the next one.
 
+local ask = cmsgpack.unpack(ARGV[1])
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', '1')[1]
 local floor = oldest and seq_of(oldest[1]) - 1 or last_counted()
 local found = redis.call('ZRANGEBYSCORE', key('buried'), '-inf', string.format('%d', floor), 'WITHSCORES',
@@ -18,8 +18,9 @@ end
 if #kept > PAGE.buried_ids then
   floor = tonumber(table.remove(kept)) - 1
 end
-local known = redis.call('HEXISTS', key('facts'), member_of(tonumber(ARGV[1])))
+local known = redis.call('HEXISTS', key('facts'), member_of(ask.seq))
 if known == 0 then
-  known = math.min(redis.call('ZCOUNT', key('buried'), ARGV[1], ARGV[1]), 1)
+  known = math.min(redis.call('ZCOUNT', key('buried'), ask.seq, ask.seq), 1)
 end
-return {redis.call('HGET', task, 'incarnation') or '', string.format('%d', floor), known, unpack(kept)}
+return cmsgpack.pack({incarnation = redis.call('HGET', task, 'incarnation') or '', floor = floor,
+  stored = known == 1, kept = kept})

@@ -1,15 +1,14 @@
 -- Register a consumer group: from now on no entry is deleted before the group is done with it.
 -- KEYS[1] stream
--- ARGV    group, start
---         start: '' for all stored groups, '+' for groups put later, or a seq: stored groups from it
---         on, history included
--- Returns 'joined' | 'more': run it again | 'gone'
+-- ARGV    the call `Join` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()
+local ask = cmsgpack.unpack(ARGV[1])
 if not exists() then
-  return 'gone'
+  return cmsgpack.pack({joined = false})
 end
-local start = ARGV[2] == '+' and math.huge or tonumber(ARGV[2])
-return join(ARGV[1], start) and 'joined' or 'more'
+local joined = join(ask.group, ask.start == '+' and math.huge or tonumber(ask.start))
+return cmsgpack.pack({joined = joined, more = not joined})

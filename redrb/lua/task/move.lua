@@ -1,23 +1,23 @@
 -- Move waiting groups to another status, in one consumer group. Leased groups are left alone.
 -- KEYS[1] stream
--- ARGV    group, status, seq ...
--- Returns {'ok', entries}: how many of the entries wait in that status now
---         | {'more'}: the consumer group is joining, run it again
+-- ARGV    the call `Move` of redrb/stream/task/calls.py
+-- Returns the page: how many of the entries wait in that status now; more while the consumer group joins
 --@include task facts pools waking groups membership permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, status, moved = ARGV[1], ARGV[2], 0
+local ask = cmsgpack.unpack(ARGV[1])
+local group, status, moved = ask.group, ask.status, 0
 if not exists() then
-  return {'ok', 0}
+  return cmsgpack.pack({found = 0})
 end
 if not join(group) then
-  return {'more'}
+  return cmsgpack.pack({more = true})
 end
 local target = pool_of(group, status)
-for i = 3, #ARGV do
-  local member = member_of(ARGV[i])
-  local pool = waits_in(group, ARGV[i])
+for _, seq in ipairs(ask.seqs) do
+  local member = member_of(seq)
+  local pool = waits_in(group, seq)
   if pool then
     if pool ~= target then
       local facts = facts_of(member)
@@ -30,4 +30,4 @@ for i = 3, #ARGV do
   end
 end
 wake_entered()
-return {'ok', moved}
+return cmsgpack.pack({found = moved})

@@ -2,30 +2,29 @@
 -- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival; stages know it by
 -- its first id (include/dead_letters.lua).
 -- KEYS[1] stream
--- ARGV    group, seq ...
--- Returns {'ok' | 'more', number of letters requeued}: repeated, it requeues none again; with 'more', run it
---         again: it has read its bytes of letters, or has removed entries of failed transactions
---       | {'unsortable', order, former order or ''}: a group would be stored again, and scripts cannot
---         compute its score in the order that the task has now; no letter that was read is requeued
+-- ARGV    the call `Requeue` of redrb/stream/task/calls.py
+-- Returns its reply; there is more if it has read its bytes of letters, or has removed entries of failed
+--         transactions. Repeated, it requeues none again.
 --@include task counted facts pools history groups dead_letters puts waking permissions
 
 check_permissions(stream)
 begin_writing()
-local group, letters, read, requeued = ARGV[1], {}, 0, 0
+local ask, letters, read, requeued = cmsgpack.unpack(ARGV[1]), {}, 0, 0
+local group = ask.group
 if not exists() then
-  return {'ok', 0}
+  return cmsgpack.pack({found = 0})
 end
 
 -- Read the letters that can be requeued, up to a page of bytes. Returns whether there may be more.
 local function read_letters()
-  for i = 2, #ARGV do
-    local id = letter_id(group, ARGV[i])
+  for _, seq in ipairs(ask.seqs) do
+    local id = letter_id(group, seq)
     if id and not letters[id] then
       if read >= PAGE.copied_bytes then
         return true
       end
       local entry = redis.call('XRANGE', key('dead'), id, id)[1] or {id, {}}
-      local letter, bytes = {id = id, seq = ARGV[i], stored = facts_of(member_of(ARGV[i]))}, 0
+      local letter, bytes = {id = id, seq = seq, stored = facts_of(member_of(seq))}, 0
       for at = 1, #entry[2], 2 do
         letter[entry[2][at]], bytes = entry[2][at + 1], bytes + #entry[2][at + 1]
       end
@@ -37,7 +36,7 @@ local function read_letters()
   return false
 end
 
--- The reply if a letter has the score of a former order, and scripts cannot compute that of this one; or nil.
+-- Both orders if a letter has the score of a former one, and scripts cannot compute that of this one; or nil.
 local function unsortable()
   --@include scores
   local order = rules().order
@@ -47,7 +46,7 @@ local function unsortable()
   for _, letter in ipairs(letters) do
     local former = letter.order or ''
     if former ~= order and not letter.stored then
-      return {'unsortable', order, former}
+      return {order, former}
     end
   end
 end
@@ -55,10 +54,10 @@ end
 local more = read_letters()
 local refused = unsortable()
 if refused then
-  return refused
+  return cmsgpack.pack({unsortable = refused})
 end
 if remove_orphans(last_counted(), '+') then
-  return {'more', 0}
+  return cmsgpack.pack({more = true})
 end
 
 -- Store a group that is in the stream no more. Returns its new member and its facts.
@@ -121,4 +120,4 @@ for _, letter in ipairs(letters) do
   requeued = requeued + requeue_letter(letter)
 end
 wake_returned(group)
-return {more and 'more' or 'ok', requeued}
+return cmsgpack.pack({more = more, found = requeued})

@@ -1,21 +1,18 @@
 -- Change the priority of entries, and with it their place in the order.
 -- KEYS[1] stream
--- ARGV    order, then for each entry: seq, priority, score
---         order: name of the order that the scores are for
--- Returns {'ok', entries}: how many of the entries are stored
---         | {'gone'}: there is no such task | {'differs'}: it has another order
+-- ARGV    the call `Rescore` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task facts pools groups permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local changed = 0
-if not exists() then
-  return {'gone'}
-elseif rules().order ~= ARGV[1] then
-  return {'differs'}
+local ask, changed = cmsgpack.unpack(ARGV[1]), 0
+if not exists() or rules().order ~= ask.order then
+  return cmsgpack.pack(nil)
 end
-for i = 2, #ARGV, 3 do
-  local member, seq = member_of(ARGV[i]), ARGV[i]
+for _, change in ipairs(ask.changes) do
+  local seq, priority, score = unpack(change)
+  local member = member_of(seq)
   local facts = facts_of(member)
   if facts then
     local homes = {}
@@ -25,7 +22,7 @@ for i = 2, #ARGV, 3 do
     for group, pool in pairs(homes) do
       withdraw(group, pool, {member})
     end
-    facts.priority, facts.score = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    facts.priority, facts.score = priority, score
     store_facts(member, facts)
     for group, pool in pairs(homes) do
       enter(group, pool, {member}, {facts})
@@ -33,4 +30,4 @@ for i = 2, #ARGV, 3 do
     changed = changed + 1
   end
 end
-return {'ok', changed}
+return cmsgpack.pack(changed)

@@ -1,16 +1,14 @@
 -- Acknowledge the entries that a checkpoint has trained, waiting or leased, by their seq.
 -- KEYS[1] stream
--- ARGV    group, incarnation, seq, samples, seq, samples, ...
---         incarnation: of the task in which these entries were leased
--- Returns {entries acknowledged, entries refused}: refused are those that may be others than the ones that
---         were trained, because the task was created anew since, or was restored from an older save.
---         Repeated, none is acknowledged. If entries are read several times it does nothing, as they
---         would be read again anyway.
+-- ARGV    the call `Settle` of redrb/stream/task/calls.py
+-- Returns its reply: refused are entries that may be others than the ones that were trained, because the task
+--         was created anew since, or was restored from an older save. Repeated, none is acknowledged.
 --@include task facts pools waking groups ended_elsewhere permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, over, samples, refused = ARGV[1], {}, 0, 0
+local ask, over, samples, refused = cmsgpack.unpack(ARGV[1]), {}, 0, 0
+local group = ask.group
 local state = key('group', group)
 
 -- The last seq that names the same entry in this task as in that incarnation.
@@ -27,10 +25,10 @@ local function last_shared(incarnation)
   return 0
 end
 
-local last = last_shared(ARGV[2])
+local last = last_shared(ask.incarnation)
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1 and rules().max_reads == 1
-for i = 3, #ARGV, 2 do
-  local seq = ARGV[i]
+for _, trained in ipairs(ask.trained) do
+  local seq = trained[1]
   local known = tonumber(seq) <= last
   local pool = joined and known and waits_in(group, seq)
   local found = joined and known
@@ -49,7 +47,7 @@ for i = 3, #ARGV, 2 do
       count_read(member_of(seq), facts)
     end
     over[#over + 1] = seq
-    samples = samples + tonumber(ARGV[i + 1])
+    samples = samples + trained[2]
     redis.call('HDEL', key('deliveries', group), member_of(seq))
   end
 end
@@ -59,4 +57,4 @@ if #over > 0 then
   forget(group, over, true)
   wake_room()
 end
-return {#over, refused}
+return cmsgpack.pack({acknowledged = #over, refused = refused})

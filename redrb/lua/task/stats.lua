@@ -1,16 +1,17 @@
 -- Read the counters of a task and of one consumer group, consistently. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group
--- Returns a flat list name, number, ...: include/figures.lua; {} if there is no task
+-- ARGV    the call `Stats` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task clock ledger pending figures
 
-local found, group = {}, ARGV[1]
+local ask, figures = cmsgpack.unpack(ARGV[1]), {}
+local group = ask.group
 local function report(name, value)
-  found[#found + 1], found[#found + 2] = name, value
+  figures[name] = value
 end
 
 if not exists() then
-  return {}
+  return cmsgpack.pack(nil)
 end
 local stored = report_task(report)
 if redis.call('SISMEMBER', key('groups'), group) == 1 then
@@ -18,4 +19,4 @@ if redis.call('SISMEMBER', key('groups'), group) == 1 then
 else
   report_found(report, stored)
 end
-return found
+return cmsgpack.pack(figures)

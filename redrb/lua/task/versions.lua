@@ -1,18 +1,14 @@
 -- Count the groups of each policy version. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group, place
---         place: '', or the place that the last call returned
--- Returns {place, kind, version, groups, ...}: the next place, '' at the end. A kind may come several times
---         with the same version: the caller adds.
---         kind: w waiting, l leased or t taken (then `version` is the staleness when it was taken), followed
---         by o, the version of the oldest token, or n, of the newest; for taken groups also tf and tq,
---         the shares of their staleness that arose in flight and in the queue
+-- ARGV    the call `Versions` of redrb/stream/task/calls.py
+-- Returns its reply
 --@include task facts pools pending
 
-local group, found, looks = ARGV[1], {''}, 0
-local stage, at, after = string.match(ARGV[2], '^(%a) (%d+) (%S+)$')
+local ask, counts, looks = cmsgpack.unpack(ARGV[1]), {}, 0
+local group = ask.group
+local stage, at, after = string.match(ask.place, '^(%a) (%d+) (%S+)$')
 local function report(kind, version, count)
-  found[#found + 1], found[#found + 2], found[#found + 3] = kind, version, count
+  counts[#counts + 1] = {kind, version, count}
 end
 
 -- Report how many members of a sorted set have each score beyond `low`, with one look a score. Returns
@@ -70,7 +66,7 @@ local function report_leased()
 end
 
 if not exists() then
-  return found
+  return cmsgpack.pack({place = '', counts = counts})
 end
 if not stage then
   local taken = redis.call('HGETALL', key('staleness', group)) -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
@@ -78,9 +74,4 @@ if not stage then
     report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
   end
 end
-if stage ~= 'l' then
-  found[1] = report_waiting()
-else
-  found[1] = report_leased()
-end
-return found
+return cmsgpack.pack({place = stage == 'l' and report_leased() or report_waiting(), counts = counts})

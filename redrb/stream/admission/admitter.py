@@ -10,8 +10,8 @@ from typing import Protocol
 from redrb.connection.deadline import here
 from redrb.errors import AdmissionRefused, AdmissionTimeout, ConfigError
 from redrb.stream.admission.admission import Admission
+from redrb.stream.admission.calls import Admit, AdmitReply
 from redrb.stream.admission.maker import Maker
-from redrb.stream.admission.scripts import AdmissionScripts, AdmitReply
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
@@ -59,7 +59,6 @@ class Admitter:
             worker: Is announced as waiting.
         """
         self._task = task
-        self._scripts = AdmissionScripts(task.store)
         self._worker = worker
         self._maker = Maker(task, lease_ms, worker)
         self._slice_s = min(SLICE_S, lease_ms / 3000)
@@ -93,11 +92,12 @@ class Admitter:
                 self._task.name,
                 reply.released,
             )
-        self._maker.hold(reply.series, reply.numbers)
+        numbers = sorted(reply.numbers)
+        self._maker.hold(reply.series, numbers)
         store = self._task.store
         return Admission(
             *(self._maker, self._task.name, store.keys.prefix),
-            *(reply.series, reply.numbers, reply.version),
+            *(reply.series, numbers, reply.version),
         )
 
     @property
@@ -113,14 +113,12 @@ class Admitter:
         """Ask until rights are given."""
         while True:
             last = here().over
-            reply = self._scripts.admit(
-                *(waiter, count, least),
-                ttl_ms=0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000)),
-                lease_ms=self._maker.lease_ms,
-                hold_ms=hold_ms,
-                incarnation=self._task.description.incarnation,
-                series=uuid.uuid4().hex,
+            ttl_ms = 0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000))
+            admit = Admit(
+                *(waiter, count, least, ttl_ms, self._maker.lease_ms, hold_ms),
+                *(self._task.description.incarnation, uuid.uuid4().hex),
             )
+            reply = self._task.store.call(admit)
             if reply.outcome == "granted":
                 return reply
             if reply.outcome == "gone":
@@ -179,6 +177,6 @@ class Admitter:
             most=reply.most,
             version=reply.version,
             waiting=reply.waiting,
-            oldest_s=reply.oldest_s,
+            oldest_s=reply.oldest_ms / 1000,
             oldest_maker=reply.oldest_maker,
         )

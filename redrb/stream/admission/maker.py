@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.forks import in_child
-from redrb.stream.admission.scripts import AdmissionScripts
+from redrb.stream.admission.calls import BeatMaker, GiveBack
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
@@ -37,7 +37,6 @@ class Maker:
         """
         self._task = task
         self._worker = worker
-        self._scripts = AdmissionScripts(task.store)
         self.lease_ms = lease_ms
         self._begin()
         in_child(self._begin)
@@ -96,7 +95,7 @@ class Maker:
         while self._given_up:
             waiter = self._given_up.popleft()
             try:
-                self._scripts.leave(waiter)
+                self._leave(waiter)
             except StoreError:
                 self._given_up.appendleft(waiter)
                 raise
@@ -110,19 +109,17 @@ class Maker:
         if not self._held:
             return
         incarnation = self._task.description.incarnation
-        outcome, lost, more = self._scripts.heartbeat(
-            *(self.name, self.lease_ms, incarnation),
-            *(self._worker.name, self._worker.announcement()),
-        )
+        beat = BeatMaker(self.name, self.lease_ms, incarnation, self._worker.name)
+        pulse = self._task.store.call(beat, self._worker.announcement())
         name = self._task.name
-        if outcome == "anew":  # a task that was created anew knows none of the rights
+        if pulse.outcome == "anew":  # a task that was created anew knows none of the rights
             with self._lock:
                 self._held.clear()
-        elif outcome == "lost":
+        elif pulse.outcome == "lost":
             _log.warning("task %r: the heartbeat of rights to begin groups came too late", name)
-        if lost:
-            _log.warning("task %r: took back %d rights to begin groups", name, lost)
-        if more:
+        if pulse.taken_back:
+            _log.warning("task %r: took back %d rights to begin groups", name, pulse.taken_back)
+        if pulse.more:
             self._nudge()
 
     def close(self) -> None:
@@ -132,7 +129,7 @@ class Maker:
         if heartbeat is not None:
             heartbeat.stop()
             try:
-                self._scripts.leave(self.name)
+                self._leave(self.name)
             except StoreUnavailable as error:
                 _log.warning(
                     "rights to begin groups return when their heartbeat is missed: %s", error
@@ -140,8 +137,12 @@ class Maker:
             self._held.clear()
 
     def _return(self, series: str, numbers: Sequence[int]) -> None:
-        self._scripts.give_back(series, numbers)
+        given = GiveBack(series=series, numbers=tuple(map(str, numbers)))
+        self._task.store.call(given)
         self.end(series, numbers)
+
+    def _leave(self, holder: str) -> None:
+        list(self._task.store.all_pages(GiveBack(holder=holder)))
 
     def _attend(self) -> None:
         """Start the heartbeat."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline
+from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.take.scripts import TakeReply, TakeRequest
 
 _log = logging.getLogger("redrb")
 

@@ -7,7 +7,8 @@ import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+
+import msgspec
 
 from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.connection.request import Request
@@ -16,9 +17,9 @@ from redrb.stream.partitions.collection import Collection, fill, spread
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
+from redrb.stream.take.calls import Look, LookReply, TakeRequest
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import LookReply, TakeRequest
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
@@ -341,11 +342,10 @@ class Collector:
         def request(number: int) -> Request[LookReply]:
             partition = self._partitions[number]
             least = need if isinstance(need, int) else need[number]
-            return partition.scripts.look(
-                *(partition.group, collection.waiter, replace(collection.request, least=least)),
-                ttl_ms=ttl_ms,
-                revision=partition.opened.description.revision,
-            )
+            asked = msgspec.structs.replace(collection.request, least=least)
+            revision = partition.opened.description.revision
+            look = Look(partition.group, collection.waiter, asked, ttl_ms, revision)
+            return partition.opened.store.request(look, lambda reply: reply)
 
         todo = list(free)
         while todo and not (collection.queued and here().pages_over):

@@ -14,7 +14,6 @@ from redrb.stream.put.producer import Producer
 from redrb.stream.ranks.ranks import Ranks
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.settings import TaskSettings
@@ -26,7 +25,6 @@ class Partition(ExperienceStream):
 
     Attributes:
         number: Its number, from 0 on.
-        scripts: The scripts of its consumers.
     """
 
     _producer: Producer
@@ -65,7 +63,6 @@ class Partition(ExperienceStream):
                     f"This is partition {number} of {self._count}; each has its part of the limits."
                 )
             raise
-        self.scripts = TakeScripts(self._task.store)
 
     def _keys(self, namespace: str, task: str) -> TaskKeys:
         return TaskKeys.of_partition(namespace, task, self.number, self._count)

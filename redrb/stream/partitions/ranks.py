@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from redrb.errors import RankLost, WrongStep
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.ranks.calls import RankStep
 from redrb.stream.ranks.rank_requests import Balance
-from redrb.stream.ranks.scripts import RankStep
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.numbering import Numbering
 
 

@@ -26,8 +26,8 @@ from redrb.stream.put.items import Items
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
 from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.forwarding import ForwardOptions
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.dead_letters import DeadLetter
 from redrb.stream.task.expiration import Staleness, StalenessReport
 from redrb.stream.task.history import StoredGroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
 from redrb.connection.deadline import Deadline, here
+from redrb.damage import Reading
 from redrb.errors import (
     ConfigError,
     DecodeError,
@@ -21,8 +23,15 @@ from redrb.errors import (
     StoreFull,
 )
 from redrb.experience import BufferItem
+from redrb.stream.parts.calls import (
+    AddPart,
+    FindDue,
+    FinishParts,
+    PartReply,
+    Parts,
+    blob_field,
+)
 from redrb.stream.parts.part import Part
-from redrb.stream.parts.scripts import PartReply, Parts, PartScripts
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups
@@ -33,6 +42,9 @@ from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
+
+GRACE_MS = 10_000
+"""Time after which another process puts a group whose parts are all there: its maker has died."""
 
 _log = logging.getLogger("redrb")
 
@@ -58,7 +70,8 @@ class PartCollector:
             replication: Lets replicas confirm parts.
         """
         self._task = task
-        self._scripts = PartScripts(task.store, replication)
+        self._replication = replication
+        self._known = False
         self._preparer = preparer
         self._prepare = prepare
         self._producer = producer
@@ -83,7 +96,7 @@ class PartCollector:
             else:
                 rights.hand_back(rights.numbers)
         group = reply.group
-        if reply.parts is not None:
+        if reply.outcome == "whole" and reply.parts is not None:
             group = self._put_parts(reply.parts, reply.parts.claim("completed"))
         if reply.due:
             self.finish_due()
@@ -111,7 +124,8 @@ class PartCollector:
         age limit. One of the store would meet the next group, too.
         """
         try:
-            dropped, parts = self._scripts.due()
+            found = self._task.store.call(FindDue(GRACE_MS))
+            dropped, parts = found.dropped, found.parts
             if dropped:
                 _log.warning(
                     "task %r: %d groups are dropped: too few of their parts came in time",
@@ -159,15 +173,16 @@ class PartCollector:
         """Store one part."""
         blob, finished = batch.groups[0].blob, False
         while True:
-            reply = self._scripts.add(
-                part,
-                blob,
-                kind=kind_of(blob) if batch.kind else "",
-                incarnation=self._task.description.incarnation,
-                rights=rights,
+            add = AddPart(
+                *(part, kind_of(blob) if batch.kind else "", GRACE_MS),
+                *(self._task.description.incarnation, rights.series),
+                right=str(rights.numbers[0]) if rights.numbers else "",
                 priority=options.priority,
-                tags=options.tags,
+                tags=json.dumps(dict(options.tags)) if options.tags else None,
             )
+            first, self._known = not self._known, True  # it brings the text of the script
+            request = add.storing(self._task.store, blob, self._replication, whole=first)
+            reply = request.result()
             if reply.outcome == "gone":
                 self._task.reopen(refused_here=True)
             elif reply.outcome == "full" and reply.due and not finished and not here().passed:
@@ -179,12 +194,14 @@ class PartCollector:
     def _refuse(self, part: Part, reply: PartReply) -> None:
         """Raise the error of a part that was not stored."""
         task = self._task.name
-        if reply.outcome == "differs":
+        if reply.outcome == "differs" and (known := reply.parts) is not None:
             raise ConfigError(
                 f"task {task!r}: part {part.index} of group {part.key!r} has of={part.of}, "
                 f"least={part.least}, on_incomplete={'dead' if part.bury else 'drop'!r} or fields "
-                f"that differ from those of its earlier parts: {reply.agreed}. Give all parts of "
-                "a group the same, or another key."
+                f"that differ from those of its earlier parts: of={known.of}, "
+                f"least={known.least}, on_incomplete={'dead' if known.bury else 'drop'!r}, "
+                f"fields {known.kind or 'unknown'}. Give all parts of a group the same, or another "
+                "key."
             )
         if reply.outcome == "unadmitted":
             raise ConfigError(
@@ -240,11 +257,13 @@ class PartCollector:
         if parts.right is not None:
             prefix = self._task.store.keys.prefix
             rights = Rights(self._task.name, prefix, parts.series, (parts.right,))
+        with Reading("the tags of a group in parts"):
+            tags = json.loads(parts.tags) if parts.tags else None
         options = PutOptions(
             priority=parts.priority,
-            tags=parts.tags,
+            tags=tags,
             admission=rights if rights else None,
-            begun_ns=parts.begun_ns,
+            begun_ns=parts.begun * 1_000_000,
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()
@@ -262,13 +281,10 @@ class PartCollector:
             except (EncodeError, DecodeError) as refusal:  # the letter cannot have samples
                 reason = f"{reason}, and its parts cannot be joined: {refusal}"[:MOST_CHARACTERS]
         _log.warning("task %r: %s, and %s", self._task.name, reason, _fate(parts))
-        self._scripts.finish(
-            parts.claim("dead" if parts.bury else "dropped"),
-            reason=reason,
-            cause=Cause.of(error) if error else NO_CAUSE,
-            consumer=f"{socket.gethostname()[:64]}-{os.getpid()}-parts",
-            group=group,
-        )
+        claim = parts.claim("dead" if parts.bury else "dropped")
+        consumer = f"{socket.gethostname()[:64]}-{os.getpid()}-parts"
+        finish = FinishParts(reason, Cause.of(error) if error else NO_CAUSE, consumer)
+        self._task.store.call(finish, claim, group)
 
     def _samples(self, parts: Parts) -> list[BufferItem]:
         """Return the samples of all parts, with one group id.
@@ -276,9 +292,14 @@ class PartCollector:
         Raises:
             PartsEnded: They have become a group meanwhile, or have been removed.
         """
-        blobs = self._scripts.read(parts)
-        if blobs is None:
-            raise PartsEnded(self._scripts.ended(parts.key))
+        client, keys = self._task.store.client, self._task.store.keys
+        fields = [blob_field(index, parts.key) for index in parts.indices]
+        blobs = client.execute("HMGET", keys.part_blobs, *fields)
+        if None in blobs:
+            stored = client.execute("HGET", f"{keys.prefix}part_ends", parts.key)
+            with Reading(f"the end of the group in parts {parts.key!r:.80}"):
+                group = int(stored or 0) or None
+            raise PartsEnded(group)
         items = [item for blob in blobs for item in decode_items(parse_group(blob))]
         named = next((item.group_id for item in items if item.group_id is not None), None)
         return [replace(item, group_id=named) for item in items]

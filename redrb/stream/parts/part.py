@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+import msgspec
 
 from redrb.checks import check_choice, checked_int
 from redrb.codec.wire import MAX_SAMPLES
@@ -21,8 +22,7 @@ PART_AGE = "10m"
 """Default of `part_age`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One part of a group.
 
     Attributes:

@@ -19,6 +19,7 @@ from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
+from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
@@ -280,7 +281,7 @@ class Producer:
             StoreFull: There is more of it than could be deleted in time.
         """
         nbytes = sum(group.nbytes for group in attempt.batch.groups)
-        while self._task.scripts.trim_page(nbytes):
+        while self._task.store.call(Trim(nbytes)).more:
             if here().passed:
                 raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
 

@@ -14,7 +14,7 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
-from redrb.stream.task.origin import Origin, OriginState, Source
+from redrb.stream.task.origin import Look, Origin, OriginState, Source
 from redrb.stream.task.task import Task
 
 MOST_GROUPS = 256
@@ -97,7 +97,7 @@ class Receiver:
         key = (origin.name, origin.incarnation)
         since = self._since.get(key, LOOK_EVERY)
         if since >= LOOK_EVERY:
-            state = origin.look(seq)
+            state = origin.store.call(Look(str(seq)))
             if state.incarnation == origin.incarnation:
                 self._states[key] = state
             since = 0
@@ -148,7 +148,7 @@ class Receiver:
             LeaseLost: They are.
         """
         oldest = min(source.seq for source in sources)
-        state = origin.look(oldest)
+        state = origin.store.call(Look(str(oldest)))
         if state.incarnation != origin.incarnation or not state.stored:
             raise LeaseLost(
                 task=origin.store.task,

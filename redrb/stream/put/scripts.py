@@ -54,7 +54,7 @@ class PutReply:
             groups were prepared for other settings than the task's; "forgotten": the task has no
             record of the producer, and the put names an old epoch; "more": history that
             gives way to the put, or entries of failed puts, are being removed, and the put is
-            to be sent again after `TaskScripts.trim_page`; "memory": the server is at its
+            to be sent again after `Trim`; "memory": the server is at its
             memory limit; "ended": the parts of the group have become another group, or none.
         last: Id of the last group stored; with "ended", of the group that the parts have become,
             or 0.
@@ -206,7 +206,7 @@ class PutScripts:
             granted, setting = reply
             return RoomReply(int(granted), setting.decode())
 
-        return self._store.request("put/room", [producer, ttl_ms, *sizes], read)
+        return self._store.raw_request("put/room", [producer, ttl_ms, *sizes], read)
 
     def epoch(self) -> int:
         """Return the epoch of the task's records of producers."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from redrb.codec import GroupLayout, parse_groups
 from redrb.codec.kernels import Piece
 from redrb.errors import DecodeError
-from redrb.stream.take.lease_part import Draw
+from redrb.stream.ranks.calls import DealtPart
 
 
 def dealt(count: int, parts: int) -> list[list[int]]:
@@ -99,10 +99,10 @@ def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
 
 def deal(
     ids: Sequence[int],
-    weights: Mapping[int, bytes] | None,
+    weights: Mapping[int, float] | None,
     world_size: int,
     payloads: Mapping[int, bytes | None] | None,
-) -> list[tuple[str, list[int]]]:
+) -> list[DealtPart]:
     """Split a batch into a part for each rank.
 
     Args:
@@ -110,9 +110,6 @@ def deal(
         weights: Weight by id, and under 0 the total, of an order that draws.
         world_size: Number of ranks.
         payloads: Payload of each group, to balance tokens; None: do not balance.
-
-    Returns:
-        Of each rank the weights, as text, and the ids.
     """
     even = ids[: len(ids) // world_size * world_size]
     if payloads is None:
@@ -122,19 +119,9 @@ def deal(
     parts = []
     for chosen in places:
         part = [even[place] for place in chosen]
-        words = weights and [f"{seq}:{weights[seq].decode()}" for seq in [*part, 0]]
-        parts.append((" ".join(words or ()), part))
+        drawn = None if weights is None else {str(seq): weights[seq] for seq in [*part, 0]}
+        parts.append(DealtPart(list(map(str, part)), drawn))
     return parts
-
-
-def part_draw(text: str) -> Draw | None:
-    """Read the weights of a part, as `deal` writes them; None when the order does not draw."""
-    if not text:
-        return None
-    pairs = (word.partition(":") for word in text.split())
-    weights = {int(seq): float(weight) for seq, _, weight in pairs}
-    total = weights.pop(0)
-    return Draw(weights, total)
 
 
 def _tokens(ids: Sequence[int], payloads: Mapping[int, bytes | None]) -> list[int]:

@@ -6,11 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from redrb.connection.request import Request
 from redrb.errors import ConfigError
-from redrb.stream.ranks.scripts import Loss, RankStep, RankStore
+from redrb.stream.ranks.calls import FinishPart, Loss, PartEnd, RankStep
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.scripts import Outcome
+from redrb.stream.task.store import TaskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +21,14 @@ class RankPart:
     """The holder of a rank's lease: its part of one step, kept until all ranks acknowledge.
 
     Attributes:
-        store: The ranks in Redis.
-        task: Name of the task.
+        store: The task.
+        group: Consumer group.
         consumer: The process that is this rank.
         place: The rank and its step.
     """
 
-    store: RankStore
-    task: str
+    store: TaskStore
+    group: str
     consumer: str
     place: RankStep
     whole: ClassVar[Collection[Outcome]] = ("ack", "release", "fail")
@@ -46,19 +49,23 @@ class RankPart:
                 f"{outcome}(ids): a rank's part ends as a whole. Call {outcome}() without ids; "
                 "reject(reason, ids) and expire(ids) take single groups out before."
             )
-        return self.store.finish(
-            *(self.consumer, self.place, outcome, ids, self._reason),
-            reason=reason,
-            samples=samples,
-        )
+        part = (self.group, self.consumer, self.place.rank, self.place.step)
+        finish = FinishPart(*part, outcome, tuple(map(str, ids)), reason, samples)
+
+        def read(end: PartEnd) -> str:
+            if end.more:  # a page of the step's groups was acknowledged
+                *_, end = self.store.all_pages(replace(finish, seqs=()))
+            return self._reason(end.loss)
+
+        return self.store.request(finish, read)
 
     def release(self, ids: Sequence[int]) -> None:
         """Keep the part for this rank."""
         self.end_request("release", ids, reason=NO_CAUSE, samples=0, ends=True).result()
 
-    def _reason(self, loss: Loss | None) -> str:
+    def _reason(self, loss: Loss) -> str:
         """Return why the part is lost, and what to do; "" if it is not."""
-        if loss is None:
+        if not loss:
             return ""
         if loss == "replaced":
             return (

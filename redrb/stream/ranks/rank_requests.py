@@ -8,9 +8,9 @@ from typing import Literal, NoReturn, TypeAlias
 
 from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
-from redrb.stream.ranks.scripts import MOST_STEPS, RankReply, RankStep
+from redrb.stream.ranks.calls import MOST_STEPS, RankReply, RankStep
+from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.fates import fates_seen_by
-from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.store import TaskStore
 
 Balance: TypeAlias = Literal["tokens"]
@@ -105,32 +105,27 @@ def _ended(
 ) -> RankLost | LeaseLost | BatchTimeout:
     """Return the error of an attempt that ended for all ranks."""
     task, place = store.task, request.place
-    if reply.text == "lost":
+    if reply.reason == "lost":
         return RankLost(task=task, step=place.step, ranks=reply.ranks)
-    if reply.text == "anew":
+    if reply.reason == "anew":
         return LeaseLost(
             task=task,
             ids=(),
             why=f"deliveries of rank {place.rank}'s part failed too often, so step "
             f"{place.step} is formed anew: take it again on all ranks.",
         )
-    words = reply.counts.split()
-    numbers = [int(word) for word in words if "=" not in word]
-    available, blocked, expired, others = (numbers + [0] * 4)[:4]
-    named = (word.split("=") for word in words if "=" in word)
-    counts = {name: int(number) for name, number in named}
-    unfinished = bool(counts.pop("unfinished", 0))
-    fates = fates_seen_by(counts, available, leased_here=None)
+    found = reply.last_look or TakeReply("short")
+    fates = fates_seen_by(found.fates, found.amount, leased_here=None)
     return BatchTimeout(
         task=task,
         namespace=store.keys.namespace,
         wanted=request.take.least,
-        available=available,
+        available=found.amount,
         waited_s=waited_s,
-        blocked=blocked,
-        expired=expired,
-        others=others,
-        unfinished=unfinished,
+        blocked=found.blocked,
+        expired=found.expired,
+        others=found.others,
+        unfinished=found.outcome != "short",
         missing_ranks=reply.ranks,
         fates=fates,
         similar=() if fates.get("put_ever", 1) else similar(),
@@ -147,7 +142,7 @@ def _refusal(request: PartRequest, reply: RankReply) -> str:
         )
     if reply.outcome == "differs":
         return (
-            f"other ranks ask for {reply.text!r} in step {place.step}, and rank {place.rank} for "
+            f"other ranks ask for {reply.spec!r} in step {place.step}, and rank {place.rank} for "
             f"{request.spec!r} (count, at least, status, balance, query). All must ask for the "
             "same."
         )

@@ -5,16 +5,29 @@ from __future__ import annotations
 from typing import NoReturn, Protocol
 
 from redrb.connection.deadline import Deadline, here
+from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.forks import in_child
-from redrb.stream.ranks.dealing import deal, part_draw
+from redrb.stream.ranks.calls import (
+    RANKS,
+    UNFINISHED,
+    AskPart,
+    AssignParts,
+    EndAttempt,
+    FinishPart,
+    RankReply,
+    RankStep,
+)
+from redrb.stream.ranks.dealing import deal
 from redrb.stream.ranks.rank_part import RankPart
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
-from redrb.stream.ranks.scripts import RANKS, UNFINISHED, RankReply, RankStep, RankStore
+from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.take.lease_part import Draw
+from redrb.stream.task.entries import first_ids, parse_entry
+from redrb.stream.task.inspection import count_waiting
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 
@@ -42,7 +55,7 @@ class Ranks:
         self._task = task
         self._store = task.store
         self._consumer = consumer
-        self._rank_store = RankStore(task.store, consumer.group)
+        self._waiter = f"{RANKS}:{consumer.group}"
         self._begin()
         in_child(self._begin)  # the parts belong to the parent
 
@@ -92,19 +105,23 @@ class Ranks:
             elif reply.outcome == "wait":
                 attempt = reply.number
                 if last:
-                    self._end(request, attempt)
+                    take = request.take
+                    waiting = count_waiting(
+                        self._store, self._consumer.group, take.status, take.where
+                    )
+                    self._end(attempt, TakeReply("short", waiting))
                 else:
                     self._block(request, reply)
             elif reply.outcome != "more":
                 self._refuse(request, reply)
             if reply.outcome in ("gone", "more") and deadline.pages_over:
-                self._rank_store.end(attempt, UNFINISHED)
-                self._refuse(request, RankReply("ended", counts=UNFINISHED))
+                self._end(attempt, UNFINISHED)
+                self._refuse(request, RankReply("ended", last_look=UNFINISHED))
 
     def close(self) -> None:
         """Leave; the parts of this rank are kept, unharmed, for the process that replaces it."""
         for rank, consumer in self._joined.items():
-            self._rank_store.leave(consumer, rank)
+            self._store.call(FinishPart(self._consumer.group, consumer, rank, 0, "leave"))
         self._joined.clear()
 
     def _ask(
@@ -112,14 +129,11 @@ class Ranks:
     ) -> RankReply:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
-        reply = self._rank_store.ask(
-            *(consumer, request.place, request.spec),
-            attempt=attempt,
-            joined=joined,
-            last=last,
-            lease_ms=self._consumer.lease_ms,
-            incarnation=incarnation,
+        ask = AskPart(
+            *(self._consumer.group, consumer, request.place, request.spec, attempt),
+            *(joined, last, self._consumer.lease_ms, incarnation),
         )
+        reply = self._store.call(ask)
         if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
             self._joined[rank] = consumer
         return reply
@@ -130,11 +144,8 @@ class Ranks:
             self._task.similar,
         )
 
-    def _end(self, request: PartRequest, attempt: int) -> None:
-        """End an attempt for which ranks are missing; the errors count the groups that wait."""
-        group, take = self._consumer.group, request.take
-        waiting = self._task.scripts.count(group, take.status, take.where)
-        self._rank_store.end(attempt, f"{waiting}")
+    def _end(self, attempt: int, last_look: TakeReply) -> None:
+        self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
 
     def _block(self, request: PartRequest, reply: RankReply) -> None:
         deadline = here()
@@ -146,38 +157,66 @@ class Ranks:
             f"{request.place.step}: rank {request.place.rank} waits ({reply.outcome}); for ranks: "
             f"{ranks}"
         )
-        forming = reply.outcome == "form"
-        self._rank_store.wait(self._consumer.name, forming=forming)
+        full = [self._waiter] if reply.outcome == "form" else []
+        self._store.wait_for_wake(f"{self._consumer.name}.rank", *full)
 
     def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""
-        step, take, size = request.place.step, request.take, request.place.world_size
-        batch = self._rank_store.lease_batch(
-            *(self._consumer.name, step, attempt, take if last else take.full),
-            ttl_ms=0 if last else QUEUE_TTL_MS,
-            lease_ms=self._consumer.lease_ms,
-            revision=self._task.description.revision,
+        step, take, consumer = request.place.step, request.take, self._consumer
+        slot = f"{RANKS}/{step}"
+        lease = Take(
+            *(consumer.group, consumer.name, slot, str(attempt), take if last else take.full),
+            *(self._waiter, 0 if last else QUEUE_TTL_MS, consumer.lease_ms),
+            *(self._task.description.revision, last),
         )
+        batch = self._store.call(lease)
         if batch.outcome == "taken":
+            ids, weights = self._leased(slot, batch)
             payloads = None
             if request.balance == "tokens":
-                payloads, _ = self._rank_store.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
-            parts = deal(batch.ids, batch.weights, size, payloads)
-            self._rank_store.assign(step, attempt, request.spec, parts)
+                payloads, _ = self._read(slot, len(ids) + MOST_RANKS)
+            parts = deal(ids, weights, request.place.world_size, payloads)
+            self._store.call(AssignParts(consumer.group, step, attempt, request.spec, parts))
         elif batch.outcome == "gone":
             self._task.reopen(refused_here=True)
         elif batch.outcome == "never":
             raise ConfigError(
-                f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "
+                f"task {self._store.task!r} holds at most {batch.amount} groups: a batch of "
                 f"{take.count} can never be full. Take fewer, raise the limit, or widen the rate."
             )
         elif batch.outcome == "short":
             if last:
-                self._rank_store.end(attempt, batch.counts_as_text)
+                self._end(attempt, batch)
             return last
         if batch.outcome in ("gone", "more") and here().pages_over:
-            self._rank_store.end(attempt, UNFINISHED)
+            self._end(attempt, UNFINISHED)
         return True
+
+    def _leased(self, slot: str, batch: TakeReply) -> tuple[list[int], dict[int, float] | None]:
+        """Return the groups of a batch in the task's order, and their weights as `deal` asks."""
+        pending = self._store.client.execute(
+            *("XPENDING", self._store.keys.stream, self._consumer.group),
+            *("-", "+", max(batch.amount, 1), slot),
+        )
+        with Reading("the batch of ranks"):
+            ids = [int(entry[0].rpartition(b"-")[2]) for entry in pending]
+            order = {int(member): place for place, member in enumerate(batch.members)}
+            ids.sort(key=lambda seq: (order.get(seq, 0), seq))
+            if not batch.weights:
+                return ids, None
+            return ids, {**dict(zip(order, batch.weights, strict=True)), 0: batch.total_weight}
+
+    def _read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
+        """Return the payloads that a slot leases, and the first ids of requeued groups, by id.
+
+        A payload is None where the entry was deleted.
+        """
+        reply = self._store.client.execute(
+            *("XREADGROUP", "GROUP", self._consumer.group, slot, "COUNT", max(count, 1)),
+            *("STREAMS", self._store.keys.stream, "0"),
+        )
+        raw = reply[0][1] if reply else ()
+        return dict(map(parse_entry, raw)), first_ids(raw)
 
     def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
         """Return the lease on a part; None when another process has taken the rank over.
@@ -186,20 +225,19 @@ class Ranks:
         of steps stays equal on all ranks.
         """
         place = request.place
-        payloads, first_ids = (
-            self._rank_store.read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
-        )
+        payloads, firsts = self._read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
+        weights = reply.weights
         try:
             part = claimed_part(
                 self._store,
                 self._consumer.group,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
-                RankPart(self._rank_store, self._store.task, self._consumer.name, place),
+                RankPart(self._store, self._consumer.group, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
                 reader=self._consumer.reader,
-                draw=part_draw(reply.text),
-                first_ids=first_ids,
+                draw=None if weights is None else Draw(weights, weights.pop(0)),
+                first_ids=firsts,
             )
         except LeaseLost:
             return None

@@ -10,8 +10,7 @@ from redrb.checks import MOST, check_choice
 from redrb.orders import known_order
 from redrb.stream.saving.records import settings_of
 from redrb.stream.task.rate import RateLimit
-from redrb.stream.task.scripts import WIRE_FORMAT
-from redrb.stream.task.settings import NUMBERS, Eviction, OnExpired, TaskSettings
+from redrb.stream.task.settings import NUMBERS, WIRE_FORMAT, Eviction, OnExpired, TaskSettings
 from redrb.stream.task.tags import declare_tags
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")

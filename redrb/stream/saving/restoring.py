@@ -7,18 +7,15 @@ transaction that has its effect once however often it is sent.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
-
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
-from redrb.damage import Reading
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import add_to, load
+from redrb.stream.saving.calls import AddToStage, BeginRestore, PartKind
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
@@ -33,8 +30,7 @@ from redrb.stream.saving.records import (
 )
 from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.task.entries import entry_id
-from redrb.stream.task.scripts import WIRE_FORMAT
-from redrb.stream.task.settings import STORED_DEFAULTS
+from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
@@ -98,18 +94,14 @@ class Restoring:
             StoreError: Another process began to resume later.
             TaskMismatch: The task has another order or other tags.
         """
-        outcome, *reply = self._run("saving/restore_begin", COMPLETE_TTL_MS, self.put)
-        if outcome == b"used":
+        begun = self.store.call(BeginRestore(self.token, COMPLETE_TTL_MS, self.put))
+        if begun.outcome == "used":
             raise self.used()
-        if outcome == b"overtaken":
+        if begun.outcome == "overtaken":
             raise self.gone()
-        fields, *groups = reply
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        with Reading(f"the settings of task {self.store.task!r}"):
-            given = settings_of({name.decode(): value.decode() for name, value in pairs})
-            # consumer groups that have joined already find everything, and may wait for it
-            self._late = sorted({name.decode() for name in groups} - set(self._names))
-        self._settings = self._merged(given)
+        # consumer groups that have joined already find everything, and may wait for it
+        self._late = sorted(set(begun.groups) - set(self._names))
+        self._settings = self._merged(settings_of(begun.fields))
         self._send("task", {**self._task(), "groups": self._groups()})
 
     def group(self, record: GroupRecord, payload: bytes) -> None:
@@ -162,7 +154,7 @@ class Restoring:
 
     def give_up(self) -> None:
         """Delete the stage."""
-        self._run("saving/restore_begin", 0, 0)
+        self.store.call(BeginRestore(self.token, 0, 0))
 
     def _add(
         self, kind: Kind, command: list[Argument], payload: bytes, described: Any = None
@@ -175,21 +167,29 @@ class Restoring:
     def _flush(self) -> None:
         page, self._page = self._page, _Page()
         if page.commands:
-            kind = "entries" if self._kind is Kind.GROUP else "dead"
-            self._send(kind, page.described, page)
+            self._send("entries" if self._kind is Kind.GROUP else "dead", page.described, page)
 
-    def _send(self, kind: str, records: Any, page: _Page | None = None) -> None:
+    def _send(self, kind: PartKind, records: Any, page: _Page | None = None) -> None:
         """Put the next part on the stage, once however often it is sent."""
         self._part += 1
         pipeline = self.store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
         ttl_ms = COMPLETE_TTL_MS if kind == "end" else STAGE_TTL_MS
-        arguments: list[Argument] = [self._part, ttl_ms, kind, msgpack.packb(records)]
-        add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
+        add = AddToStage(self._part, ttl_ms, kind, records)
+        add.add_to(pipeline, [self._stage.stream], whole=True)
         pipeline.add("EXEC")
-        outcome = Request(self.store.client, pipeline, _outcome).result()
-        if outcome == b"gone":
+
+        def outcome(replies: list[Reply]) -> str:
+            error = first_error(replies)
+            if error is not None:
+                raise error
+            error, last = first_error(replies[-1]), replies[-1][-1]
+            if error is not None and (isinstance(last, Exception) or add.read(last) == "ok"):
+                raise error  # of a part that came before, only the entries are refused
+            return add.read(last)
+
+        if Request(self.store.client, pipeline, outcome).result() == "gone":
             raise self.gone()
 
     def _merged(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -230,9 +230,6 @@ class Restoring:
             for group, needed in zip([*self.header.groups, *late], waiting, strict=True)
         }
 
-    def _run(self, script: str, *arguments: Argument) -> Reply:
-        return self.store.run(script, [self.token, *arguments])
-
     def used(self) -> ConfigError:
         """Return the error for a task that is not as it was, or not new."""
         return ConfigError(
@@ -250,16 +247,3 @@ class Restoring:
 
 def _texts(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: str(count) for name, count in counts.items()}
-
-
-def _outcome(replies: Sequence[Reply]) -> bytes:
-    """Return the outcome of a part; if it came before, Redis has refused its entries."""
-    results = replies[-1]
-    error = first_error(replies)
-    if error is not None:
-        raise error
-    outcome = results[-1]
-    error = first_error(results)
-    if error is not None and outcome not in (b"again", b"gone"):
-        raise error
-    return bytes(outcome)

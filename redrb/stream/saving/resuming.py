@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-import msgpack
-
 from redrb.errors import ConfigError, StoreError
-from redrb.lua.scripts import load, run
+from redrb.stream.saving.calls import EndRestore, FindRestored, Staged
 from redrb.stream.saving.checked_file import CheckedFile, open_saved
 from redrb.stream.saving.checking import CheckedContents
 from redrb.stream.saving.file import SaveReader
@@ -77,18 +75,16 @@ def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
     known, others, unchanged, stored_by_known = [], [], True, 0
     stored = 0
     for each in files:
-        how, put, stored_now = each.store.run(
-            "saving/restore_look",
-            [each.saved.checksum, each.saved.ever_put, msgpack.packb(each.saved.whole)],
-        )
-        found = replace(each, put=put)
-        unchanged = unchanged and how == b"unchanged"
-        if how == b"other":
+        saved = each.saved
+        restored = each.store.call(FindRestored(saved.checksum, saved.ever_put, saved.whole))
+        found = replace(each, put=restored.put)
+        unchanged = unchanged and restored.how == "unchanged"
+        if restored.how == "other":
             others.append(found)
-            stored += stored_now
+            stored += restored.stored
         else:
             known.append(found)
-            stored_by_known += stored_now
+            stored_by_known += restored.stored
     if unchanged:
         return []
     if stored or (not others and stored_by_known):
@@ -168,20 +164,16 @@ def _replace_tasks(all_restoring: Sequence[Restoring]) -> None:
     """
     first = all_restoring[0].store
     by_stream = {each.store.keys.stream: each for each in all_restoring}
-    plans = [
-        msgpack.packb({"token": each.token, "put": each.put, "whole": each.whole})
-        for each in all_restoring
-    ]
-    outcome, *details = run(first.client, load("saving/restore_end"), list(by_stream), plans)
-    if outcome == b"ok":
+    staged = [Staged(each.token, each.put, each.whole) for each in all_restoring]
+    reply = EndRestore(staged).run(first.client, list(by_stream))
+    if reply.outcome == "ok":
         return
-    stream, *names = (detail.decode() for detail in details)
-    restoring = by_stream[stream]
-    if outcome == b"used":
+    restoring = by_stream[reply.stream]
+    if reply.outcome == "used":
         raise restoring.used()
-    if outcome == b"differs":
+    if reply.outcome == "differs":
         raise ConfigError(
-            f"task {restoring.store.task!r} got another {', '.join(names)} while it was restored: "
-            "nothing was changed; resume it again."
+            f"task {restoring.store.task!r} got another {', '.join(reply.settings)} while it was "
+            "restored: nothing was changed; resume it again."
         )
     raise restoring.gone()

@@ -8,18 +8,17 @@ has no record, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from redrb.connection.transport import Argument, Reply
 from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, RedrbError
+from redrb.stream.saving.calls import Notes, ReadRecords, ReadTask, TaskReply
 from redrb.stream.saving.records import (
     COUNTERS,
     PUT_FIELDS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
-    Need,
     SourceRecord,
     TaskHeader,
     settings_of,
@@ -55,11 +54,12 @@ class TaskReader:
             ConfigError: There is no such task.
         """
         self._store = store
-        reply = self._run("task")
-        if not reply:
+        reply = store.call(ReadTask())
+        if not reply.exists:
             raise ConfigError(f"there is no task {store.task!r} at {store.client.where} to save.")
         with Reading(f"task {store.task!r}"):
-            self._newest_letter, self.header = _header(store.task, now_ms, reply)
+            self.header = _header(store.task, now_ms, reply)
+        self._newest_letter = reply.newest_letter
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival.
@@ -132,13 +132,11 @@ class TaskReader:
 
     def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
         names = [group.name for group in self.header.groups]
-        reply = self._run("entries", len(names), *names, *seqs)
-        if not reply:
+        read = ReadRecords(names, list(map(str, seqs)))
+        reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
+        if reply.last < self.header.last:
             raise TaskChanged("the task was cleared")
-        last, *records = reply
-        if last < self.header.last:
-            raise TaskChanged("the task was cleared")
-        return [_record(seq, values) for seq, values in zip(seqs, records, strict=True)]
+        return list(map(_record, seqs, reply.notes, facts))
 
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
         cursor = b"0"
@@ -152,57 +150,39 @@ class TaskReader:
     def _execute(self, *arguments: Argument) -> Reply:
         return self._store.client.execute(*arguments)
 
-    def _run(self, *arguments: Argument) -> Reply:
-        return self._store.run("saving/snapshot", arguments)
-
 
 def _next_count(sizes: Iterator[int]) -> int:
     """Return the number of entries of the next page, if they are as large as those of this one."""
     return max(1, min(PAGE_GROUPS, PAGE_BYTES // max(*sizes, 1)))
 
 
-def _header(task: str, now_ms: int, reply: Reply) -> tuple[str, TaskHeader]:
-    """Return the id of the newest dead letter, or "", and the task without its groups."""
-    flat, newest_letter, *groups = reply
-    fields = _texts(flat)
-    return newest_letter.decode(), TaskHeader(
+def _header(task: str, now_ms: int, reply: TaskReply) -> TaskHeader:
+    groups = [
+        ConsumerGroup(
+            each.name,
+            each.counters,
+            each.counters.get("waiting", 0) + each.leased,
+            each.staleness,
+        )
+        for each in sorted(reply.groups, key=lambda group: group.name)
+    ]
+    return TaskHeader(
         task=task,
         saved_ms=now_ms,
-        settings=settings_of(fields),
-        counters={name: whole(fields[name]) for name in COUNTERS if name in fields},
-        groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
-    )
-
-
-def _consumer_group(values: Sequence[Any]) -> ConsumerGroup:
-    name, state, leased, staleness = values
-    counters = {field: whole(value) for field, value in _texts(state).items()}
-    return ConsumerGroup(
-        name=name.decode(),
-        counters=counters,
-        held=counters.get("waiting", 0) + int(leased),
-        staleness={mark: whole(groups) for mark, groups in _texts(staleness).items()},
+        settings=settings_of(reply.fields),
+        counters={name: whole(reply.fields[name]) for name in COUNTERS if name in reply.fields},
+        groups=tuple(groups),
     )
 
 
 @Reading("the record of a group")
-def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
+def _record(seq: int, notes: Notes, packed: bytes) -> GroupRecord | None:
     """Return the record of a group; None when the group was deleted meanwhile."""
-    packed, archived, *flat = values
     if not packed:
         return None
     facts = unpack_facts(packed)
     facts.pop("current", None)  # the version when it was put: of a run that is over
-    needs = zip(*(flat[place::5] for place in range(5)), strict=True)
-    return GroupRecord(
-        seq,
-        facts,
-        archived.decode(),
-        tuple(
-            Need(int(place), moved.decode(), expiry.decode(), whole(failed), whole(reads))
-            for place, moved, expiry, failed, reads in needs
-        ),
-    )
+    return GroupRecord(seq, facts, notes.archived, notes.needs)
 
 
 @Reading("a hash of a task")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from redrb.connection.transport import Argument
 
@@ -11,8 +12,7 @@ MOST_CHARACTERS = 2000
 """Longest message that is recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """Why groups end without being trained.
 
     Attributes:

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from redrb import tracing
 from redrb.codec import GroupLayout, parse_groups
 from redrb.codec.trace import trace_of
+from redrb.damage import Reading
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
 from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
-from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore
 
@@ -106,8 +107,10 @@ def claimed_part(
 
 
 def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
-    texts = TakeScripts(store).expiries(group, ids)
-    return {
-        seq: None if text is None else Expiry.parse(text)
-        for seq, text in zip(ids, texts, strict=True)
-    }
+    """Return the rules by which groups expired."""
+    key = f"{store.keys.prefix}expiries:{group}"
+    texts = store.client.execute("HMGET", key, *map(member_of, ids))
+    with Reading("the rules by which groups expired"):
+        return {
+            seq: text and Expiry.parse(text.decode()) for seq, text in zip(ids, texts, strict=True)
+        }

@@ -16,9 +16,9 @@ from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES
 from redrb.stream.heartbeat import Heartbeat, period_s
+from redrb.stream.take.calls import Beat, Drop, Finish, Leave, Outcome, Pulse, Recheck
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
-from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
@@ -74,9 +74,10 @@ class Slot:
         reason: Cause = NO_CAUSE,
         samples: int = 0,
         ends: bool = True,
-    ) -> Ending:
-        """Return the arguments that end groups of this lease."""
-        return Ending(self.name, self.token, outcome, tuple(ids), reason, samples, ends)
+    ) -> Finish:
+        """Return the call that ends groups of this lease."""
+        lease = (self.consumer.group, self.owner, self.name, self.token)
+        return Finish(*lease, outcome, list(map(str, ids)), reason, samples, ends)
 
     def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
@@ -91,7 +92,7 @@ class Slot:
             return LOST if result == "lost" else ""
 
         ending = self.ending(outcome, ids, reason=reason, samples=samples, ends=ends)
-        return self.consumer.end_request(self.owner, ending, note)
+        return self.consumer.end_request(ending, note)
 
     def release(self, ids: Sequence[int]) -> None:
         """Requeue all groups of this lease in pages, and free the slot."""
@@ -104,7 +105,7 @@ class Slot:
         for first in range(0, max(len(ids), 1), most):
             page, ends = ids[first : first + most], first + most >= len(ids)
             ending = self.ending("release", page, ends=ends)
-            self.consumer.end_request(self.owner, ending, str).result()
+            self.consumer.end_request(ending, str).result()
 
     def count(self, groups: int) -> None:
         """Note groups that the slot leases further; negative: no longer."""
@@ -161,7 +162,6 @@ class Consumer:
         """
         self._task = task
         self._finish_due = finish_due
-        self._scripts = TakeScripts(task.store)
         self.reader = reader
         self.group = group
         self.lease_ms = lease_ms
@@ -220,26 +220,26 @@ class Consumer:
         with self._lock:
             return sum(self._leased.values())
 
-    def end_request(self, owner: str, ending: Ending, note: Callable[[str], T]) -> Request[T]:
-        """Return the request that ends groups of a lease of `owner`.
+    def end_request(self, ending: Finish, note: Callable[[str], T]) -> Request[T]:
+        """Return the request that ends groups of a lease.
 
         `note` is given its result, "ok", or "lost" when another consumer has taken the lease over.
         """
 
         def read(result: str) -> T:
             if result == "ok" and ending.outcome == "ack":
-                self.worker.count(len(ending.ids), ending.samples)
+                self.worker.count(len(ending.seqs), ending.samples)
             return note(result)
 
-        return self._scripts.finish(self.group, owner, ending, read)
+        return self._task.store.request(ending, read)
 
     def recheck(self, slot: Slot, status: Status, ids: Sequence[int]) -> bool:
         """Return whether a lease is within the bound of staleness; else it is over."""
-        place = (self.group, slot.owner, slot.name, slot.token)
-        fresh = self._scripts.recheck(*place, status, ids)
-        if not fresh:
+        look = Recheck(self.group, slot.name, slot.token, status, list(map(str, ids)))
+        *_, reply = self._task.store.all_pages(look)
+        if not reply.fresh:
             slot.free()
-        return fresh
+        return reply.fresh
 
     def abandon(self, slot: Slot, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
@@ -266,14 +266,14 @@ class Consumer:
     def beat(self) -> None:
         """Renew this consumer's deadline, and release leases that were dropped."""
         name = self._task.name
-        outcome, taken_over, due, more = self._renew()
-        if outcome == "anew":
+        pulse = self._renew()
+        if pulse.outcome == "anew":
             self._task.reopen()
-            _, taken_over, due, more = self._renew()
-        elif outcome == "lost" and self._slots:
+            pulse = self._renew()
+        elif pulse.outcome == "lost" and self._slots:
             _log.warning("task %r: the heartbeat came too late", name)
-        self._taken_over += taken_over
-        if more:
+        self._taken_over += pulse.taken_over
+        if pulse.more:
             self._nudge()
         elif self._taken_over:
             _log.warning("task %r: took %d groups over from dead consumers", name, self._taken_over)
@@ -293,14 +293,15 @@ class Consumer:
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise
-        if due and self._finish_due is not None and self._finish_due(self._slice_s):
+        if pulse.due and self._finish_due is not None and self._finish_due(self._slice_s):
             self._nudge()
 
     def _requeue_given_up(self) -> None:
         while self._given_up:
             slot = self._given_up.popleft()
             try:
-                returned = self._scripts.drop(self.group, slot.owner, slot.name, slot.token)
+                drop = Drop(self.group, slot.name, slot.token)
+                returned = sum(page.found for page in self._task.store.all_pages(drop))
             except StoreError:
                 self._given_up.appendleft(slot)
                 raise
@@ -311,11 +312,10 @@ class Consumer:
                     returned,
                 )
 
-    def _renew(self) -> tuple[str, int, bool, bool]:
-        return self._scripts.heartbeat(
-            *(self.group, self.name, self.lease_ms),
-            *(self._task.description.incarnation, self.worker.announcement()),
-        )
+    def _renew(self) -> Pulse:
+        incarnation = self._task.description.incarnation
+        beat = Beat(self.group, self.name, self.lease_ms, incarnation)
+        return self._task.store.call(beat, self.worker.announcement())
 
     def close(self, *, requeue: bool = True) -> None:
         """Stop the heartbeat and requeue the groups that are still leased, unharmed.
@@ -331,8 +331,12 @@ class Consumer:
             heartbeat.stop()
         if self._may_lease and requeue:
             self._release_unread()
-            self._scripts.leave(self.group, self.name)
+            self.leave(self.name)
             self._may_lease = False
+
+    def leave(self, name: str) -> int:
+        """Requeue what a consumer of this group leases, unharmed; returns the number of groups."""
+        return sum(page.found for page in self._task.store.all_pages(Leave(self.group, name)))
 
     def _release_unread(self) -> None:
         while self._unread:

@@ -9,9 +9,9 @@ from typing import TypeAlias
 from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError, StoreUnavailable
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.take.scripts import Outcome
 
 Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
 """Groups of a lease: parts, and ids in each."""

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 _RIGHTS = ("makers_waiting", "rights_known")
-
-
-def read_fates(flat: Sequence[bytes]) -> dict[str, int]:
-    """Return the counts that `redrb/lua/include/fates.lua` returns, by name."""
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return {name.decode(): int(value) for name, value in pairs}
 
 
 def fates_seen_by(
@@ -20,7 +14,7 @@ def fates_seen_by(
     """Return the attribute `fates` of `BatchTimeout`.
 
     Args:
-        counts: From `read_fates`.
+        counts: From `redrb/lua/include/fates.lua`.
         available: Groups that the take could have had.
         leased_here: Groups that the consumer of the take leases; None: ranks lease all.
     """

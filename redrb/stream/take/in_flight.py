@@ -10,10 +10,10 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.stream.steps import Steps
+from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.take.scripts import TakeReply, TakeRequest
 
 if TYPE_CHECKING:
     from redrb.stream.take.taker import Taker

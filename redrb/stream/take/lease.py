@@ -18,6 +18,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError, StoreError, StoreU
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.endings import Chosen, end_parts
 from redrb.stream.take.forwarding import (
@@ -28,7 +29,6 @@ from redrb.stream.take.forwarding import (
     store_in_turn,
 )
 from redrb.stream.take.lease_part import Expiry, LeasePart
-from redrb.stream.take.scripts import Outcome
 
 Ids = TypeVar("Ids")
 

@@ -12,8 +12,8 @@ from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.lua.pages import PAGES
+from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.scripts import Outcome
 from redrb.stream.task.origin import Origin
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
+from redrb.stream.take.calls import Finish, Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import LOST, Consumer, Slot
 from redrb.stream.take.endings import end_part
@@ -13,7 +14,6 @@ from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
-from redrb.stream.take.scripts import Ending, TakeReply, TakeRequest, TakeScripts
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 
@@ -30,7 +30,6 @@ class Taker:
         """
         self._task = task
         self._store = task.store
-        self._scripts = TakeScripts(task.store)
         self._consumer = consumer
 
     def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
@@ -257,20 +256,16 @@ class Taker:
         consumer, description = self._consumer, self._task.description
         if before is not None:
             before.note_asked("ack", before.ids)
-        return self._scripts.take(
+        take = Take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
-            waiter=waiter or slot.waiter,
-            ttl_ms=ttl_ms,
-            lease_ms=consumer.lease_ms,
-            revision=description.revision,
-            incarnation=description.incarnation,
-            report=report,
-            first=None if before is None else _acknowledgement(before),
+            *(waiter or slot.waiter, ttl_ms, consumer.lease_ms, description.revision, report),
         )
+        first = None if before is None else _acknowledgement(before)
+        return take.with_payload(self._store, description.incarnation, first)
 
 
-def _acknowledgement(part: LeasePart) -> Ending | None:
-    """Return how a part is acknowledged; None when nothing of it is left."""
+def _acknowledgement(part: LeasePart) -> Finish | None:
+    """Return the call that acknowledges a part; None when nothing of it is left."""
     if not part.layouts or not isinstance(part.holder, Slot):
         return None
     return part.holder.ending("ack", part.ids, samples=part.samples)

@@ -1,4 +1,4 @@
-"""`configure`: changes settings of a task while others work on it."""
+"""`open_task`, `configure`: a task is given settings, at first and while others work on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, TaskMismatch
 from redrb.orders import Fifo
-from redrb.stream.task.scripts import TaskScripts
-from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
+from redrb.stream.task.rate import UNREAD_FILL
+from redrb.stream.task.settings import TaskSettings, excluded_by_admission
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import read_fields, settings_in
+from redrb.stream.task.stored_settings import caller, read_fields, settings_in
 
 FIXED = {
     "partitions": (
@@ -28,6 +29,28 @@ FIXED = {
 """Settings that cannot change, and why."""
 
 _STORED = {"keep": ("keep_ms",), "order": ("order", "sampled")}
+
+
+def open_task(store: TaskStore, call: Open) -> OpenReply | None:
+    """Create a task, or compare its settings; None: it is not to be created, and does not exist.
+
+    Raises:
+        TaskMismatch: The task exists with other settings.
+        ConfigError: `eviction="stalest"` is asked of a task that indexes no versions, or the limit
+            or capacity is smaller than the rate's `min_size`, or another process gave a setting
+            that `groups_per_version` excludes.
+    """
+    reply = store.call(call)
+    if reply.outcome == "unknown":
+        return None
+    if reply.outcome == "differs":
+        asked = call.implied | call.given
+        raise TaskMismatch(
+            store.task,
+            {name: (stored, asked.get(name)) for name, stored in reply.settings.items()},
+        )
+    _check(store, reply)
+    return reply
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
@@ -51,7 +74,7 @@ def stored_names(changes: Mapping[str, Any]) -> list[str]:
     return [each for name in changes for each in _STORED.get(name, (name,))]
 
 
-def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | None:
+def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | None:
     """Change settings of a task in one atomic step; returns all of them, as Redis keeps them.
 
     None is returned for a task that does not exist. The settings that the task is to have are
@@ -66,22 +89,73 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | 
         ConfigError: A setting cannot have this value.
     """
     check_changes(changes)
-    scripts, revision = TaskScripts(store), uuid.uuid4().hex
+    revision = uuid.uuid4().hex
     with Deadline():
-        while True:
-            before, _ = read_fields(store)
-            if not before["revision"]:
-                return None
-            for name in ("groups_per_version", "max_staleness"):
-                if before["groups_per_version"] and changes.get(name, 0) is None:
-                    raise ConfigError(
-                        f"{name} cannot be removed: makers hold rights counted by it."
-                    )
-            wanted = replace(settings_in(before), **changes).as_stored()
-            if "order" in changes and changes["order"] is None:
-                wanted |= {"order": Fifo.name, "sampled": "0"}
-            changed = {name: wanted.get(name, "") for name in stored_names(changes)}
-            after = scripts.configure(revision, before["revision"], changed)
-            if after is not None:
-                return after
-            store.refused(before["revision"])
+        return _configure(store, changes, revision)
+
+
+def _configure(
+    store: TaskStore, changes: Mapping[str, Any], revision: str
+) -> ConfigureReply | None:
+    while True:
+        before, _ = read_fields(store)
+        if not before["revision"]:
+            return None
+        for name in ("groups_per_version", "max_staleness"):
+            if before["groups_per_version"] and changes.get(name, 0) is None:
+                raise ConfigError(f"{name} cannot be removed: makers hold rights counted by it.")
+        wanted = replace(settings_in(before), **changes).as_stored()
+        if "order" in changes and changes["order"] is None:
+            wanted |= {"order": Fifo.name, "sampled": "0"}
+        changed = {name: wanted.get(name, "") for name in stored_names(changes)}
+        after = store.call(Configure(revision, before["revision"], caller(store), changed))
+        if after.outcome == "unsortable":
+            raise ConfigError(
+                f"task {store.task!r} has groups, and Redis does not know the scores of "
+                f"{changed['order']!r}: it can sort them by fifo, lifo, stalest, freshest, "
+                "priority, uniform and prioritized. Give one of these, or change the order while "
+                "the task is empty."
+            )
+        if after.outcome != "changed":
+            _check(store, after)
+            return after
+        store.refused(before["revision"])
+
+
+def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
+    """Refuse settings that do not fit together; else do the work that a change has left."""
+    if reply.outcome == "unversioned":
+        raise ConfigError(
+            f'task {store.task!r} indexes no versions, so eviction="stalest" has nothing to go by: '
+            'give order="stalest" or max_staleness too.'
+        )
+    if reply.outcome == "blocked":
+        raise _blocked(store.task, reply)
+    if reply.outcome == "excluded":
+        raise excluded_by_admission(reply.setting, reply.value)
+    if reply.unfinished:  # groups are indexed or sorted, or history deleted, in pages
+        fill(store)
+
+
+def fill(store: TaskStore) -> None:
+    """Do the work that a change of settings has left; whoever opens the task next goes on."""
+    for _ in store.all_pages(Fill(), all_of_them=False):
+        pass
+
+
+def _blocked(task: str, reply: SettingsReply) -> ConfigError:
+    """Return the error for a rate and a limit, of two processes, that block both sides."""
+    setting, most, groups = reply.setting, reply.value, reply.groups
+    limit, rate = f"{setting}={most}", f"rate with min_size={groups}"
+    why = f"Takes would wait for {groups} stored groups, of which puts store at most {most}"
+    if reply.gives_limit:
+        advice = f"give a {setting} of at least {groups} here"
+    else:
+        advice = f"give a min_size of at most {most} here, and a min_diff that needs no more"
+    if not groups:
+        rate, why, advice = "rate", UNREAD_FILL, "leave one of them out here"
+    mine, stored = (limit, rate) if reply.gives_limit else (rate, limit)
+    return ConfigError(
+        f"task {task!r}: this process gives a {mine}, and another process gave a {stored}. {why}: "
+        f"{advice}, or clear() the task and open it with other settings."
+    )

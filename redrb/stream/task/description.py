@@ -59,7 +59,7 @@ class TaskDescription:
 
     @classmethod
     @Reading("the settings of a task")
-    def of(cls, stored: Mapping[str, str], order: Order | None) -> Self:
+    def of(cls, stored: Mapping[str, str], epoch: int, order: Order | None) -> Self:
         """Return the description of a task from its settings in Redis; "" for those not given."""
         return cls(
             order=order,
@@ -71,7 +71,7 @@ class TaskDescription:
             ),
             limit=_number(stored["limit"]) or 0,
             keep_expired=stored["on_expired"] == "keep",
-            epoch=int(stored["epoch"]),
+            epoch=epoch,
             kind=stored["kind"],
         )
 

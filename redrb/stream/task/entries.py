@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redrb.connection.transport import Reply
 from redrb.damage import Reading
@@ -19,6 +19,12 @@ def entry_id(seq: int) -> str:
 def member_of(seq: int) -> str:
     """Return a group's id as the hashes and sorted sets of a task name it."""
     return f"{seq:016d}"
+
+
+def texts_of(ids: Sequence[int], most: int) -> Iterator[list[str]]:
+    """Yield ids of groups as scripts get them, at most so many at a time."""
+    for start in range(0, len(ids), most):
+        yield [str(seq) for seq in ids[start : start + most]]
 
 
 @Reading("an entry of a task's stream")

@@ -8,11 +8,12 @@ from typing import get_args
 
 from redrb.checks import check_choice
 from redrb.codec import decode_items, parse_group
+from redrb.damage import Reading
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
+from redrb.stream.task.calls import Discard, Expire, ExpireMode, ExpireReply, Versions
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.scripts import ExpireMode
 from redrb.stream.task.settings import OnExpired
 from redrb.stream.task.task import Task
 
@@ -112,7 +113,7 @@ class Expiration:
         mode: ExpireMode = on_expired or ("keep" if keeps else "discard")
         total, expired = 0, EXPIRE_GROUPS
         while expired == EXPIRE_GROUPS:
-            expired, _ = self._run(EXPIRE_GROUPS, mode, version, rules, statuses)
+            expired = self._run(EXPIRE_GROUPS, mode, version, rules, statuses).expired
             total += expired
         return total
 
@@ -120,21 +121,30 @@ class Expiration:
         """Return how stale groups are."""
         version = self._current_version(current_version)
         found: dict[str, dict[int, int]] = {}
-        for kind, at, groups in self._task.scripts.versions(self._group):
-            stale = at if kind[0] == "t" else min(max(version - at, 0), MOST_STALENESS)
-            histogram = found.setdefault(kind, {})
-            histogram[stale] = histogram.get(stale, 0) + groups
+        page = self._task.store.call(Versions(self._group))
+        while True:
+            for kind, at, groups in page.counts:
+                stale = at if kind[0] == "t" else min(max(version - at, 0), MOST_STALENESS)
+                histogram = found.setdefault(kind, {})
+                histogram[stale] = histogram.get(stale, 0) + groups
+            if not page.place:
+                break
+            page = self._task.store.call(Versions(self._group, page.place))
         kinds = ("wo", "wn", "lo", "ln", "to", "tn", "tf", "tq")
         return StalenessReport(version, *(Staleness(found.get(kind, {})) for kind in kinds))
 
     def _current_version(self, given: int | None) -> int:
-        version = self._task.scripts.current_version() if given is None else given
+        if given is not None:
+            return given
+        store = self._task.store
+        version = store.client.execute("HGET", store.keys.task, "version")
         if version is None:
             raise ConfigError(
                 "the task knows no weight version yet: give current_version, or open the stream "
                 "with weights=NAME so that it learns them from the publisher."
             )
-        return version
+        with Reading(f"the weight version of task {self._task.name!r}"):
+            return int(version)
 
     def _discard_each(
         self,
@@ -149,12 +159,12 @@ class Expiration:
         """
         total = 0
         while True:
-            _, due = self._run(CALLBACK_GROUPS, "look", version, rules, statuses)
+            due = self._run(CALLBACK_GROUPS, "look", version, rules, statuses).due
             for seq in due:
                 payload = self._payload(seq)
                 if payload is not None:
                     callback(decode_items(parse_group(payload)))
-                total += self._task.scripts.discard(self._group, [seq])
+                total += self._task.store.call(Discard(self._group, [str(seq)]))
             if not due:
                 return total
 
@@ -171,20 +181,12 @@ class Expiration:
         version: int,
         rules: StalenessRules,
         statuses: Sequence[Status],
-    ) -> tuple[int, tuple[int, ...]]:
-        """Return how many groups expired, and with the mode "look" the ids of those that would."""
-        found = self._task.scripts.expire(
-            self._group,
-            limit,
-            mode=mode,
-            version=version,
-            max_staleness=rules.max_staleness,
-            max_token_staleness=rules.max_token_staleness,
-            statuses=statuses,
-        )
-        if found is None:
+    ) -> ExpireReply:
+        expire = Expire(self._group, limit, mode, version, rules, list(statuses))
+        *_, reply = self._task.store.all_pages(expire)
+        if not reply.indexed:
             raise ConfigError(
                 'this task does not index versions: open it with order="stalest", or with '
                 "max_staleness / max_token_staleness."
             )
-        return found
+        return reply

@@ -10,6 +10,7 @@ from redrb.codec import decode_items, parse_group
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
 from redrb.experience import BufferItem
+from redrb.stream.task.calls import Archived, Trim
 from redrb.stream.task.entries import entry_id, member_of, parse_entry
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.task import Task
@@ -38,7 +39,7 @@ class StoredGroup:
 
 def read_groups(task: Task, ids: Sequence[int]) -> list[StoredGroup | None]:
     """Return groups by id, in the order of `ids`; None for a group that is gone."""
-    task.scripts.trim()
+    _trim(task.store)
     found: list[StoredGroup | None] = []
     for start in range(0, len(ids), PAGE_GROUPS):
         found += _read(task.store, ids[start : start + PAGE_GROUPS])
@@ -50,14 +51,20 @@ def history(task: Task, since: datetime | None, until: datetime | None) -> Itera
     after = ("-inf", "") if since is None else (f"{since.timestamp() * 1000:.0f}", "")
     end = "+inf" if until is None else f"({until.timestamp() * 1000:.0f}"
     while True:
-        task.scripts.trim()
-        page = task.scripts.archived(*after, end, PAGE_GROUPS)
+        _trim(task.store)
+        page = task.store.call(Archived(*after, end, PAGE_GROUPS))
         if not page:
             return
         for group in _read(task.store, [seq for seq, _ in page]):
             if group is not None:
                 yield group
         after = (page[-1][1], member_of(page[-1][0]))
+
+
+def _trim(store: TaskStore) -> None:
+    """Delete history beyond the period and the number that the task keeps."""
+    for _ in store.all_pages(Trim()):
+        pass
 
 
 def _read(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:

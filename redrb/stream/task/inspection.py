@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from redrb.connection import Client
 from redrb.errors import StoreError
+from redrb.experience import Status
+from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
 
@@ -40,6 +41,22 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
         StoreUnavailable: Redis stayed away.
     """
     stores = existing_task(client, task, namespace=namespace)
-    parts = Reach(stores).ask(lambda number: TaskScripts(stores[number]).stats(group))
+    parts = Reach(stores).ask(lambda number: stats_of(stores[number], group))
     missing = [number for number in range(len(stores)) if number not in parts]
-    return StreamStats.summed([StreamStats.of(part) for part in parts.values()], missing)
+    return StreamStats.summed(list(parts.values()), missing)
+
+
+def stats_of(store: TaskStore, group: str) -> StreamStats:
+    """Return the counters of a task, or of a partition, as a consumer group sees them."""
+    figures = store.call(Stats(group))
+    return StreamStats.of(figures or {})
+
+
+def count_waiting(store: TaskStore, group: str, status: Status, where: str) -> int:
+    """Return how many groups wait for a consumer group; before it joins, how many it would find."""
+    page = store.call(Count(group, status, where))
+    found = page.found
+    while page.place != "0":
+        page = store.call(Count(group, status, where, page.place))
+        found += page.found
+    return found

@@ -1,39 +1,68 @@
-"""`requeue_letters`, `drop_letters`: change dead letters of a task, in all of its partitions."""
+"""`requeue`, `drop`, `change_letters`: change dead letters of a task, some at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from redrb.errors import ConfigError
+from redrb.stream.task.calls import DropLetters, Requeue
+from redrb.stream.task.entries import texts_of
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
+LETTERS_OF_A_CALL = 20
+"""Most dead letters that one script call requeues or deletes."""
 
-def requeue_letters(stores: Sequence[TaskStore], group: str, ids: Iterable[int]) -> int:
+
+def requeue(store: TaskStore, group: str, ids: Sequence[int]) -> int:
     """Let dead letters of a consumer group wait again, in their old places; returns how many.
 
+    Raises:
+        ConfigError: A letter has no place in the order that the task has now.
+    """
+    requeued = 0
+    for seqs in texts_of(ids, LETTERS_OF_A_CALL):
+        for page in store.all_pages(Requeue(group, seqs)):
+            if page.unsortable is not None:
+                raise _no_place(store.task, *page.unsortable)
+            requeued += page.found
+    return requeued
+
+
+def drop(store: TaskStore, group: str, ids: Sequence[int]) -> int:
+    """Delete dead letters of a consumer group for good; returns how many."""
+    return sum(store.call(DropLetters(group, seqs)) for seqs in texts_of(ids, LETTERS_OF_A_CALL))
+
+
+def change_letters(
+    change: Callable[[TaskStore, str, Sequence[int]], int],
+    stores: Sequence[TaskStore],
+    group: str,
+    ids: Iterable[int],
+) -> int:
+    """Change dead letters in all partitions of a task; returns how many.
+
     Args:
+        change: `requeue` or `drop`.
         stores: All partitions of the task.
         group: Consumer group that gave them up.
         ids: Their ids; those without a letter, and 0, are left out.
     """
-    return _change(stores, ids, lambda scripts, seqs: scripts.requeue(group, seqs))
-
-
-def drop_letters(stores: Sequence[TaskStore], group: str, ids: Iterable[int]) -> int:
-    """Delete dead letters of a consumer group for good; returns how many."""
-    return _change(stores, ids, lambda scripts, seqs: scripts.drop_letters(group, seqs))
-
-
-def _change(
-    stores: Sequence[TaskStore],
-    ids: Iterable[int],
-    change: Callable[[TaskScripts, list[int]], int],
-) -> int:
     places = Numbering(len(stores)).by_partition(dict.fromkeys(ids))
 
     def change_in(number: int) -> int:
-        return change(TaskScripts(stores[number]), [seq for seq in places[number] if seq > 0])
+        return change(stores[number], group, [seq for seq in places[number] if seq > 0])
 
     return sum(Reach(stores).each(places, change_in).values())
+
+
+def _no_place(task: str, order: str, former: str) -> ConfigError:
+    """Return the error for dead letters that were given up in another order of the task."""
+    given_up = f"in the order {former!r}" if former else "before the order changed"
+    return ConfigError(
+        f"some of these dead letters of task {task!r} cannot be requeued: their "
+        f"groups were given up {given_up}, and Redis cannot compute their scores in the order "
+        f"{order!r}. Put their samples as new groups, stream.put(letter.items), and drop the "
+        "letters."
+    )

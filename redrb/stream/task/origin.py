@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from redrb.damage import Reading
+import msgspec
+
+from redrb.lua.calls import Call
 from redrb.stream.task.store import TaskStore
 
 
@@ -24,7 +26,7 @@ class Source(NamedTuple):
     trace: str = ""
 
 
-class OriginState(NamedTuple):
+class OriginState(msgspec.Struct, frozen=True):
     """What an origin's task says.
 
     Attributes:
@@ -38,6 +40,13 @@ class OriginState(NamedTuple):
     floor: int
     stored: bool
     kept: tuple[str, ...] = ()
+
+
+class Look(Call[OriginState], frozen=True):
+    """Ask which groups are deleted for good, and whether one is stored."""
+
+    script: ClassVar = "task/floor"
+    seq: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +71,3 @@ class Origin:
         """
         tag = self.store.keys.prefix.removeprefix("redrb:{").removesuffix("}:")
         return f"{tag}:{self.group}"
-
-    def look(self, seq: int) -> OriginState:
-        """Ask the task for its state, and whether it stores a group.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-        """
-        incarnation, floor, stored, *kept = self.store.run("task/floor", [seq])
-        with Reading("the ids of a task's groups"):
-            may_return = tuple(each.decode() for each in kept)
-            return OriginState(incarnation.decode(), int(floor), bool(stored), may_return)

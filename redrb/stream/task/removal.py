@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrb.connection import Client
-from redrb.stream.task.inspection import existing_task
+from redrb.connection.transport import Pipeline
+from redrb.registry import Registry
+from redrb.stream.task.calls import Clear
+from redrb.stream.task.inspection import existing_task, stats_of
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.registration import forget_name
-from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import caller
+
+REMOVED_TTL_MS = 3_600_000
+"""Time for which processes that used a removed task learn who has removed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,7 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         for member in store.client.execute("SMEMBERS", store.keys.groups)
     }
     parts = {
-        name: [StreamStats.of(TaskScripts(store).stats(name)) for store in stores]
-        for name in sorted(names) or ["default"]
+        name: [stats_of(store, name) for store in stores] for name in sorted(names) or ["default"]
     }
     stats = {name: StreamStats.summed(each) for name, each in parts.items()}
     whole = next(iter(stats.values()))
@@ -101,9 +105,30 @@ def remove_task(client: Client, task: str, *, namespace: str) -> int:
         UnknownTask: There is no such task.
     """
     stores = existing_task(client, task, namespace=namespace)
-    stored = sum(TaskScripts(store).clear() for store in reversed(stores))
+    stored = sum(clear(store) for store in reversed(stores))
     forget_name(client, namespace, stores[0])
     return stored
+
+
+def clear(store: TaskStore) -> int:
+    """Delete a task, or one partition of it; returns the number of groups that were stored.
+
+    A call that is repeated after a broken connection deletes no task that was created since.
+    """
+    look = Pipeline()
+    look.add("HGET", store.keys.task, "incarnation")
+    look.add("XLEN", store.keys.stream)
+    incarnation, found = store.exchange(look)
+    stored = store.call(Clear(caller(store), REMOVED_TTL_MS), incarnation or b"")
+    return int(found) if stored is None else stored
+
+
+def forget_name(client: Client, namespace: str, store: TaskStore) -> None:
+    """Remove a deleted task's name, unless another process has created the task anew meanwhile."""
+    registry = Registry(client, namespace)
+    registry.remove("task", store.task)
+    if store.client.execute("EXISTS", store.keys.task):
+        registry.add("task", store.task)
 
 
 def _consumers(

@@ -30,6 +30,9 @@ DEFAULT_MAX_DELIVERIES = 5
 DEFAULT_MAX_READS = 1
 DEFAULT_MAX_DEAD = 1000
 
+WIRE_FORMAT = 3
+"""Version of the layout of a task in Redis."""
+
 STORED_DEFAULTS = {
     "default_max_deliveries": str(DEFAULT_MAX_DELIVERIES),
     "default_max_reads": str(DEFAULT_MAX_READS),

@@ -12,9 +12,12 @@ from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
+from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import add_to, load, run, scripted_request
 from redrb.stream.task.wakes import wait_for_any
 
+P = TypeVar("P", bound=Page)
+R = TypeVar("R")
 T = TypeVar("T")
 
 QUEUE_TTL_MS = 3000
@@ -73,6 +76,35 @@ class TaskStore:
         """
         return run(self.client, load(script), self.script_keys, arguments)
 
+    def call(self, call: Call[R], *beside: bytes) -> R:
+        """Run the script of a call on this task, and repeat it while Redis is away.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+            StoreError: The server or the script answered with an error.
+        """
+        return call.run(self.client, self.script_keys, *beside)
+
+    def all_pages(self, call: Call[P], *, all_of_them: bool = True) -> Iterator[P]:
+        """Run a call until it has no more to do, a page at a time; yields each reply.
+
+        Args:
+            call: The call.
+            all_of_them: Whether it is an error if the deadline passes before the last page.
+
+        Raises:
+            StoreUnavailable: The deadline has passed; the next call goes on.
+        """
+        while True:
+            reply = self.call(call)
+            yield reply
+            if not reply.more:
+                return
+            if here().passed:
+                if all_of_them:
+                    raise self.unfinished()
+                return
+
     def pages(
         self, script: str, arguments: Sequence[Argument] = (), *, all_of_them: bool = True
     ) -> Iterator[Any]:
@@ -104,6 +136,27 @@ class TaskStore:
             where=self.client.where,
         )
 
+    def request(self, call: Call[R], read: Callable[[R], T]) -> Request[T]:
+        """Return the request that runs the script of a call; its reply is read later.
+
+        Args:
+            call: The call.
+            read: Turns the reply into the result.
+        """
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            call.add_to(made, self.script_keys, whole=whole)
+            return made
+
+        def result(replies: list[Reply]) -> T:
+            error = first_error(replies)
+            if error is not None:
+                raise error
+            return read(call.read(replies[0]))
+
+        return scripted_request(self.client, pipeline, result)
+
     def refused(self, *state: object) -> None:
         """Note that a script has refused a request, which is sent again in the state read since.
 
@@ -124,7 +177,7 @@ class TaskStore:
                 "scripts read."
             )
 
-    def request(
+    def raw_request(
         self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
     ) -> Request[T]:
         """Return the request that runs a script; its reply is read later.

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.damage import Reading
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys, WeightKeys
 from redrb.lua.scripts import load, run
 from redrb.registry import Registry
-from redrb.stream.task.configuring import configure, stored_names
+from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
+from redrb.stream.task.configuring import configure, open_task, stored_names
 from redrb.stream.task.description import TaskDescription
-from redrb.stream.task.registration import forget_name
-from redrb.stream.task.scripts import TaskScripts
-from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.removal import clear, forget_name
+from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT, TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import StoredSettings, read_settings, setting_text
+from redrb.stream.task.stored_settings import StoredSettings, caller, read_settings, setting_text
+from redrb.weights.wire.calls import Advance
 
 
 class Follower:
@@ -43,7 +44,7 @@ class Follower:
         arguments = [self._store.keys.stream]
         newest = int(run(client, load("weights/follow"), [self._versions], arguments))
         if newest:
-            TaskScripts(self._store).advance(newest)
+            self._store.call(Advance(newest))
 
 
 SEARCH_AGAIN_S = 30.0
@@ -64,7 +65,6 @@ class Task:
     Attributes:
         name: Name of the task.
         store: The client bound to the task.
-        scripts: The scripts that concern the task as a whole.
         description: The task's settings when it was last opened; replaced as a whole.
     """
 
@@ -102,7 +102,6 @@ class Task:
         """
         self.name = name
         self.store = TaskStore(client, name, keys or TaskKeys.of(namespace, name))
-        self.scripts = TaskScripts(self.store)
         self._client = client
         self._namespace = namespace
         self._create = create
@@ -147,7 +146,7 @@ class Task:
         if incarnation == before:
             return
         for group in tuple(self._joined):
-            self.store.run("task/join", [group, ""])  # if there are more pages, its takes go on
+            self.store.call(Join(group))  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
         if before and self._noted.setdefault(incarnation, mine) is mine:
             self._log_loss(before)
@@ -177,24 +176,24 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if "order" in changes:
             self._settings = replace(self._settings, order=changes["order"])
-        self._declared |= {name: stored[name] for name in stored_names(changes)}
+        self._declared |= {name: stored.settings[name] for name in stored_names(changes)}
         self.reopen()
 
     def join(self, group: str, start: str = "") -> None:
         """Register a consumer group, now and whenever the task was created anew."""
         with Deadline():
-            while not self.scripts.join(group, start):
+            while not list(self.store.all_pages(Join(group, start)))[-1].joined:
                 self.reopen(refused_here=True)
         self._joined.add(group)
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
         self._joined.discard(group)
-        return self.scripts.drop_group(group)
+        return sum(page.found for page in self.store.all_pages(DropGroup(group)))
 
     def clear(self) -> int:
         """Delete the task; returns the number of groups that were stored."""
-        stored = self.scripts.clear()
+        stored = clear(self.store)
         self.description = replace(self.description, incarnation="")
         if self._is_listed:
             forget_name(self._client, self._namespace, self.store)
@@ -235,38 +234,36 @@ class Task:
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
-    def _log_held(self, stored: Mapping[str, str]) -> None:
-        for name in stored["held"].split():
+    def _log_held(self, stored: SettingsReply) -> None:
+        for name in (each for each in self._declared if each in stored.held):
             _log.warning(
                 "task %r has %s, which stays, because `redrb set` or stream.configure(...) has "
                 "changed it since the task was created; this process was given %s%s. Who changed "
                 "it: redrb set %s --namespace %s",
-                *(self.name, setting_text(name, stored[name])),
+                *(self.name, setting_text(name, stored.settings[name])),
                 setting_text(name, self._declared[name]),
                 "" if "partitions" not in self._declared else " (the part of the first partition)",
                 *(self.name, self._namespace),
             )
 
-    @Reading("the settings of a task")
-    def _learn(self, stored: Mapping[str, str]) -> None:
+    def _learn(self, stored: SettingsReply) -> None:
         """Note the values that the settings given from here have now."""
-        self._generation = int(stored["generation"])
-        self._configured = frozenset(stored["configured"].split())
-        self._removed = stored["removed"]
+        self._generation, self._configured = stored.generation, stored.configured
+        self._removed = stored.removed
         for given in (self._declared, self._implied):
             for name in tuple(given):
-                given[name] = stored[name]
+                given[name] = stored.settings[name]
 
     def _open(self, incarnation: str) -> None:
+        asked = Open(
+            *(uuid.uuid4().hex, caller(self.store), self._create, incarnation, self._generation),
+            given={"format": str(WIRE_FORMAT), **self._declared},
+            implied=self._implied,
+            defaults=STORED_DEFAULTS,
+            configured=self._configured,
+        )
         try:
-            stored = self.scripts.open(
-                self._declared,
-                self._implied,
-                create=self._create,
-                incarnation=incarnation,
-                generation=self._generation,
-                configured=self._configured,
-            )
+            stored = open_task(self.store, asked)
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
@@ -277,12 +274,11 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if self._is_listed:
             Registry(self._client, self._namespace).add("task", self.name)
-            self._log_held(
-                stored
-            )  # each partition has its part of the limits: the first one says it
+            # each partition has its part of the limits: the first one says it
+            self._log_held(stored)
         self._learn(stored)
-        order = self._settings.chosen_order(stored["order"])
-        self.description = TaskDescription.of(stored, order)
+        order = self._settings.chosen_order(stored.settings["order"])
+        self.description = TaskDescription.of(stored.settings, stored.epoch, order)
         if self._follower is not None:  # a new task does not know the newest version
             self._follower.follow()
 

@@ -11,10 +11,9 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
 from redrb.weights.publishing.staging import BegunVersion, StagingAttempt
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import call
+from redrb.weights.wire.calls import Advance, call
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -180,10 +179,9 @@ class Committer:
 
     def _advance(self, stream: bytes, version: int) -> bool:
         """Give a task the newest version; False when there is no such task."""
-        client, script = self._everywhere.at(stream), scripts.load("task/advance")
+        client = self._everywhere.at(stream)
         with Deadline(repeat_s=_FOLLOWER_S):
-            outcome, *_ = scripts.run(client, script, [stream], [version])
-        return bool(outcome == b"ok")
+            return Advance(version).run(client, [stream]) >= 0
 
     def _run(self, script: str, *arguments: Argument) -> Reply:
         return call(self._client, self._keys, script, *arguments)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
+from redrb.lua.calls import Call
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -53,3 +54,13 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
             f"{' and '.join(names.values())}: another program has written there. Delete it, and "
             f"try again: redis-cli DEL {' '.join(map(repr, names))}"
         ) from error
+
+
+class Advance(Call[int], frozen=True):
+    """Tell a task the newest weight version; returns the one that it knows now, -1 without a task.
+
+    Makers that may begin groups now are woken.
+    """
+
+    script: ClassVar = "task/advance"
+    version: int

@@ -1,19 +1,51 @@
-"""`update_priorities`: stored groups get other priorities, and with them another place."""
+"""Changes of stored groups by their ids, some at a time: place, status, acknowledgement."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.orders import ByAdmission, Fifo, GroupFacts, Lifo, Order, Score, checked_score
-from redrb.stream.task.entries import member_of
+from redrb.stream.task.calls import Move, Rescore, Settle, Settled
+from redrb.stream.task.entries import member_of, texts_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.task import Task
 
-RESCORE_GROUPS = 100
+GROUPS_OF_A_CALL = 100
 """Most groups that one script call changes."""
+
+
+def move(store: TaskStore, group: str, status: Status, ids: Sequence[int]) -> int:
+    """Move waiting groups to another status; returns how many wait there now.
+
+    Each group moves atomically.
+    """
+    return sum(
+        page.found
+        for seqs in texts_of(ids, GROUPS_OF_A_CALL)
+        for page in store.all_pages(Move(group, status, seqs))
+    )
+
+
+def settle(store: TaskStore, group: str, trained: Mapping[int, int], incarnation: str) -> Settled:
+    """Acknowledge groups, leased or waiting, of an incarnation of the task.
+
+    Args:
+        store: The task.
+        group: Consumer group.
+        trained: Samples of each group, by id.
+        incarnation: Incarnation of the task in which they were leased.
+    """
+    acknowledged = refused = 0
+    pairs = [(str(seq), samples) for seq, samples in trained.items()]
+    for start in range(0, len(pairs), GROUPS_OF_A_CALL):
+        part = pairs[start : start + GROUPS_OF_A_CALL]
+        settled = store.call(Settle(group, incarnation, part))
+        acknowledged += settled.acknowledged
+        refused += settled.refused
+    return Settled(acknowledged, refused)
 
 
 def update_priorities(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int:
@@ -47,10 +79,10 @@ def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int 
             "give the task's Order object."
         )
     found = 0
-    for start in range(0, len(ids), RESCORE_GROUPS):
-        part = ids[start : start + RESCORE_GROUPS]
-        changes = _scored(task.store, order, part, priorities[start : start + RESCORE_GROUPS])
-        changed = task.scripts.rescore(order.name, changes)
+    for start in range(0, len(ids), GROUPS_OF_A_CALL):
+        part = slice(start, start + GROUPS_OF_A_CALL)
+        changes = _scored(task.store, order, ids[part], priorities[part])
+        changed = task.store.call(Rescore(order.name, changes))
         if changed is None:
             return None
         found += changed
@@ -59,9 +91,9 @@ def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int 
 
 def _scored(
     store: TaskStore, order: Order, ids: Sequence[int], priorities: Sequence[float]
-) -> list[tuple[int, float, Score]]:
+) -> list[tuple[str, float, Score]]:
     """Return id, priority and score of those of the groups that are stored."""
-    changes: list[tuple[int, float, Score]] = []
+    changes: list[tuple[str, float, Score]] = []
     for seq, priority, facts in zip(ids, priorities, _facts(store, ids), strict=True):
         if facts is None:
             continue
@@ -75,7 +107,7 @@ def _scored(
         score = checked_score(order, seen)
         if isinstance(score, str):
             raise ConfigError(f"order {order.name!r} does not go by priority.")
-        changes.append((seq, priority, score))
+        changes.append((str(seq), priority, score))
     return changes
 
 

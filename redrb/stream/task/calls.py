@@ -1,0 +1,377 @@
+"""The calls of the scripts in `redrb/lua/task`, which concern a task as a whole.
+
+Every call may be repeated as it is when a connection breaks, and is. Ids of groups go as texts:
+formatting numbers takes Lua ten times as long.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from redrb.experience import Status
+from redrb.lua.calls import Call, Found, Page
+from redrb.orders import Score
+from redrb.stream.task.description import StalenessRules
+
+ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
+
+
+class SettingsReply(msgspec.Struct, frozen=True):
+    """The settings of a task, or which of them do not fit together.
+
+    Attributes:
+        settings: Value of each setting, "" for none.
+        epoch: Of the producers' records.
+        generation: Number of changes of the settings.
+        configured: Names of settings that `Configure` has changed.
+        held: Those of them that the caller gave another value.
+        removed: The incarnation that was removed last, and by whom; "" for none.
+        unfinished: Whether work is left: call `Fill` until it is done.
+        setting, value: The setting that is excluded, or blocks.
+        groups: Groups that takes need; 0: the rate leaves groups unread, which fill any limit.
+        gives_limit: Whether this call gives the limit, and not the rate.
+    """
+
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    epoch: int = 0
+    generation: int = 0
+    configured: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    removed: str = ""
+    unfinished: bool = False
+    setting: str = ""
+    value: str = ""
+    groups: int = 0
+    gives_limit: bool = False
+
+
+class OpenReply(SettingsReply, frozen=True, kw_only=True):
+    """The reply to `Open`.
+
+    Attributes:
+        outcome: "ok"; "unknown": there is no such task, and it is not to be created; "differs": it
+            has others of the settings given, those in `settings`; "unversioned": it is to evict the
+            stalest groups, and indexes no versions; "excluded": it cannot have this setting beside
+            groups_per_version; "blocked": the limit or capacity is smaller than the groups that a
+            first take needs by the rate, so that takes and puts would wait for each other.
+    """
+
+    outcome: Literal["ok", "unknown", "differs", "unversioned", "excluded", "blocked"]
+
+
+class Open(Call[OpenReply], frozen=True):
+    """Create the task, or compare its settings; settings that it was not given yet are added.
+
+    Attributes:
+        revision: Random name of the settings, if this call changes them, and of the incarnation, if
+            it creates the task.
+        who: The caller, for the record of changes.
+        create: Whether to create the task when it does not exist.
+        incarnation: Of the task as the caller has opened it, in which nothing is compared, because
+            others may have changed settings since.
+        generation: Changes of settings that the caller knows of; None at its first open. In a task
+            that was created anew the settings of the caller that knows of most hold.
+        given: Settings that the task must have; "" for one that was removed.
+        implied: Settings that no user gave, which replace only such ones; "" for none.
+        defaults: Values of settings until they are given, kept from the first call.
+        configured: Names of settings that `Configure` has changed, as the caller has learned.
+    """
+
+    script: ClassVar = "task/open"
+    revision: str
+    who: str
+    create: bool = True
+    incarnation: str = ""
+    generation: int | None = None
+    given: dict[str, str] = msgspec.field(default_factory=dict)
+    implied: dict[str, str] = msgspec.field(default_factory=dict)
+    defaults: dict[str, str] = msgspec.field(default_factory=dict)
+    configured: frozenset[str] = frozenset()
+
+
+class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
+    """The reply to `Configure`.
+
+    Attributes:
+        outcome: As that of `Open`; "changed": the task has other settings than the caller has seen,
+            or does not exist; "unsortable": Redis cannot compute the scores of the order, and
+            groups are stored.
+    """
+
+    outcome: Literal["ok", "changed", "unsortable", "unversioned", "excluded", "blocked"]
+
+
+class Configure(Call[ConfigureReply], frozen=True):
+    """Change settings of the task.
+
+    Attributes:
+        revision: Random name of the changed settings.
+        expected: Revision for which the changes were checked.
+        who: The caller, for the record of changes.
+        changes: Settings as Redis keeps them; "" removes one.
+    """
+
+    script: ClassVar = "task/configure"
+    revision: str
+    expected: str
+    who: str
+    changes: dict[str, str]
+
+
+class Fill(Call[Page], frozen=True):
+    """Do a page of the work that a change of settings has left."""
+
+    script: ClassVar = "task/fill"
+
+
+class Joined(Page, frozen=True):
+    """Whether a consumer group has joined; False with all pages done: there is no such task."""
+
+    joined: bool = False
+
+
+class Join(Call[Joined], frozen=True):
+    """Register a consumer group: no group is deleted from now on before it is done with it.
+
+    Attributes:
+        start: "" to see every stored group, "+" to see only later ones, or the first id to see,
+            history included.
+    """
+
+    script: ClassVar = "task/join"
+    group: str
+    start: str = ""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Groups of a page; the next page begins at `place`, "0" at the end."""
+
+    found: int
+    place: str = "0"
+
+
+class Count(Call[Counted], frozen=True):
+    """Count the groups that wait in a status; for a new consumer group all stored ones, in pages.
+
+    Attributes:
+        where: Query that the groups match, as Redis reads it; "" for any.
+        place: The place that the last call has returned.
+    """
+
+    script: ClassVar = "task/count"
+    group: str
+    status: Status
+    where: str = ""
+    place: str = "0"
+
+
+class Move(Call[Found], frozen=True):
+    """Move waiting groups to another status; found: how many of the groups wait there now."""
+
+    script: ClassVar = "task/move"
+    group: str
+    status: Status
+    seqs: list[str]
+
+
+class Rescore(Call[int | None], frozen=True):
+    """Change priority and score of groups; returns how many of them are stored.
+
+    None: the task was deleted, or has another order.
+
+    Attributes:
+        order: Name of the order that the scores are for.
+        changes: Id, priority and score of each group.
+    """
+
+    script: ClassVar = "task/rescore"
+    order: str
+    changes: list[tuple[str, float, Score]]
+
+
+class ExpireReply(Page, frozen=True):
+    """The reply to `Expire`.
+
+    Attributes:
+        indexed: False: the task has no index of versions for such a rule.
+        expired: Groups that have expired.
+        due: Ids of those that would, with the mode "look".
+    """
+
+    indexed: bool = True
+    expired: int = 0
+    due: list[int] = msgspec.field(default_factory=list)
+
+
+class Expire(Call[ExpireReply], frozen=True):
+    """Expire groups that are too stale.
+
+    Attributes:
+        limit: Most groups that expire.
+        mode: "keep": they get the status EXPIRED; "look": nothing is changed.
+        version: Newest weight version.
+        rules: When they are too stale.
+        statuses: Statuses in which the groups wait.
+    """
+
+    script: ClassVar = "task/expire"
+    group: str
+    limit: int
+    mode: ExpireMode
+    version: int
+    rules: StalenessRules
+    statuses: list[Status]
+
+
+class Discard(Call[int], frozen=True):
+    """Discard groups as expired if they wait; returns how many did."""
+
+    script: ClassVar = "task/discard"
+    group: str
+    seqs: list[str]
+
+
+class Announce(Call[None], frozen=True):
+    """Announce a worker to those who look at the task; its announcement goes beside the call."""
+
+    script: ClassVar = "task/announce"
+    worker: str
+    ended: bool
+
+
+class Requeued(Found, frozen=True):
+    """Dead letters that wait again; there are more if their bytes were a page.
+
+    Attributes:
+        unsortable: The task's order, and that in which a letter was given up, "" if that is not
+            known: Redis cannot compute the letter's score. None of the letters waits again then.
+    """
+
+    unsortable: tuple[str, str] | None = None
+
+
+class Requeue(Call[Requeued], frozen=True):
+    """Let dead letters of a consumer group wait again."""
+
+    script: ClassVar = "task/requeue"
+    group: str
+    seqs: list[str]
+
+
+class DropLetters(Call[int], frozen=True):
+    """Delete dead letters of a consumer group, which still count as dead; returns how many."""
+
+    script: ClassVar = "task/drop_letters"
+    group: str
+    seqs: list[str]
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Groups that were acknowledged, and groups refused: their ids may be those of others now."""
+
+    acknowledged: int
+    refused: int
+
+
+class Settle(Call[Settled], frozen=True):
+    """Acknowledge groups, leased or waiting, that a checkpoint has trained.
+
+    In a task whose groups are read several times nothing is done, as they come again anyway.
+
+    Attributes:
+        incarnation: Incarnation of the task in which they were leased.
+        trained: Id of each, and how many of its samples were trained.
+    """
+
+    script: ClassVar = "task/settle"
+    group: str
+    incarnation: str
+    trained: list[tuple[str, int]]
+
+
+class Archived(Call[list[tuple[int, str]]], frozen=True):
+    """Read a page of the history; returns ids and times in ms, by time of acknowledgement.
+
+    Attributes:
+        since, to: Bounds of the time, as Redis reads them.
+        after: Of the groups acknowledged at `since`, skip those up to this member; "": skip none.
+    """
+
+    script: ClassVar = "task/archived"
+    since: str
+    after: str
+    to: str
+    count: int
+
+
+class Trim(Call[Page], frozen=True):
+    """Delete a page of history beyond the period and the number that the task keeps.
+
+    Attributes:
+        nbytes: Bytes of a put, to which further history gives way.
+    """
+
+    script: ClassVar = "task/trim"
+    nbytes: int = 0
+
+
+class VersionCounts(msgspec.Struct, frozen=True):
+    """A page of counts.
+
+    Attributes:
+        place: Where the next page begins; "" at the end.
+        counts: Kind, version and groups. A kind may come several times with the same version: they
+            are added up. Its first letter says w(aiting), l(eased) or t(aken), the second one by
+            o(ldest) or n(ewest) token; the version of taken groups is their staleness then, of
+            which the kinds "tf" and "tq" are the parts that arose in flight and in the queue.
+    """
+
+    place: str
+    counts: list[tuple[str, int, int]]
+
+
+class Versions(Call[VersionCounts], frozen=True):
+    """Count the groups of each weight version; those that move meanwhile may count twice, or not.
+
+    Attributes:
+        place: The place that the last call has returned.
+    """
+
+    script: ClassVar = "task/versions"
+    group: str
+    place: str = ""
+
+
+class DropGroup(Call[Found], frozen=True):
+    """Remove a consumer group; found: groups that were deleted with it."""
+
+    script: ClassVar = "task/drop_group"
+    group: str
+
+
+class Clear(Call[int | None], frozen=True):
+    """Delete the task; returns how many groups were stored, None if it has another incarnation.
+
+    The incarnation of the task to delete goes beside the call, which may be damaged. Repeated, the
+    call deletes no task that was created since.
+
+    Attributes:
+        who: The caller.
+        ttl_ms: How long processes that used the task learn who has removed it.
+    """
+
+    script: ClassVar = "task/clear"
+    who: str
+    ttl_ms: int
+
+
+class Stats(Call[dict[str, int] | None], frozen=True):
+    """Read the counters of the task and of one consumer group, consistently, by name.
+
+    `redrb/lua/include/figures.lua` has the names. None: there is no such task.
+    """
+
+    script: ClassVar = "task/stats"
+    group: str

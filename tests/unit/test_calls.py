@@ -1,0 +1,71 @@
+"""The calls of scripts, as Python declares them, are those that the scripts read and answer."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+import redrb
+from redrb.lua.calls import Call, Page
+from redrb.lua.scripts import load
+
+
+def all_calls() -> list[type[Call[Any]]]:
+    for module in pkgutil.walk_packages(redrb.__path__, "redrb."):
+        if module.name.rpartition(".")[2] in ("calls", "entries", "origin", "turn"):
+            importlib.import_module(module.name)
+    found, new = set(), [Call]
+    while new:
+        new = [each for one in new for each in one.__subclasses__()]
+        found |= {each for each in new if each.__module__.startswith("redrb.")}
+    return sorted(found, key=lambda call: call.script)
+
+
+def reply_of(call: type[Call[Any]]) -> Any:
+    (reply,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
+    return reply
+
+
+def words(kind: Any) -> Iterator[str]:
+    """Yield the words of outcomes in a type of replies."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield from words(get_type_hints(kind).get("outcome"))
+
+
+def text_of(call: type[Call[Any]]) -> str:
+    return load(call.script).text
+
+
+ALL = all_calls()
+
+
+def test_every_script_has_one_call() -> None:
+    scripts = [call.script for call in ALL]
+    assert len(scripts) > 5
+    assert len(scripts) == len(set(scripts))
+
+
+@pytest.mark.parametrize("call", ALL, ids=lambda call: call.script)
+def test_a_script_reads_all_fields_of_its_call_and_no_others(call: type[Call[Any]]) -> None:
+    fields = {field.name for field in msgspec.structs.fields(call)}
+    read = set(re.findall(r"\bask\.(\w+)", text_of(call)))
+    assert read == fields
+
+
+@pytest.mark.parametrize("call", ALL, ids=lambda call: call.script)
+def test_a_script_answers_with_the_outcomes_that_its_call_declares(call: type[Call[Any]]) -> None:
+    reply = reply_of(call)
+    said, text = set(words(reply)), text_of(call)
+    own = files("redrb.lua").joinpath(f"{call.script}.lua").read_text("utf-8")
+    assert {word for word in said if f"'{word}'" not in text} == set()
+    assert set(re.findall(r"outcome = '(\w+)'", own)) <= said
+    assert ("pack({more =" in own) <= (isinstance(reply, type) and issubclass(reply, Page))
