@@ -42,9 +42,7 @@ class EncodedGroup(NamedTuple):
 
 
 def encode_groups(
-    groups: Sequence[Sequence[BufferItem]],
-    *,
-    policy_version: int | None = None,
+    groups: Sequence[Sequence[BufferItem]], *, policy_version: int | None = None
 ) -> list[EncodedGroup]:
     """Encode groups of samples, one blob each.
 

@@ -21,9 +21,7 @@ R = TypeVar("R", BufferItem, Experience)
 
 
 def select_rows(
-    experience: Experience,
-    rows: Sequence[int],
-    choose: Callable[[Tensor], Tensor] | None = None,
+    experience: Experience, rows: Sequence[int], choose: Callable[[Tensor], Tensor] | None = None
 ) -> Experience:
     """Return some samples of a batch."""
     index = list(rows)

@@ -26,12 +26,7 @@ _TYPES: Final = {
 }
 
 
-def call(
-    client: Client,
-    keys: WeightKeys,
-    script: str,
-    *arguments: Argument,
-) -> Reply:
+def call(client: Client, keys: WeightKeys, script: str, *arguments: Argument) -> Reply:
     """Run a script of weights on the node that has their keys, or raise StoreError."""
     with foreign_keys_named(client, keys):
         return scripts.run(client, scripts.load(script), [keys.versions], arguments)

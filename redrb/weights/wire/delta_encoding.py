@@ -52,7 +52,10 @@ def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
     compressor = zstandard.ZstdCompressor(
         level=_LEVEL
     )  # one a call, since threads must not share it
-    frames = [_compress(compressor, parts) for parts in (gaps, *planes)]
+    frames = []
+    for parts in (gaps, *planes):
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else None
+        frames.append(b"" if joined is None else compressor.compress(joined.data))
     return b"".join((head_of(runs).pack(FORMAT, *map(len, frames), *counts), *frames))
 
 
@@ -136,10 +139,3 @@ def _split(differences: Items) -> Bytes:
             differences >>= 8
         np.copyto(plane, differences, casting="unsafe")
     return planes
-
-
-def _compress(compressor: zstandard.ZstdCompressor, parts: Sequence[Bytes]) -> bytes:
-    if not parts:
-        return b""
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return compressor.compress(joined.data)
