@@ -130,6 +130,20 @@ class Callbacks:
             getattr(callback, hook)(*arguments)
 
 
+def refuse_hooks(subclass: type, kind: type) -> None:
+    """Refuse hooks of coati that a subclass of a trainer or maker overrides: nothing calls them.
+
+    Raises:
+        ConfigError: It has one.
+    """
+    for hook in vars(subclass):
+        if hook.startswith("_on_") and hasattr(kind, hook[1:]):
+            raise ConfigError(
+                f"{subclass.__name__}.{hook} would not be called: give callbacks=[...] an object "
+                f"of a subclass of redrb.{kind.__name__} with the method {hook[1:]}."
+            )
+
+
 class TrainerEvents(TrainerCallback):
     """Writes an event `step` for each batch: its metrics, samples, mean reward and time.
 

@@ -19,7 +19,7 @@ from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.announcements import JobEnd
 from redrb.runtime.buffer import client_for
-from redrb.runtime.callbacks import Callbacks, MakerCallback
+from redrb.runtime.callbacks import Callbacks, MakerCallback, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, ProgressBar
@@ -189,6 +189,11 @@ class ExperienceMakerHolder:
         experience_maker: The object that turns prompts into experience.
         generate_kwargs: Options of generation.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse hooks of coati that would not be called."""
+        super().__init_subclass__(**options)
+        refuse_hooks(cls, MakerCallback)
 
     def __init__(
         self,

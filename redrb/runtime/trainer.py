@@ -21,7 +21,7 @@ from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name, consumer_key
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer, client_for, implied_limit
-from redrb.runtime.callbacks import TrainerCallback
+from redrb.runtime.callbacks import TrainerCallback, refuse_hooks
 from redrb.runtime.checkpoint import Stateful, stateful_parts
 from redrb.runtime.fresh_batches import Acknowledge, LoopSettings
 from redrb.runtime.sharded_models import whole_tensors
@@ -123,6 +123,11 @@ class DetachedTrainer(ABC):
         buffer: The trainer's buffer.
         device: Device on which batches are trained.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse hooks of coati that would not be called."""
+        super().__init_subclass__(**options)
+        refuse_hooks(cls, TrainerCallback)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from redrb import ConfigError
+from redrb import ConfigError, DetachedTrainer
 from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.fresh_batches import LoopSettings
@@ -95,3 +95,12 @@ def test_the_first_request_to_stop_counts_and_ends_waits() -> None:
         request.ask("second")
     assert (request.reason, woken) == ("first", ["first"])
     assert request.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [(DetachedTrainer, "_on_batch_end"), (ExperienceMakerHolder, "_on_send_end")],
+)
+def test_a_hook_of_coati_that_nothing_would_call_is_refused(base: type, hook: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Mine\.{hook} would not be called.*callbacks="):
+        type("Mine", (base,), {hook: print})
