@@ -91,7 +91,7 @@ def _group(store: TaskStore, figures: GroupFigures, now: int) -> ExaminedGroup:
     dead = map(_text, deadlines_over(store, f"consumers:{name}", now))
     return ExaminedGroup(
         **msgspec.structs.asdict(figures),
-        dead={consumer: sum(leased[consumer].values()) for consumer in dead},
+        dead={consumer: sum(leased.get(consumer, {}).values()) for consumer in dead},
         lost={consumer: slots for consumer, slots in leased.items() if known[consumer] is None},
     )
 

@@ -4,7 +4,7 @@ A subclass names the script, and its fields are what the script is asked. They g
 one record, which it reads with `local ask = cmsgpack.unpack(ARGV[1])`; None is nil there. The reply
 is one record too, `cmsgpack.pack(...)`, which is checked against the type that the class is given::
 
-    class Leave(Call[Requeued]):
+    class Leave(Call[Found], frozen=True):
         script: ClassVar = "take/leave"
         group: str
         consumer: str

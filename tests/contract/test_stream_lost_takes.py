@@ -15,7 +15,7 @@ from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.errors import BatchTimeout, StoreError, StoreUnavailable
 from redrb.lua.calls import Found
-from redrb.stream.take.calls import Drop, TakeRequest
+from redrb.stream.take.calls import Drop, Take, TakeRequest
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -217,10 +217,9 @@ def test_a_delayed_take_changes_nothing(stream: ExperienceStream) -> None:
             lease = stream.take(1, timeout=0)
         before = stream.stats()
         for token in ("1", "2"):
-            arguments = ["default", stream._consumer.name, slot, token, 2, 2, "w", 3000, 30000]
-            arguments += ["completed", "", stream._task.description.incarnation]
-            reply = stream._task.store.run("take/take", arguments)
-            assert reply == [b"late"]
+            who = ("default", stream._consumer.name, slot, token, TakeRequest(2, 2))
+            take = Take(*who, "w", 3000, 30_000, stream.incarnation)
+            assert stream._task.store.call(take).outcome == "late"
         assert stream.stats() == before
     lease.ack()
     assert numbers(stream.take(5, timeout=0)) == [4, 5, 6, 7, 8]

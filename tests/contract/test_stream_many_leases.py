@@ -26,7 +26,7 @@ def filled(open_stream: Opener, groups: int, **settings: int) -> ExperienceStrea
 
 def beat_until_idle(stream: ExperienceStream) -> None:
     """Send heartbeats until nothing is left to take over."""
-    while stream._consumer._renew()[3]:
+    while stream._consumer._renew().more:
         pass
 
 
