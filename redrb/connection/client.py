@@ -130,6 +130,7 @@ class Client:
                         finally:
                             del failure  # it holds this frame
                     self._note_outage(error, left_s)
+                    error.with_traceback(None)  # it holds the frames of all callers
                 # at random, so that clients that lost the server together do not come back together
                 deadline.pause(random.uniform(0.0, longest_s))  # noqa: S311
                 longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)

@@ -284,14 +284,14 @@ class Model:
         store.client.execute("ZADD", f"{store.keys.prefix}consumers:a", "XX", 1, name)
         self.stopped.add(consumer)
         for _ in range(beats):
-            if not self.streams[other]._consumer._renew()[3]:
+            if not self.streams[other]._consumer._renew().more:
                 break
         self._see_what_was_taken_over("a")
 
     def go_on(self, consumer: str) -> None:
         """A consumer that was stopped, or not, beats again; Redis was not away."""
         stream = self.streams[consumer]
-        if stream._consumer._renew()[0] == "anew":
+        if stream._consumer._renew().outcome == "anew":
             stream._consumer.beat()
         if not self.cleared:
             self._notice(consumer)

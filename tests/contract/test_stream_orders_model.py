@@ -443,7 +443,7 @@ class Model:
         kill_consumer(self.streams[consumer])
         other = {"a1": "a2", "a2": "a1"}[consumer]
         self.streams[other]._consumer.beat()
-        while self.streams[other]._consumer._renew()[3]:
+        while self.streams[other]._consumer._renew().more:
             pass
         if self.exists:
             self._notice(other)

@@ -65,22 +65,20 @@ def test_makers_come_and_go_and_the_trainer_never_pauses(
             maker.join(20)
         trainer.stop("no more makers")
 
+    class AtFirst(redrb.TrainerCallback):
+        def on_batch_start(self) -> None:
+            if len(trainer.times) == AT_ONCE:
+                changes.start()
+
     try:
         with (
             redrb.connect(real_url) as client,
-            Trainer(client=client, namespace=namespace) as trainer,
+            Trainer(client=client, namespace=namespace, callbacks=[AtFirst()]) as trainer,
         ):
             for _ in range(AT_ONCE):
                 join()
             trainer.sync_models_to_remote_makers()
             changes = threading.Thread(target=change, args=(trainer,))
-
-            class AtFirst(redrb.TrainerCallback):
-                def on_batch_start(self) -> None:
-                    if len(trainer.times) == AT_ONCE:
-                        changes.start()
-
-            trainer._callbacks.add(AtFirst())
             trainer.fit(None, 5)
             changes.join(20)
             ended = [maker.exitcode for maker in makers]

@@ -61,7 +61,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
         assert done.stderr == ""
         printed.append(done.stdout)
     assert printed[0].splitlines() == expected()
-    assert len(expected()) == 9
+    assert len(expected()) == 8
     assert [line.split()[0] for line in printed[1].splitlines()[:4]] == [
         *("name", "adapter", "policy", "ppo")
     ]

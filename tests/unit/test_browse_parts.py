@@ -17,7 +17,7 @@ import torch
 from redrb import BufferItem
 from redrb.browse import Tokenizer
 from redrb.browse.choice import LIMITS, Limits
-from redrb.browse.entries import _entry
+from redrb.browse.entries import Browsed, _entry
 from redrb.browse.images import images_of
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import GroupView, SampleView, TokensView, as_json
@@ -131,7 +131,8 @@ def test_a_response_without_text_says_why(byte_tokenizer: Tokenizer) -> None:
 def test_numbers_of_records_that_json_lacks_are_left_out(strange: float) -> None:
     names = ("version", "newest", "samples", "size", "priority")
     facts = {"status": "completed", **dict.fromkeys(names, strange), "tags": {"a": strange}}
-    entry = _entry(0, 1, msgpack.packb(facts), 0, 0, b"waiting", b"completed")
+    group = Browsed(1, "waiting", reads=0, failed=0, status="completed")
+    entry = _entry(0, group, msgpack.packb(facts))
     view = entry.view(1, newest=3)
     assert (entry.size, entry.version) == (0, None)
     assert (view.samples_total, view.staleness, view.priority, view.tags) == (
