@@ -30,6 +30,7 @@ def unpack(
     *,
     levels: int = MAX_NESTING,
     containers: int = MAX_CONTAINERS,
+    unicode_errors: str = "strict",
 ) -> Any:
     """Unpack one msgpack object from an untrusted source.
 
@@ -40,6 +41,7 @@ def unpack(
         what: Names it in errors.
         levels: Most levels of lists and maps.
         containers: Most lists and maps.
+        unicode_errors: What is done with texts that are not UTF-8, as in `bytes.decode`.
 
     Raises:
         DecodeError: It is not exactly one well-formed object, or has too many levels, lists or
@@ -56,6 +58,7 @@ def unpack(
         found = msgpack.unpackb(
             data,
             raw=False,
+            unicode_errors=unicode_errors,
             strict_map_key=True,
             timestamp=3,
             list_hook=counter and counter.of_list,

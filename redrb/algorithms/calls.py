@@ -110,6 +110,8 @@ class Calls:
             if ready := [each for each in arrived if each is not None]:
                 left -= {number for number, _ in ready}
                 yield ready
+                if not self._stopped:  # a loop that is busy goes on as long as results come
+                    deadline = time.monotonic() + self._timeout + GRACE_S
 
     async def _put(
         self, number: int, call: Awaitable[Any], done: SimpleQueue[tuple[int, Any] | None]

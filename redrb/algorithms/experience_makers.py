@@ -73,7 +73,8 @@ class CompletionScorer(ABC):
             ConfigError: An option is unknown or out of range, or no length limit is given.
         """
         if type(self).sample is CompletionScorer.sample:
-            check_options(options, inspect.signature(self._sampled).parameters)
+            own = inspect.signature(self.make_experience).parameters
+            check_options(options, {**inspect.signature(self._sampled).parameters, **own})
 
     def make_experience(self, inputs: object, **options: Any) -> Experience:
         """Sample `group_size` completions of each prompt and fill the fields of the algorithm.
@@ -154,9 +155,9 @@ class CompletionScorer(ABC):
     ) -> tuple[Completions, Experience]:
         """Return completions, and their experience without rewards and advantages."""
         keys, size, pad = further_keys(inputs), self.group_size, generate_kwargs.get("pad_token_id")
-        tokens, mask = read_prompts(inputs, pad_token_id=pad)
         names = None
         if size > 1:
+            tokens, mask = read_prompts(inputs, pad_token_id=pad)
             names = repeated([uuid.uuid4().hex for _ in tokens], size)
             keys = {key: repeated(values, size) for key, values in keys.items()}
             batch = {"input_ids": repeated(tokens, size), "attention_mask": repeated(mask, size)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -157,13 +157,16 @@ def _of_batch(call: Callable[[list[int]], Any], groups: Sequence[list[int]]) -> 
             return [found] * len(rows)
         return [result for group in groups for result in _of_batch(call, [group])]
     values = found.tolist() if hasattr(found, "tolist") else found
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(rows):
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        values = list(values)
+    shape = tuple(getattr(found, "shape", (len(rows),)))
+    if not isinstance(values, list) or shape != (len(rows),) or len(values) != len(rows):
         raise RecordError(
             f"the reward function returned {found!r:.80} for {len(rows)} completions: return a "
             "list or a tensor with a number for each.",
             field="reward",
         )
-    return list(values)
+    return values
 
 
 def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:

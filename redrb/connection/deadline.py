@@ -135,6 +135,7 @@ class Deadline:
         outer = _here.deadline = self._outer or _UNLIMITED
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
+            self._watch = None
         elif self.budget is not None and self.counts and not outer.counts:
             self.budget.leave()
 

@@ -71,6 +71,7 @@ def make_app(
             methods=["GET"],
         )
         for file in files("redrb.dashboard").joinpath("static").iterdir()
+        if file.name.rpartition(".")[2] in _TYPES
     ]
     return Starlette(
         routes=[

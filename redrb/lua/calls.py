@@ -26,6 +26,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.damage import Reading
 from redrb.lua import scripts
+from redrb.unpacking import unpack
 
 R = TypeVar("R")
 
@@ -50,7 +51,12 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
             ValueError: It is damaged.
         """
         record = reply[0] if isinstance(reply, list) else reply
-        found: R = _decoder(type(self)).decode(record)
+        decoder = _decoder(type(self))
+        try:
+            found: R = decoder.decode(record)
+        except UnicodeDecodeError:  # a name or setting that redrb did not write
+            texts = unpack(record, f"reply of {self.script}", unicode_errors="replace")
+            found = msgspec.convert(texts, decoder.type, strict=False)
         return found
 
     def run(self, client: Client, keys: list[Argument], *beside: bytes) -> R:

@@ -141,7 +141,7 @@ def _evaluated(
         try:
             items = await runner.run(prompt)
             found = float(torch.stack([reward_of(item) for item in items]).mean())
-        except Exception as error:  # noqa: BLE001 (the user's episode: a failed reward)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (the user's episode)
             return math.nan, f"raised {type(error).__name__}: {error!s:.200}"
         return (found, "") if math.isfinite(found) else (math.nan, f"is {found}")
 

@@ -136,7 +136,7 @@ def refuse_hooks(subclass: type, kind: type) -> None:
     Raises:
         ConfigError: It has one.
     """
-    for hook in vars(subclass):
+    for hook in dir(subclass):
         if hook.startswith("_on_") and hasattr(kind, hook[1:]):
             raise ConfigError(
                 f"{subclass.__name__}.{hook} would not be called: give callbacks=[...] an object "

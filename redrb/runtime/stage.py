@@ -263,9 +263,10 @@ class Stage:
             results = [attempt(partial(self._function, group)) for group in groups]
         else:
             found = attempt(partial(self._call_batch, groups, runner))
-            if isinstance(found, Exception) and len(groups) > 1:
+            if isinstance(found, Exception) and len(lease) > 1:
                 _log.warning("the function of a stage failed for a batch: %r", found)
-                alone = [attempt(partial(self._call_batch, [group], runner)) for group in groups]
+                again = lease.groups()  # the function may have changed the others
+                alone = [attempt(partial(self._call_batch, [group], runner)) for group in again]
                 found = [each if isinstance(each, Exception) else each[0] for each in alone]
             results = [found] if isinstance(found, Exception) else found
         filtered = sum(each is None for each in results)

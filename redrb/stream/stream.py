@@ -386,8 +386,7 @@ class ExperienceStream:
         self._check_open()
         part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
-        with Deadline(timeout):
-            return self._parts.put(part, groups_of(item), options)
+        return self._parts.put(part, groups_of(item), options, timeout)
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
@@ -988,9 +987,9 @@ class ExperienceStream:
         return None
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
+        batch = self._prepare(groups, options)  # takes none of the time to wait for room
+        batch.raise_refused()
         with Deadline(timeout):
-            batch = self._prepare(groups, options)
-            batch.raise_refused()
             return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:

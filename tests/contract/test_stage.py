@@ -238,3 +238,19 @@ def test_each_batch_is_an_event(streams: tuple[ExperienceStream, ExperienceStrea
         {"event": "stage", "step": 2, "groups": 0, "filtered": 0, "failed": 1},
     ]
     assert all(0 <= event[name] < 10 for event in events for name in seconds)  # type: ignore[operator]
+
+
+def test_a_batch_that_its_function_changed_before_it_failed_is_read_again(
+    streams: tuple[ExperienceStream, ExperienceStream],
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, 0, 1)
+
+    def consume(groups: list[Group]) -> list[Group]:
+        if len(groups) > 1:
+            groups.clear()
+            raise RuntimeError("only one at a time")
+        return list(groups)
+
+    Stage(rollouts, scored, consume, batched=True, batch=2).run(batches=1)
+    assert sorted(numbers(scored.take(2, timeout=0))) == [0, 1]

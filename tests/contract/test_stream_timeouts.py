@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Mixture, Status
 from redrb.connection import Client, deadline
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import Stop
 from redrb.errors import AdmissionTimeout, StoreError, StoreFull, StoreUnavailable
 from redrb.experience import BufferItem
@@ -295,3 +296,25 @@ def test_errors_of_puts_and_takes_name_the_namespace(client: Client, namespace: 
             with pytest.raises(StoreFull, match=f"of namespace '{namespace}'") as full:
                 put()
             assert full.value.namespace == namespace
+
+
+@pytest.mark.parametrize("call", ["put", "put_part", "writer"])
+def test_a_filter_and_the_encoding_take_none_of_the_time_of_a_put(
+    client: Client, namespace: str, call: str
+) -> None:
+    left: list[float] = []
+
+    def notes_time(_: object) -> bool:
+        left.append(here().waits_s)
+        return True
+
+    with ExperienceStream(client, "math", namespace=namespace, filters=[notes_time]) as stream:
+        if call == "put":
+            stream.put(numbered(1), timeout=5)
+        elif call == "put_part":
+            stream.put_part("a", numbered(1), index=0, of=1, timeout=5)
+        else:
+            with stream.writer() as writer:
+                writer.put(numbered(1), timeout=5)
+    assert left
+    assert set(left) == {math.inf}

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import tomllib
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from redrb import cli
 from redrb.recipe import GRPORecipe
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
-from redrb.recipe.prompts import prompt_batches
+from redrb.recipe.prompts import endless
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
@@ -45,10 +46,11 @@ def test_the_recipe_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     models = recipe.models()
     optimizers = recipe.optimizers(models)
     maker = recipe.experience_maker(models, None)
-    batches = prompt_batches(recipe, random.Random(0))
+    prompts = endless(recipe, random.Random(0))
     options = recipe.generation(torch.Generator().manual_seed(0))
     for _ in range(60):
-        metrics = recipe.step(models, optimizers, maker.make_experience(next(batches), **options))
+        batch = list(islice(prompts, recipe.prompts_per_step))
+        metrics = recipe.step(models, optimizers, maker.make_experience(batch, **options))
     assert metrics["reward"] > 0.8
 
 

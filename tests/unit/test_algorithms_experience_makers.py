@@ -251,3 +251,27 @@ def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -
     again = make_experience_batch(items)
     assert again.token_versions is not None
     assert torch.equal(again.token_versions, made.token_versions)
+
+
+def test_a_subclass_may_read_prompts_and_options_of_its_own() -> None:
+    """Texts that another inference engine samples from; an option of its `make_experience`."""
+
+    class Mine(NaiveExperienceMaker):
+        def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
+            raise NotImplementedError(str(inputs))
+
+        def make_experience(self, inputs: object, *, bonus: float = 0.0, **rest: Any) -> Experience:
+            return super().make_experience(inputs, **rest)
+
+    maker = Mine(seeded(PlainActor), seeded(PlainCritic), CountingReward(), None)
+    with pytest.raises(NotImplementedError, match="a text"):
+        maker.make_experience(["a text"], bonus=1.0)
+
+    class WithBonus(NaiveExperienceMaker):
+        def make_experience(self, inputs: object, *, bonus: float = 0.0, **rest: Any) -> Experience:
+            return super().make_experience(inputs, **rest)
+
+    known = WithBonus(seeded(PlainActor), seeded(PlainCritic), CountingReward(), None)
+    known.check_options({"bonus": 1.0, "max_new_tokens": 5})
+    with pytest.raises(ConfigError, match="bonos"):
+        known.check_options({"bonos": 1.0, "max_new_tokens": 5})

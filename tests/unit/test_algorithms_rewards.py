@@ -262,3 +262,10 @@ def test_coroutines_compute_no_gradients() -> None:
         return weight * 2
 
     assert not submit(scored()).result(10).requires_grad
+
+
+def test_a_tensor_of_another_shape_is_an_error_and_any_iterable_is_read() -> None:
+    with pytest.raises(RecordError, match="return a list or a tensor with a number for each"):
+        made(Reward(lambda them: torch.ones(len(them), 1), batched=True))
+    found = made(Reward(lambda them: (1.0 for _ in them), batched=True))
+    assert found.reward.tolist() == [1.0] * len(found.reward)

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgpack
 import msgspec
 import pytest
 
 import redrb
+from redrb.browse.entries import Browse
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import load
 
@@ -69,3 +71,10 @@ def test_a_script_answers_with_the_outcomes_that_its_call_declares(call: type[Ca
     assert {word for word in said if f"'{word}'" not in text} == set()
     assert set(re.findall(r"outcome = '(\w+)'", own)) <= said
     assert ("pack({more =" in own) <= (isinstance(reply, type) and issubclass(reply, Page))
+
+
+def test_a_text_that_is_not_utf8_is_read_with_marks_and_hides_nothing_else() -> None:
+    foreign = {"indexed": True, "groups": [{"seq": 1, "state": "leased", "slot": b"x\xff"}]}
+    packed = msgpack.packb(foreign, use_bin_type=False)
+    page = Browse("g", "newest", "", 5, "", []).read([packed, b""])
+    assert (page.groups[0].seq, page.groups[0].slot) == (1, "x\ufffd")

@@ -104,3 +104,6 @@ def test_the_first_request_to_stop_counts_and_ends_waits() -> None:
 def test_a_hook_of_coati_that_nothing_would_call_is_refused(base: type, hook: str) -> None:
     with pytest.raises(ConfigError, match=rf"Mine\.{hook} would not be called.*callbacks="):
         type("Mine", (base,), {hook: print})
+    mixin = type("Mixin", (), {hook: print})
+    with pytest.raises(ConfigError, match=rf"Mine\.{hook}"):
+        type("Mine", (mixin, base), {})

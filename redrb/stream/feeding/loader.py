@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 
 from redrb.checks import checked_int, checked_int_or_none, checked_timeout
-from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import Experience, Status
 from redrb.experience.records import Side
@@ -182,8 +181,7 @@ class ExperienceLoader:
         began = time.monotonic()
         self._stream.worker.steps.end()
         try:
-            with Deadline(self._timeout):
-                batch = prefetcher.next()
+            batch = prefetcher.next(self._timeout)
         finally:
             self.last_wait_for_batch_s = time.monotonic() - began
             self.wait_for_batch_s += self.last_wait_for_batch_s

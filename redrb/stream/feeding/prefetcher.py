@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from redrb.connection.deadline import Deadline, here
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
@@ -100,10 +101,10 @@ class Prefetcher:
         """Batches that could be read now."""
         return 0 if self.over else self._placed_count - self._read_count - self._returned_count
 
-    def next(self) -> Prefetched | None:
+    def next(self, timeout: float | None) -> Prefetched | None:
         """Return the next batch as soon as it is ready; None at the end, and after `stop`.
 
-        When the time is up the thread looks a last time, and takes a batch that is there. Redis
+        When `timeout` is over the thread looks a last time, and takes a batch that is there. Redis
         may be away as long as a batch is waited for. Batches that have become too stale are
         passed over.
 
@@ -123,7 +124,10 @@ class Prefetcher:
             return None
         if self._on_demand:
             self._permits.put(True)
-        while (batch := self._read()) is not None and not self._may_go(batch.lease):
+        deadline = Deadline(timeout)
+        while (batch := self._read(deadline)) is not None and not self._may_go(
+            batch.lease, deadline
+        ):
             self._returned_count += 1
             self._permits.put(True)
         if batch is not None:
@@ -132,10 +136,10 @@ class Prefetcher:
                 self._permits.put(True)
         return batch
 
-    def _read(self) -> Prefetched | None:
+    def _read(self, deadline: Deadline) -> Prefetched | None:
         """Wait until a batch is placed; None after `stop`."""
         try:
-            batch = self._ready.get(timeout=min(here().waits_s, threading.TIMEOUT_MAX))
+            batch = self._ready.get(timeout=min(deadline.waits_s, threading.TIMEOUT_MAX))
         except Empty:
             self._overdue = self._read_count + self._returned_count
             self._stop_take.ask()
@@ -148,11 +152,12 @@ class Prefetcher:
                 del batch  # it references this frame
         return batch
 
-    def _may_go(self, lease: Lease) -> bool:
+    def _may_go(self, lease: Lease, deadline: Deadline) -> bool:
         """Return whether a batch is fresh enough to be handed over, however long Redis is away."""
         while True:
             try:
-                with Deadline(stop=self._stop_check):
+                left_s = deadline.waits_s
+                with Deadline(None if left_s == math.inf else left_s, stop=self._stop_check):
                     fresh = self._is_fresh(lease)
                 self._unchecked.over()
                 return fresh
@@ -160,7 +165,7 @@ class Prefetcher:
                 if self._stopped:
                     lease.abandon()
                     return False
-                if here().over:
+                if deadline.over:
                     self._ended = True
                     lease.abandon()
                     raise

@@ -76,7 +76,9 @@ class PartCollector:
         self._prepare = prepare
         self._producer = producer
 
-    def put(self, part: Part, groups: Groups, options: PutOptions) -> int | None:
+    def put(
+        self, part: Part, groups: Groups, options: PutOptions, timeout: float | None
+    ) -> int | None:
         """Store one part, and the group if it is the last one.
 
         Returns:
@@ -86,6 +88,10 @@ class PartCollector:
             As `ExperienceStream.put_part`.
         """
         batch = self._preparer.prepare_part(groups, replace(options, admission=None))
+        with Deadline(timeout):
+            return self._put(part, batch, options)
+
+    def _put(self, part: Part, batch: PutBatch, options: PutOptions) -> int | None:
         rights, kept = self._right(options), False
         try:
             reply = self._stored(part, batch, rights, options)

@@ -113,9 +113,9 @@ class Writer:
         return self._put(groups_of_many(groups), options, timeout)
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
+        batch = self.in_flight.prepare(groups, options)
+        batch.raise_refused()
         with Deadline(timeout):
-            batch = self.in_flight.prepare(groups, options)
-            batch.raise_refused()
             try:
                 self._finish()
             except BaseException:
