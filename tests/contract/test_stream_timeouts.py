@@ -298,7 +298,7 @@ def test_errors_of_puts_and_takes_name_the_namespace(client: Client, namespace: 
             assert full.value.namespace == namespace
 
 
-@pytest.mark.parametrize("call", ["put", "put_part", "writer"])
+@pytest.mark.parametrize("call", ["put", "writer"])
 def test_a_filter_and_the_encoding_take_none_of_the_time_of_a_put(
     client: Client, namespace: str, call: str
 ) -> None:
@@ -311,8 +311,6 @@ def test_a_filter_and_the_encoding_take_none_of_the_time_of_a_put(
     with ExperienceStream(client, "math", namespace=namespace, filters=[notes_time]) as stream:
         if call == "put":
             stream.put(numbered(1), timeout=5)
-        elif call == "put_part":
-            stream.put_part("a", numbered(1), index=0, of=1, timeout=5)
         else:
             with stream.writer() as writer:
                 writer.put(numbered(1), timeout=5)
