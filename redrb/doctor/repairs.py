@@ -121,7 +121,7 @@ def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> 
 
 def _in_pages(task: Examination, call: Call[F], most: int) -> tuple[int, F]:
     """Run a call until it has no more to do, `most` times at most; returns the sum, and the end."""
-    pages = list(islice(task.store.all_pages(call, all_of_them=False), most))
+    pages = list(islice(task.store.pages(call, all_of_them=False), most))
     return sum(page.found for page in pages), pages[-1]
 
 

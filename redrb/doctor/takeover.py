@@ -53,7 +53,7 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, b
     try:
         requeued, done = _beat_until(beat, deadlines.remain, task.lease_ms)
     finally:
-        list(store.all_pages(Leave(group.name, consumer)))
+        list(store.pages(Leave(group.name, consumer)))
     return text.format(counted(requeued, "group")), done
 
 
@@ -82,7 +82,7 @@ def take_rights_back(task: Examination) -> tuple[str, bool]:
     try:
         taken, done = _beat_until(beat, remain, task.lease_ms)
     finally:
-        list(store.all_pages(GiveBack(holder=maker)))
+        list(store.pages(GiveBack(holder=maker)))
     return f"took {counted(taken, 'right')} back", done
 
 

@@ -351,4 +351,4 @@ def test_a_lease_of_a_consumer_group_that_is_removed_is_lost(
     if leased >= 3:  # the group is there until the last call
         stats = holder.stats()
         assert (stats.ledger.acked, stats.samples_acked) == (0, 0)
-        list(holder._task.store.all_pages(DropGroup("default")))
+        list(holder._task.store.pages(DropGroup("default")))

@@ -116,12 +116,12 @@ def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
     slot = stream._consumer.occupy()
     store = stream._task.store
     drop = Drop("default", slot.name, slot.token)
-    assert [page.found for page in store.all_pages(drop)] == [0]
+    assert [page.found for page in store.pages(drop)] == [0]
     late = stream._taker._request(slot, TakeRequest(4, 4), 0, None, report=False)
     assert late.result().outcome == "late"
     slot.free()
     first = stream.take(4, timeout=0)  # a take of the same slot came before the drop
-    assert [page.found for page in store.all_pages(drop)] == [0]
+    assert [page.found for page in store.pages(drop)] == [0]
     first.ack()
     assert store.call(drop) == Found(more=False, found=0)
 
@@ -133,7 +133,7 @@ def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
     assert stream._taker._request(slot, wanted, 0, None, report=False).result().outcome == "taken"
     store = stream._task.store
     drop = Drop("default", slot.name, slot.token)
-    assert [page.found for page in store.all_pages(drop)] == [50, 50, 20]
+    assert [page.found for page in store.pages(drop)] == [50, 50, 20]
     assert len(stream.take(120, timeout=0)) == 120
 
 
@@ -184,16 +184,16 @@ def test_a_loop_that_is_kept_ends_with_its_stream(
 def test_a_part_that_cannot_be_released_yet_is_tried_again(
     stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, tries = TaskStore.all_pages, []
+    real, tries = TaskStore.pages, []
 
-    def all_pages(store: TaskStore, call: Any, **options: Any) -> Any:
+    def pages(store: TaskStore, call: Any, **options: Any) -> Any:
         if isinstance(call, Drop):
             tries.append(call)
             if len(tries) == 1:
                 raise StoreError("not now")
         return real(store, call, **options)
 
-    monkeypatch.setattr(TaskStore, "all_pages", all_pages)
+    monkeypatch.setattr(TaskStore, "pages", pages)
     lose_reply(monkeypatch, Client, "exchange", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         stream.take(4, timeout=0)

@@ -139,7 +139,7 @@ def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
     first, second = leases(ranks, 8, 0)
     first.ack()
     with monkeypatch.context() as broken:
-        broken.setattr(second.parts[0].holder.store, "all_pages", lambda _: iter([PartEnd()]))
+        broken.setattr(second.parts[0].holder.store, "pages", lambda _: iter([PartEnd()]))
         second.ack()
     assert ranks[0].stats().ledger.acked == 3
     kill_consumer(ranks[0])

@@ -142,7 +142,7 @@ class Maker:
         self.end(series, numbers)
 
     def _leave(self, holder: str) -> None:
-        list(self._task.store.all_pages(GiveBack(holder=holder)))
+        list(self._task.store.pages(GiveBack(holder=holder)))
 
     def _attend(self) -> None:
         """Start the heartbeat."""

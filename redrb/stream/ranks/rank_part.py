@@ -54,7 +54,7 @@ class RankPart:
 
         def read(end: PartEnd) -> str:
             if end.more:  # a page of the step's groups was acknowledged
-                *_, end = self.store.all_pages(replace(finish, seqs=()))
+                *_, end = self.store.pages(replace(finish, seqs=()))
             return self._reason(end.loss)
 
         return self.store.request(finish, read)

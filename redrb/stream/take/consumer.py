@@ -236,7 +236,7 @@ class Consumer:
     def recheck(self, slot: Slot, status: Status, ids: Sequence[int]) -> bool:
         """Return whether a lease is within the bound of staleness; else it is over."""
         look = Recheck(self.group, slot.name, slot.token, status, list(map(str, ids)))
-        *_, reply = self._task.store.all_pages(look)
+        *_, reply = self._task.store.pages(look)
         if not reply.fresh:
             slot.free()
         return reply.fresh
@@ -301,7 +301,7 @@ class Consumer:
             slot = self._given_up.popleft()
             try:
                 drop = Drop(self.group, slot.name, slot.token)
-                returned = sum(page.found for page in self._task.store.all_pages(drop))
+                returned = sum(page.found for page in self._task.store.pages(drop))
             except StoreError:
                 self._given_up.appendleft(slot)
                 raise
@@ -336,7 +336,7 @@ class Consumer:
 
     def leave(self, name: str) -> int:
         """Requeue what a consumer of this group leases, unharmed; returns the number of groups."""
-        return sum(page.found for page in self._task.store.all_pages(Leave(self.group, name)))
+        return sum(page.found for page in self._task.store.pages(Leave(self.group, name)))
 
     def _release_unread(self) -> None:
         while self._unread:

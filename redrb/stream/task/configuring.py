@@ -139,7 +139,7 @@ def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
 
 def fill(store: TaskStore) -> None:
     """Do the work that a change of settings has left; whoever opens the task next goes on."""
-    for _ in store.all_pages(Fill(), all_of_them=False):
+    for _ in store.pages(Fill(), all_of_them=False):
         pass
 
 

@@ -72,20 +72,18 @@ def find_letters(
     group: str | None = None,
     text: str = "",
     ids: Collection[int] = (),
-    decode: bool = False,
 ) -> Iterator[DeadLetter]:
-    """Yield dead letters page by page: those of each partition, newest first.
+    """Yield dead letters page by page: those of each partition, newest first, without samples.
 
     Args:
         stores: All partitions of the task.
         group: Consumer group that gave them up; None: any.
         text: Text in the reason, or in the message or class of the exception.
         ids: Their ids; none given: any.
-        decode: Whether to decode the samples; else `items` is None.
     """
     numbering = Numbering(len(stores))
     for number, store in enumerate(stores):
-        for letter in _each(store, decode=decode):
+        for letter in _each(store):
             named = replace(letter, id=letter.id and numbering.ids(number, [letter.id])[0])
             told = (letter.reason, letter.message, letter.exception or "")
             if (
@@ -96,12 +94,12 @@ def find_letters(
                 yield named
 
 
-def _each(store: TaskStore, *, decode: bool) -> Iterator[DeadLetter]:
+def _each(store: TaskStore) -> Iterator[DeadLetter]:
     newest = "+"
     while True:
         command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
         page = store.client.execute(*command)
-        for letter, _ in letters_of(page, decode=decode):
+        for letter, _ in letters_of(page, decode=False):
             yield letter
         if len(page) < LETTERS_OF_A_PAGE:
             return

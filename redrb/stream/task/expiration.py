@@ -183,7 +183,7 @@ class Expiration:
         statuses: Sequence[Status],
     ) -> ExpireReply:
         expire = Expire(self._group, limit, mode, version, rules, list(statuses))
-        *_, reply = self._task.store.all_pages(expire)
+        *_, reply = self._task.store.pages(expire)
         if not reply.indexed:
             raise ConfigError(
                 'this task does not index versions: open it with order="stalest", or with '

@@ -25,7 +25,7 @@ def move(store: TaskStore, group: str, status: Status, ids: Sequence[int]) -> in
     return sum(
         page.found
         for seqs in texts_of(ids, GROUPS_OF_A_CALL)
-        for page in store.all_pages(Move(group, status, seqs))
+        for page in store.pages(Move(group, status, seqs))
     )
 
 

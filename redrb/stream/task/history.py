@@ -63,7 +63,7 @@ def history(task: Task, since: datetime | None, until: datetime | None) -> Itera
 
 def _trim(store: TaskStore) -> None:
     """Delete history beyond the period and the number that the task keeps."""
-    for _ in store.all_pages(Trim()):
+    for _ in store.pages(Trim()):
         pass
 
 

@@ -23,7 +23,7 @@ def requeue(store: TaskStore, group: str, ids: Sequence[int]) -> int:
     """
     requeued = 0
     for seqs in texts_of(ids, LETTERS_OF_A_CALL):
-        for page in store.all_pages(Requeue(group, seqs)):
+        for page in store.pages(Requeue(group, seqs)):
             if page.unsortable is not None:
                 raise _no_place(store.task, *page.unsortable)
             requeued += page.found

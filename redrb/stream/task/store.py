@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import here
@@ -85,7 +85,7 @@ class TaskStore:
         """
         return call.run(self.client, self.script_keys, *beside)
 
-    def all_pages(self, call: Call[P], *, all_of_them: bool = True) -> Iterator[P]:
+    def pages(self, call: Call[P], *, all_of_them: bool = True) -> Iterator[P]:
         """Run a call until it has no more to do, a page at a time; yields each reply.
 
         Args:
@@ -99,29 +99,6 @@ class TaskStore:
             reply = self.call(call)
             yield reply
             if not reply.more:
-                return
-            if here().passed:
-                if all_of_them:
-                    raise self.unfinished()
-                return
-
-    def pages(
-        self, script: str, arguments: Sequence[Argument] = (), *, all_of_them: bool = True
-    ) -> Iterator[Any]:
-        """Run a script until it has no more to do, a page at a time; yields each reply.
-
-        Args:
-            script: Its reply, or the first item of it, is "more" while there is more to do.
-            arguments: The same for each page.
-            all_of_them: Whether it is an error if the deadline passes before the last page.
-
-        Raises:
-            StoreUnavailable: The deadline has passed; the next call goes on.
-        """
-        while True:
-            reply = self.run(script, arguments)
-            yield reply
-            if b"more" not in (reply, reply[0]):
                 return
             if here().passed:
                 if all_of_them:

@@ -188,14 +188,14 @@ class Task:
     def join(self, group: str, start: str = "") -> None:
         """Register a consumer group, now and whenever the task was created anew."""
         with Deadline():
-            while not list(self.store.all_pages(Join(group, start)))[-1].joined:
+            while not list(self.store.pages(Join(group, start)))[-1].joined:
                 self.reopen(refused_here=True)
         self._joined.add(group)
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
         self._joined.discard(group)
-        return sum(page.found for page in self.store.all_pages(DropGroup(group)))
+        return sum(page.found for page in self.store.pages(DropGroup(group)))
 
     def clear(self) -> int:
         """Delete the task; returns the number of groups that were stored."""
