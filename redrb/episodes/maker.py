@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from redrb.checks import checked_int, checked_number
-from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
 from redrb.episodes.groups import (
@@ -25,33 +24,11 @@ from redrb.episodes.groups import (
 from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
 from redrb.errors import RedrbError, SendFailed
-from redrb.runtime.announcements import JobEnd
+from redrb.runtime.announcements import FollowedWeights, JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
-
-
-class FollowedWeights(Protocol):
-    """What gives an engine its weights, as `redrb.engines.EngineWeights` does."""
-
-    @property
-    def client(self) -> Client:
-        """Connection to Redis."""
-
-    @property
-    def name(self) -> str:
-        """Name of the trainer."""
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of the trainer."""
-
-    async def update(self) -> object:
-        """Wait for the first weights, and give them to the engine."""
-
-    async def follow(self) -> None:
-        """Give later weights to the engine, until the task is cancelled."""
 
 
 class EpisodeMaker:
@@ -196,7 +173,7 @@ class EpisodeMaker:
             scope.callback(sink.close)
             groups = Groups(self._runner, sink, self._stop, self._options)
             if self._weights is not None and self._end_with_job:
-                scope.enter_context(self._job_end(self._weights).watching())
+                scope.enter_context(JobEnd(self._weights, (), self._stop).watching())
             if self._stop:
                 ended.set()
             async with self._engine:
@@ -206,9 +183,6 @@ class EpisodeMaker:
                 finally:
                     for task in following:
                         task.cancel()
-
-    def _job_end(self, weights: FollowedWeights) -> JobEnd:
-        return JobEnd(weights.client, weights.namespace, lambda: weights.name, (), self._stop)
 
     async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
         """Load the first weights, and follow the later ones in a task."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
 
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
 from redrb.experience import BufferItem
@@ -36,52 +33,6 @@ from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
-
-
-class ModelWeights:
-    """Waits for the first weights, and fetches the later ones beside the episodes.
-
-    Attributes:
-        client: Connection to Redis.
-        namespace: Namespace of the trainer.
-        updates: The models with their weights; whoever samples loads new ones there.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        recipe: EpisodeRecipe,
-        models: Mapping[str, nn.Module],
-        stop: Stop,
-    ) -> None:
-        self.client, self.namespace = client, recipe.namespace
-        self.updates = MakerWeights(
-            *(client, recipe.namespace, recipe.worker, models, stop),
-            follow=recipe.weights_name,
-            first_timeout=recipe.weights_timeout,
-            in_flight=recipe.in_flight_updates,
-            agree=agreed_settings(recipe),
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the trainer whose weights are followed."""
-        return self.updates.trainer
-
-    async def update(self) -> None:
-        """Wait for the first weights, or until the maker is asked to end.
-
-        Raises:
-            WeightTimeout: None were published in time.
-            WeightMismatch: They do not fit the models.
-            ConfigError: The trainer has other settings than the maker.
-        """
-        await asyncio.to_thread(self.updates.wait_until_initialised)
-
-    async def follow(self) -> None:
-        """With in-flight updates, fetch weights beside sampling until the task is cancelled."""
-        with self.updates.prefetching():
-            await asyncio.Event().wait()
 
 
 class EpisodeReport:
@@ -174,7 +125,13 @@ class EpisodeRecipeMaker(EpisodeMaker):
                 drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
                 stop_timeout=recipe.stop_timeout,
             )
-            self._weights = self._follower = ModelWeights(client, recipe, self._models, self._stop)
+            self._weights = self._followed = MakerWeights(
+                *(client, recipe.namespace, recipe.worker, self._models, self._stop),
+                follow=recipe.weights_name,
+                first_timeout=recipe.weights_timeout,
+                in_flight=recipe.in_flight_updates,
+                agree=agreed_settings(recipe),
+            )
             undo.pop_all()
 
     def _place_models(self, client: Client, stream: ExperienceStream) -> Any:
@@ -200,12 +157,12 @@ class EpisodeRecipeMaker(EpisodeMaker):
     @property
     def policy_version(self) -> int | None:
         """Version of the weights in the models; None before the first ones."""
-        return self._follower.updates.version
+        return self._followed.version
 
     @property
     def fetch_s(self) -> float:
         """Seconds for which sampling has waited for new weights, after the first ones."""
-        return self._follower.updates.fetch_s
+        return self._followed.fetch_s
 
     def run(self, prompts: Iterable[Any] | None = None) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
@@ -227,10 +184,10 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
         """Sample a batch of turns with the newest weights; an error ends the maker."""
         try:
-            updates = self._follower.updates
-            updates.refresh(self.right_version)
-            with updates.updates.exclusive():
-                version, options = updates.begin_batch()
+            weights = self._followed
+            weights.refresh(self.right_version)
+            with weights.updates.exclusive():
+                version, options = weights.begin_batch()
                 newest = options.get("before_token", lambda: version)
 
                 def before_token() -> int | None:

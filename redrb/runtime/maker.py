@@ -129,7 +129,7 @@ class ExperienceMakerHolder:
             maker does not use may be None.
         env_info: Values of LOCAL_RANK, RANK, WORLD_SIZE, MASTER_PORT and MASTER_ADDR for
             torch.distributed, by these names in lower case.
-        sync_models_from_trainers: Wait for a full update of the weights before the first batch.
+        sync_models_from_trainers: Wait for a trainer's weights before the first batch.
         buffer_cpu_offload: Copy experience to the CPU in the loop. Otherwise the sender's thread
             encodes it where it is, and its tensors must not change any more.
         kl_coef: Price of the divergence from the initial model.
@@ -142,9 +142,7 @@ class ExperienceMakerHolder:
         namespace: Keeps experiments on one server apart.
         follow: Trainer whose weights are taken while no trainer names the maker; default: the first
             of `detached_trainer_name_list`.
-        update_timeout: Seconds between two calls of `update_experience_maker`, until an update in
-            chunks is dropped.
-        weights_timeout: Seconds to wait for the first full update.
+        weights_timeout: Seconds to wait for the first weights.
         stop_timeout: Seconds that `workingloop` and `close` may spend on Redis, both together,
             after SIGTERM or Ctrl-C. A batch that is being made is finished and does not count.
         room_timeout: Seconds for which a loop that was asked to end waits for room for its last
@@ -213,7 +211,6 @@ class ExperienceMakerHolder:
         client: Client | str | None = None,
         namespace: str = "default",
         follow: str | None = None,
-        update_timeout: float = 60.0,
         weights_timeout: float = 600.0,
         stop_timeout: float = STOP_TIMEOUT_S,
         room_timeout: float | None = None,
@@ -274,13 +271,10 @@ class ExperienceMakerHolder:
                 follow=follow or names[0],
                 wait_for_first=sync_models_from_trainers,
                 first_timeout=weights_timeout,
-                update_timeout=update_timeout,
                 in_flight=in_flight_updates,
                 agree=agree,
             )
-            self._job_end = JobEnd(
-                *(self._client, namespace, lambda: self._weights.trainer, names, self._stop)
-            )
+            self._job_end = JobEnd(self._weights, names, self._stop)
             sender = self._sender = ExperienceSender(
                 self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
             )
@@ -312,7 +306,7 @@ class ExperienceMakerHolder:
 
     @property
     def policy_version(self) -> int | None:
-        """Version of the weights in the models; None before the first update."""
+        """Version of the weights in the models; None before the first."""
         return self._weights.version
 
     @property
@@ -355,9 +349,9 @@ class ExperienceMakerHolder:
             num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
         Raises:
-            WeightTimeout: No full update came in time.
-            WeightMismatch: The first update does not fit the models. Later ones are logged, and the
-                models keep their weights.
+            WeightTimeout: No weights came in time.
+            WeightMismatch: The first weights do not fit the models. Later ones are logged, and the
+                models keep theirs.
             ConfigError: There are several passes over an iterator, which yields its batches once;
                 or the trainer has other settings than `agree`.
             RecordError: A batch is neither a tensor, a dict of tensors nor a list.
@@ -411,14 +405,13 @@ class ExperienceMakerHolder:
         """Update the models from this process, in one call or in chunks.
 
         Updates of trainers in other processes need no such call. In chunks, as ColossalAI's trainer
-        sends them: a call with `chunk_start` takes the model lock, calls with neither flag add
-        tensors, and a call with `chunk_end` loads all tensors that the models have, so generation
-        never sees half an update. The calls with a flag may hold tensors too. A call with neither
-        flag outside of an update is an update by itself.
+        sends them: a call with `chunk_start` begins an update, calls with neither flag add tensors,
+        and a call with `chunk_end` loads all tensors that the models have, under the model lock, so
+        generation never sees half an update. The calls with a flag may hold tensors too. A call
+        with neither flag outside of an update is an update by itself.
 
-        If the next call does not come within `update_timeout`, or a call fails, the update is
-        dropped: the lock is free again, the models keep their old weights, and the remaining
-        calls of the update raise WeightError. All calls of an update must come from one thread.
+        If a call fails, the models keep their old weights, and the remaining calls of the update
+        raise WeightError. All calls of an update must come from one thread.
         `on_make_experience_*` hold the lock, so callbacks update in other hooks.
 
         Args:
@@ -436,13 +429,15 @@ class ExperienceMakerHolder:
             WeightError: This thread has no update under way, or it makes experience just now.
             WeightMismatch: A tensor does not fit the models, which keep their old weights.
         """
-        self._weights.update(
+        loras = {"actor": new_actor_lora_config_dict, "critic": new_critic_lora_config_dict}
+        ended = self._weights.updates.update(
             {"actor": new_actor_state_dict, "critic": new_critic_state_dict},
-            {"actor": new_actor_lora_config_dict, "critic": new_critic_lora_config_dict},
-            full=fully_update,
-            first=chunk_start,
-            last=chunk_end,
+            dict.fromkeys(loras) if fully_update else loras,
+            first=bool(chunk_start),
+            last=bool(chunk_end),
         )
+        if ended and fully_update:
+            self._weights.initialised = True
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Send the remaining groups; close the streams, and the client if it was opened here.
@@ -468,7 +463,7 @@ class ExperienceMakerHolder:
         """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
         version, options = self._weights.begin_batch()
         for stream in self._streams:
-            stream.worker.weights_name = self._weights.trainer
+            stream.worker.weights_name = self._weights.name
             stream.worker.weight_version = version or 0
         return version, options
 

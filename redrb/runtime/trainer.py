@@ -224,7 +224,7 @@ class DetachedTrainer(ABC):
         """Send new weights to the makers: call `push_weights` with the models.
 
         Args:
-            fully_update: Send all weights, not only the trained ones.
+            fully_update: Send all weights, not only those of LoRA.
             config: Arguments of `sync_models_to_remote_makers`.
         """
 
@@ -365,8 +365,8 @@ class DetachedTrainer(ABC):
 
         Args:
             models: The models by name, such as `{"actor": ..., "critic": ...}`.
-            fully_update: Send all weights, not only the trained ones.
-            lora: Of the trained weights send only `lora_A` and `lora_B`.
+            fully_update: With `lora`, send all weights too.
+            lora: Send only `lora_A` and `lora_B`, once the makers have all weights.
 
         Returns:
             The version. Of ranks only the first publishes.
