@@ -1,14 +1,10 @@
 """Next-token logits of a model, with a cache if it has one.
 
-There are three kinds of module, recognised by their methods and arguments:
-
-1. A module with `no_past()` and `next_token(newest, attention_mask, past)` has a custom cache.
-   `no_past` returns an empty cache, which `next_token` may change in place; `newest` holds the
-   token ids since the last call, `[B, T]`; `attention_mask` covers all tokens so far. It returns
-   the logits of the token after the newest, `[B, V]`. With extra inputs it counts as the third.
-2. A module whose `forward` takes `use_cache`, and `cache` or `past_key_values`: Hugging Face
-   transformers, where version 5.24 gave the second name up for the first.
-3. Any other module computes the whole sequence again for each token.
+A module has a cache if its `forward` takes `use_cache`, and `cache` or `past_key_values`, as those
+of Hugging Face transformers, where version 5.24 gave the second name up for the first: with
+`use_cache=True` it gets the token ids since the last call, `[B, T]`, a mask of all tokens so far,
+and the cache of the call before; its output has the new one under the same name. Any other module
+computes the whole sequence again for each token.
 """
 
 from __future__ import annotations
@@ -41,16 +37,6 @@ def decoder_of(
     names = forward_names(model)
     if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
         return _OfWhole(model, names, inputs)
-    if hasattr(model, "no_past") and hasattr(model, "next_token"):
-        if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
-            return _OfWhole(model, names, inputs)
-        custom: Any = model
-        past = custom.no_past()
-
-        def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
-            return _checked(custom.next_token(newest, attention_mask, past), len(newest), model)
-
-        return next_token
     if "use_cache" in names:
         for argument in ("cache", "past_key_values"):
             if argument in names:
@@ -59,7 +45,7 @@ def decoder_of(
 
 
 class _OfTransformers:
-    """Hugging Face's protocol: each call passes on the cache that the call before returned."""
+    """A module with a cache: each call passes on the one that the call before returned."""
 
     def __init__(
         self, model: nn.Module, argument: str, names: frozenset[str], inputs: ModelInputs
@@ -115,18 +101,9 @@ class _OfWhole:
 def _last(output: object, model: nn.Module, batch: int) -> Tensor:
     """Return the logits after the last token, `[B, V]`."""
     logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
-    if logits.dim() != 3:
+    if logits.dim() != 3 or logits.shape[0] != batch:
         raise RecordError(
             f"the actor {type(model).__name__} answered with shape {list(logits.shape)}, not "
             f"[{batch}, S, V]."
         )
-    return _checked(logits[:, -1], batch, model)
-
-
-def _checked(logits: Tensor, batch: int, model: object) -> Tensor:
-    if logits.dim() != 2 or logits.shape[0] != batch:
-        raise RecordError(
-            f"{type(model).__name__} gave logits of shape {list(logits.shape)} for the next token, "
-            f"not [{batch}, V]."
-        )
-    return logits
+    return logits[:, -1]

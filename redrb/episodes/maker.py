@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from redrb.checks import checked_int, checked_number
@@ -17,13 +18,12 @@ from redrb.episodes.groups import (
     EpisodeEngine,
     EpisodeRunner,
     Finish,
-    GroupOptions,
     Groups,
     with_group_advantages,
 )
 from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
-from redrb.errors import RedrbError, SendFailed
+from redrb.errors import ConfigError, RedrbError, SendFailed
 from redrb.runtime.announcements import FollowedWeights, JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
@@ -94,16 +94,24 @@ class EpisodeMaker:
             ConfigError: An argument is not usable, or `resume` and the order "admission" meet, in
                 which unfinished groups cannot be put back.
         """
-        self._options = GroupOptions(
-            task=stream.task,
-            size=group_size,
+        # its scores are rights, and a continuation has none
+        keeps_aborted = stream.settings().values.get("order") != "admission"
+        if resume and not keeps_aborted:
+            raise ConfigError(
+                f"task {stream.task!r} has the order 'admission', in which unfinished groups "
+                "cannot be put back: give resume=False."
+            )
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._groups = partial(
+            Groups,
+            runner=EpisodeRunner(episode, engine),
+            stop=self._stop,
+            size=checked_int("group_size", group_size, 1),
             finish=finish,
             parts=parts,
             resumes=resume,
-            # its scores are rights, and a continuation has none
-            keeps_aborted=stream.settings().values.get("order") != "admission",
+            keeps_aborted=keeps_aborted,
         )
-        self._runner = EpisodeRunner(episode, engine)
         self._stream, self._engine, self._weights = stream, engine, weights
         stream.worker.role = "maker"  # it takes aborted groups as well
         if weights is not None:
@@ -111,7 +119,6 @@ class EpisodeMaker:
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
         self._drain_s = checked_number("drain_timeout", drain_timeout)
-        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         self._sink: Sink | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
@@ -171,7 +178,7 @@ class EpisodeMaker:
             scope.enter_context(self._stop.waking(wake))
             sink = self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
             scope.callback(sink.close)
-            groups = Groups(self._runner, sink, self._stop, self._options)
+            groups = self._groups(sink=sink)
             if self._weights is not None and self._end_with_job:
                 scope.enter_context(JobEnd(self._weights, (), self._stop).watching())
             if self._stop:

@@ -22,7 +22,7 @@ from redrb.runtime.buffer import client_for
 from redrb.runtime.callbacks import Callbacks, MakerCallback, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, ProgressBar
+from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy, place_models
@@ -364,13 +364,11 @@ class ExperienceMakerHolder:
                 if not self._weights.wait_until_initialised():
                     return
             self._call("on_loop_start")
-            progress = ProgressBar("make", num_steps if num_steps > 0 else None)
-            with self._weights.prefetching(), progress:
+            with self._weights.prefetching():
                 for inputs in prompt_batches(dataloader_fn, num_epochs, num_steps, self._stop):
                     self._make_parts(inputs)
                     if self._stop:
                         break
-                    progress.advance()
             self._graceful_sender.flush()
             self._call("on_loop_end")
 

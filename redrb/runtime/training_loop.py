@@ -8,7 +8,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.connection.deadline import Deadline
@@ -19,7 +18,6 @@ from redrb.experience import Experience
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FitEnded, FreshBatches, LoopSettings, reject_incomplete
-from redrb.runtime.performance import ProgressBar
 from redrb.runtime.world import any_rank, newest_common_step, world_size_here
 from redrb.stream import Lease
 
@@ -125,15 +123,11 @@ class TrainingLoop:
             return
         if call > self.position.fit:
             self.position = Position(fit=call, step=self.position.step, taken=self.position.taken)
-        position, steps, batches = self.position, None, None
+        position, batches = self.position, None
         if episodes is not None:
-            steps = episodes * update_steps * train_epochs
             batches = episodes * update_steps - position.fresh(update_steps)
-        self._episodes, self._update_steps, self._train_epochs = (
-            episodes,
-            update_steps,
-            train_epochs,
-        )
+        self._episodes, self._update_steps = episodes, update_steps
+        self._train_epochs = train_epochs
         self._parts = self._trainer.checkpointed()
         self._ended = self._in_step = False
         buffer.stream.expect(update_steps * buffer.sample_batch_size)
@@ -146,11 +140,10 @@ class TrainingLoop:
             first_step=position.taken,
             on_misfits=lambda error: self._call("on_misfits", error),
         )
-        self._progress = ProgressBar("train", steps, done=position.step)
         try:
             with Deadline(budget=self._stop):
                 try:
-                    with self._stop.on_signals(), self._fresh, self._progress:
+                    with self._stop.on_signals(), self._fresh:
                         self._run()
                 finally:
                     self._release()
@@ -257,26 +250,19 @@ class TrainingLoop:
             self._leased += leases
             if self._settings.ack == "step":
                 self._acknowledge_leased()
-            self._progress.advance(position)
 
     def _train_kept(self) -> None:
         """Train the kept batches in a new random order."""
         position, settings = self.position, self._settings
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
-        batches: DataLoader[Experience] = DataLoader(
-            position.kept,  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=position.order[position.batch :],
-            pin_memory=settings.pin_memory and settings.device.type != "cpu",
-            # by default each start draws from torch's generator, and a resumed run would differ
-            generator=torch.Generator(),
-        )
-        for kept in batches:
+        for number in position.order[position.batch :]:
             if self._ends():
                 return
-            self._step(deepcopy(kept).to_device(settings.device))
-            self._progress.advance(position)
+            kept = deepcopy(position.kept[number])
+            if settings.pin_memory and settings.device.type != "cpu":
+                kept = kept.pin_memory()
+            self._step(kept.to_device(settings.device))
 
     def _step(self, experience: Experience) -> None:
         trainer, worker, self._in_step = self._trainer, self._trainer.buffer.stream.worker, True
