@@ -7,14 +7,13 @@ log-probabilities are those before the temperature, unless it is started with
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from redrb.engines.engine import Engine, Part
 from redrb.errors import EngineError
-
-_TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
 
 
 class VLLMEngine(Engine):
@@ -39,23 +38,16 @@ class VLLMEngine(Engine):
             "max_tokens": most,
             "logprobs": 1,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
             **sampling,
         }
         reply = await self._client.request("/v1/completions", body)
         try:
             [choice] = reply["choices"]
-            log_probs = choice["logprobs"]["token_logprobs"]
-            found = choice.get("token_ids")
-            if found is None:  # a server that knows only the older option
-                texts = choice["logprobs"]["tokens"]
-                found = [int(text.removeprefix(_TOKEN)) for text in texts]
-            finish = choice["finish_reason"]
-            part = list(found), list(log_probs), finish
+            log_probs = list(choice["logprobs"]["token_logprobs"])
+            part = Part(list(choice["token_ids"]), log_probs, choice["finish_reason"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        label = None if self._label is None else await self._weights_label()
-        return Part(*part, label)
+        return part if self._label is None else replace(part, label=await self._weights_label())
 
     async def _weights_label(self) -> str:
         return str((await self._client.request("/weight_info")).get("weight_version"))
