@@ -12,10 +12,18 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from redrb.algorithms.batches import PROXIMAL_LOG_PROBS, MicroBatches, TrainingBatch
-from redrb.algorithms.log_probs import action_log_probs
+from redrb.algorithms.batches import (
+    PROXIMAL_LOG_PROBS,
+    REFERENCE_LOG_PROBS,
+    MicroBatches,
+    TrainingBatch,
+)
+from redrb.algorithms.log_probs import action_log_probs, entropy
 from redrb.algorithms.losses import (
     Aggregation,
+    action_ratio,
+    grpo_loss,
+    kl_estimate,
     masked_mean,
     row_mean,
     truncated_importance,
@@ -76,6 +84,8 @@ class PolicyStep:
     """
 
     algorithm: str
+    beta = 0.0
+    entropy_coef = 0.0
 
     def __init__(
         self,
@@ -109,6 +119,40 @@ class PolicyStep:
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss; override it, for instance to scale the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the actor's loss, float32 `[]`, and its metrics.
+
+        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
+        of metrics whose names end with `_max` the largest counts.
+        """
+        mask, totals = batch.action_mask, batch.totals
+        reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
+        advantages = self._advantages(batch)
+        logits, log_probs = self._forward(batch)
+        loss = grpo_loss(
+            log_probs,
+            batch.old_log_probs,
+            advantages,
+            mask,
+            clip=self.clip,
+            clip_high=self.clip_high,
+            beta=self.beta,
+            reference_log_probs=reference,
+            aggregation=self.aggregation,
+            weights=batch.weights,
+            policy_weights=batch.policy_weights,
+            totals=totals,
+        )
+        with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
+        metrics = {"actor_loss": loss, "entropy": mean_entropy}
+        with torch.no_grad():
+            metrics |= self._ratio_metrics(batch, log_probs)
+            if reference is not None:
+                kl = kl_estimate(log_probs, reference, mask)
+                metrics["reference_kl"] = masked_mean(kl, mask, totals)
+        return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
 
     def batch(self, experience: Experience, network: nn.Module) -> TrainingBatch:
         """Return the batch on the network's device, with the totals of all ranks."""
@@ -252,10 +296,14 @@ class PolicyStep:
         )
         return logits, log_probs
 
-    @torch.no_grad()
-    def _ratio_metrics(self, ratio: Tensor, batch: TrainingBatch) -> dict[str, Tensor]:
+    def _advantages(self, batch: TrainingBatch) -> Tensor:
+        """Return the advantages `[B, A]`."""
+        return batch.per_action("advantages")
+
+    def _ratio_metrics(self, batch: TrainingBatch, log_probs: Tensor) -> dict[str, Tensor]:
         """Return `approx_kl` (k3, old from current policy), `clip_fraction` and ratios."""
         mask, totals = batch.action_mask, batch.totals
+        ratio = action_ratio(log_probs, batch.old_log_probs, mask)
         high = self.clip if self.clip_high is None else self.clip_high
         outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
 from torch import Tensor
@@ -151,8 +151,6 @@ class ExperienceMakerHolder:
         max_unsent: Most groups that were made and are not in Redis yet; the loop waits beyond it.
             In tasks that give rights these are the bound, which is why staleness is no reason to
             lower it.
-        admission: False begins groups without asking for rights, also in tasks with a bound of
-            staleness: their groups may expire.
         agree: Settings, by name and as texts, in which the trainer must agree with this maker. The
             maker takes no weights of a trainer that announces others (`DetachedTrainer(agree=)`):
             `workingloop` raises `ConfigError`, which names the settings that differ; at its start
@@ -215,7 +213,6 @@ class ExperienceMakerHolder:
         stop_timeout: float = STOP_TIMEOUT_S,
         room_timeout: float | None = None,
         max_unsent: int = 256,
-        admission: bool = True,
         agree: Mapping[str, str] | None = None,
         end_with_job: bool = True,
         in_flight_updates: bool = False,
@@ -279,7 +276,7 @@ class ExperienceMakerHolder:
                 self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
             )
             tasks = [TaskRights(each, self._stop, f"maker {name!r}") for each in self._streams]
-            self._rights = BatchRights(tasks, sender.shares) if admission else None
+            self._rights = BatchRights(tasks, sender.shares)
             self._graceful_sender = GracefulSender(sender, self._stop, stop_timeout=room_s)
             undo.pop_all()
 
@@ -317,7 +314,7 @@ class ExperienceMakerHolder:
     @property
     def admission_s(self) -> float:
         """Seconds for which the loop has waited for the right to begin groups."""
-        return self._rights.waited_s if self._rights else 0.0
+        return self._rights.waited_s
 
     @property
     def fetch_s(self) -> float:
@@ -483,12 +480,7 @@ class ExperienceMakerHolder:
             count = getattr(self.experience_maker, "count_groups", rows_of)
             rows, groups = rows_of(rest), count(rest)  # groups that the prompts become, at most
             rows_each = rows // groups if groups and rows % groups == 0 else 0
-            may_begin: AbstractContextManager[Granted] = nullcontext(
-                Granted(groups, [None] * len(self._streams))
-            )
-            if self._rights is not None:
-                may_begin = self._rights.wait(groups, 1 if rows_each else groups)
-            with may_begin as granted:
+            with self._rights.wait(groups, 1 if rows_each else groups) as granted:
                 if self._stop:
                     return
                 self._weights.refresh(granted.version)
