@@ -198,7 +198,7 @@ NO_PAGES = {
     "redrb.state.workers.MOST_BYTES": "the size of an announcement",
     "redrb.state.workers.MOST_METRICS": "the size of an announcement",
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
-    "redrb.stream.partitions.stream.MOST_PARTITIONS": "what a user may ask for",
+    "redrb.stream.partitions.partition.MOST_PARTITIONS": "what a user may ask for",
     "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
