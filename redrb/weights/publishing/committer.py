@@ -8,12 +8,21 @@ import uuid
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.staging import BegunVersion, StagingAttempt
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import Advance, call
+from redrb.weights.wire.calls import (
+    Advance,
+    Begin,
+    Commit,
+    Discard,
+    Kept,
+    Prepare,
+    TakeOver,
+    Trim,
+    run,
+)
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -43,7 +52,7 @@ class Committer:
         self._name = name
         self._keep = keep
         self._max_bytes = max_bytes
-        self._owner = b""
+        self._owner = ""
         self._is_fenced = False
         self._last = 0
         self._token = 0
@@ -51,18 +60,17 @@ class Committer:
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
-        self._owner = self._run("weights/take_over", uuid.uuid4().hex)
+        self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
 
     def begin(self, version: int | None) -> BegunVersion:
         """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
-        reply = self._run("weights/begin", self._owner, self._token)
-        if reply[0] == b"fenced":
+        begun = run(self._client, self._keys, Begin(self._owner, self._token))
+        if begun.outcome == "fenced":
             raise self._fenced()
-        _, token, newest, newest_state, trash = reply
-        self._token = token
-        if trash:
+        self._token, newest = begun.token, begun.newest
+        if begun.trash:
             stored_keys.clean(self._everywhere, self._keys, self._spread)
         if newest > MAX_VERSION:
             key = self._keys.versions
@@ -78,7 +86,7 @@ class Committer:
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return BegunVersion(number, token, newest_state, self._spread)
+        return BegunVersion(number, begun.token, begun.newest_state, self._spread)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
@@ -92,66 +100,65 @@ class Committer:
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
                 f"{MAX_MANIFEST_BYTES}."
             )
-        staged = stored_keys.staged_ranges(manifest, begun.token)
-        outcome = self._run("weights/prepare", self._owner, begun.token, staged)
-        if outcome == b"fenced":
+        token = str(begun.token)
+        prepare = Prepare(self._owner, token, stored_keys.staged_ranges(manifest, begun.token))
+        outcome = run(self._client, self._keys, prepare)
+        if outcome == "fenced":
             raise self._fenced()
-        if outcome != b"ok" or not stored_keys.keep(
+        if outcome != "ok" or not stored_keys.keep(
             self._everywhere, self._keys, manifest, begun.token
         ):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
-        reply = self._run(
-            "weights/commit",
-            self._owner,
-            begun.token,
-            manifest.version,
-            self._keep,
-            self._max_bytes,
-            manifest.kind,
-            delta.base if delta is not None else manifest.base,
-            manifest.nbytes,
-            described.stored_bytes,
-            "" if described.delta_bytes is None else described.delta_bytes,
-            manifest.names,
-            stored_keys.ranges(manifest.sources),
-            stored_keys.ranges(stored_keys.pieces_of(manifest)),
-            stored,
+        commit = Commit(
+            owner=self._owner,
+            token=token,
+            version=manifest.version,
+            keep=self._keep,
+            max_bytes=self._max_bytes,
+            kind=manifest.kind,
+            base=delta.base if delta is not None else manifest.base,
+            nbytes=str(manifest.nbytes),
+            stored=described.stored_bytes,
+            delta="" if delta is None else str(delta.nbytes),
+            names=str(manifest.names),
+            full=stored_keys.ranges(manifest.sources),
+            pieces=stored_keys.ranges(stored_keys.pieces_of(manifest)),
         )
-        if reply[0] == b"fenced":
+        committed = run(self._client, self._keys, commit, stored)
+        if committed.outcome == "fenced":
             raise self._fenced()
-        if reply[0] == b"stale":
+        if committed.outcome == "stale":
             raise ConfigError(
                 f"version {manifest.version} of weights {self._name!r} is not larger than "
-                f"{reply[1]}, which was published meanwhile."
+                f"{committed.newest}, which was published meanwhile."
             )
-        if reply[0] != b"ok":
+        if committed.outcome != "ok":
             return None
         self._last = manifest.version
-        self._trim(*reply[2:])
+        self._trim(committed)
         self._advance_followers(manifest.version)
-        return manifest.describe(self._name, int(reply[1]) / 1000)
+        return manifest.describe(self._name, committed.created_ms / 1000)
 
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
         begun = attempt.begun
         with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
-            outcome, *trash = self._run("weights/discard", begun.token, begun.version)
-            if outcome == b"ok":
+            discard = Discard(str(begun.token), begun.version)
+            discarded = run(self._client, self._keys, discard)
+            if not discarded.committed:
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
-            if trash == [1]:
+            if discarded.trash:
                 stored_keys.clean(self._everywhere, self._keys, self._spread)
 
-    def _trim(self, more: int, after: bytes, trash: int) -> None:
+    def _trim(self, page: Kept) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""
         try:
-            while more:
-                reply = self._run("weights/trim", self._owner, self._keep, self._max_bytes, after)
-                if reply[0] != b"ok":
-                    return
-                _, more, after, trash = reply
-            if trash:
+            while page.more:
+                trim = Trim(self._owner, self._keep, self._max_bytes, page.after)
+                page = run(self._client, self._keys, trim)
+            if page.trash:
                 stored_keys.clean(self._everywhere, self._keys, self._spread)
         except StoreError as error:
             _log.warning("weights %r: %s", self._name, error)
@@ -182,9 +189,6 @@ class Committer:
         client = self._everywhere.at(stream)
         with Deadline(repeat_s=_FOLLOWER_S):
             return Advance(version).run(client, [stream]) >= 0
-
-    def _run(self, script: str, *arguments: Argument) -> Reply:
-        return call(self._client, self._keys, script, *arguments)
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

@@ -6,23 +6,22 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
-from redrb.connection.transport import Argument, Reply
+from redrb.connection.transport import Reply
 from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.calls import call
+from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
 from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
 from redrb.weights.wire.manifest_codec import decode_manifest
 
 T = TypeVar("T")
-How = Literal["full", "delta", "lora", "same"]
 
 PIN_S = 60
 """Seconds that versions stay pinned after a reader has died."""
@@ -172,28 +171,24 @@ class Catalogue:
             _whole(fields.get(b"created_ms")) / 1000,
         )
 
-    def run(self, script: str, *arguments: Argument) -> Reply:
-        """Run a script on these weights."""
-        return call(self.client, self.keys, script, *arguments)
-
-    def step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
+    def step(self, found: FoundStep, stored: bytes) -> Step:
         """Return a checked step; layouts that were decoded before are not decoded again."""
         manifest = decode_manifest(stored, self._layouts)
         if manifest.layout is not None and manifest.layout_id not in self._layouts:
             self._layouts = {**self._layouts, manifest.layout_id: manifest.layout}
             if len(self._layouts) > _LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-        word = how.decode(errors="replace")
+        version, how = found.version, found.how
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
-        if manifest.version != version or manifest.kind not in fits.get(word, (manifest.kind,)):
+        if manifest.version != version or manifest.kind not in fits.get(how, (manifest.kind,)):
             raise DecodeError(
                 f"weights {self.name!r}: the entry {version} holds version {manifest.version} of "
                 f"kind {manifest.kind!r}."
             )
-        if word == "delta" and manifest.delta is None:
+        if how == "delta" and manifest.delta is None:
             raise DecodeError(f"weights {self.name!r}: version {version} has no delta.")
-        created_s = _whole(created_ms) / 1000
-        return Step(cast(How, word), manifest, manifest.describe(self.name, created_s))
+        created_s = _whole(found.created_ms.encode()) / 1000
+        return Step(how, manifest, manifest.describe(self.name, created_s))
 
 
 class Pin:
@@ -209,7 +204,7 @@ class Pin:
     def __exit__(self, *exc_info: object) -> None:
         try:
             with Deadline(repeat_s=0.0):
-                self.catalogue.run("weights/renew_pin", self._reader, 0)
+                self._renew(0)
         except StoreError:
             return  # the pin expires
 
@@ -223,10 +218,10 @@ class Pin:
         """
         catalogue = self.catalogue
         used_ms = catalogue.created_ms.get(used, 0)
-        found = catalogue.run(
-            "weights/pin", self._reader, have, wanted, used, used_ms, PIN_S * 1000
-        )
-        steps = [catalogue.step(*each) for each in found]
+        find = FindSteps(self._reader, have, wanted, used, used_ms, PIN_S * 1000)
+        with foreign_keys_named(catalogue.client, catalogue.keys):
+            found, manifests = find.run_with_bytes(catalogue.client, [catalogue.keys.versions])
+        steps = [catalogue.step(*each) for each in zip(found, manifests, strict=True)]
         if steps:
             last = steps[-1].described
             catalogue.routed[last.version] = round(last.created_s * 1000)
@@ -237,7 +232,10 @@ class Pin:
 
     def renew(self) -> None:
         """Renew the pin."""
-        self.catalogue.run("weights/renew_pin", self._reader, PIN_S * 1000)
+        self._renew(PIN_S * 1000)
+
+    def _renew(self, ttl_ms: int) -> None:
+        run(self.catalogue.client, self.catalogue.keys, RenewPin(self._reader, ttl_ms))
 
 
 def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable[[Pin], T]) -> T:

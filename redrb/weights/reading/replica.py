@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 
 from redrb.errors import DecodeError, StoreError, WeightCorrupt
-from redrb.weights.reading.catalogue import PIN_S, How, Pin, Step
+from redrb.weights.reading.catalogue import PIN_S, Pin, Step
 from redrb.weights.tensors.state import State
+from redrb.weights.wire.calls import How
 from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
