@@ -11,8 +11,8 @@ from redrb.state.calls import Observe
 from redrb.stream.task.calls import Announce
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.wire.calls import FindSteps
+from redrb.weights.wire.lora_config import LoraConfig
 from tests.page_trials.bench import LONG, Bench, put, train, until
 from tests.published import CHUNK_BYTES
 

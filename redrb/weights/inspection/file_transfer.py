@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.weights import WeightPublisher, WeightSubscriber
@@ -15,7 +16,6 @@ from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adap
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection.listing import catalogue_of, kept, kept_version
 from redrb.weights.reading.catalogue import Catalogue
-from redrb.weights.wire.manifest import MAX_VERSION
 
 _SUFFIX = ".safetensors"
 _HEAD = 8  # bytes before the JSON header of a safetensors file
@@ -133,7 +133,7 @@ def put_weights(
         name,
         namespace=namespace,
         dtype=dtype,
-        keep=MAX_VERSION if keep is None else keep,
+        keep=MOST if keep is None else keep,
         deltas=False,
     )
     before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from redrb.errors import EncodeError, WeightMismatch
 from redrb.weights.lora.adapter import layers_of, required_config
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.layers import LoraLayer, lora_layers
 from redrb.weights.lora.names import layer_name
 from redrb.weights.tensors.wrapping import plain_name, unwrapped
+from redrb.weights.wire.lora_config import LoraConfig
 
 _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 

@@ -6,6 +6,9 @@ import contextlib
 import logging
 import uuid
 
+import msgspec
+
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
@@ -23,13 +26,7 @@ from redrb.weights.wire.calls import (
     Trim,
     run,
 )
-from redrb.weights.wire.manifest import (
-    MAX_MANIFEST_BYTES,
-    MAX_VERSION,
-    Manifest,
-    WeightVersion,
-)
-from redrb.weights.wire.manifest_codec import encode_manifest
+from redrb.weights.wire.manifest import MAX_MANIFEST_BYTES, Manifest, WeightVersion
 
 _log = logging.getLogger("redrb")
 
@@ -72,7 +69,7 @@ class Committer:
         self._token, newest = begun.token, begun.newest
         if begun.trash:
             stored_keys.clean(self._everywhere, self._keys, self._spread)
-        if newest > MAX_VERSION:
+        if newest > MOST:
             key = self._keys.versions
             last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
             raise StoreError(
@@ -81,7 +78,7 @@ class Committer:
                 f"'{key}' {last}"
             )
         number = max(newest, self._last) + 1 if version is None else version
-        if not newest < number <= MAX_VERSION:
+        if not newest < number <= MOST:
             raise ConfigError(
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
@@ -94,7 +91,7 @@ class Committer:
 
     def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""
-        stored = encode_manifest(manifest)
+        stored = msgspec.msgpack.encode(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
             raise EncodeError(
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "

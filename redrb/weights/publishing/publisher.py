@@ -14,7 +14,7 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
+from redrb.weights.lora import LoraConfig, adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
 from redrb.weights.publishing.staging import BegunVersion, StagingAttempt, TokenUsedError
@@ -24,7 +24,7 @@ from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import plain
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES
-from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
+from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _ATTEMPTS = 3
 
@@ -114,7 +114,7 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
         """
-        return self._publish(state, checked_int_or_none("version", version, 1, MAX_VERSION))
+        return self._publish(state, checked_int_or_none("version", version, 1))
 
     def publish_lora(
         self,
@@ -137,16 +137,18 @@ class WeightPublisher:
             EncodeError: Tensors and settings do not fit each other. Nothing was sent.
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
-        version = checked_int_or_none("version", version, 1, MAX_VERSION)
+        version = checked_int_or_none("version", version, 1)
         tensors, configs = adapter_of(model)
-        return self._publish(tensors, version, adapter=configs_to_wire(configs))
+        return self._publish(tensors, version, configs)
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
         with self._publishing:
             self._closed = True
 
-    def _publish(self, state: StateLike, version: int | None, adapter: Any = None) -> WeightVersion:
+    def _publish(
+        self, state: StateLike, version: int | None, adapter: dict[str, LoraConfig] | None = None
+    ) -> WeightVersion:
         tensors = published_tensors(state)
         layout = lay_out(tensors, CHUNK_BYTES, self._cast)
         if layout.chunks > MAX_CHUNKS:
@@ -168,7 +170,9 @@ class WeightPublisher:
             "Set maxmemory-policy to noeviction, and publish again."
         )
 
-    def _attempt(self, source: State, begun: BegunVersion, adapter: Any) -> WeightVersion | None:
+    def _attempt(
+        self, source: State, begun: BegunVersion, adapter: dict[str, LoraConfig] | None
+    ) -> WeightVersion | None:
         """Stage what readers lack, and commit it; None if chunks that it needs are gone."""
         attempt = StagingAttempt(self._client, self._keys, begun, source)
         baseline, published = self._baseline, None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -17,8 +17,8 @@ from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source
-from redrb.weights.wire.manifest_codec import layout_hash
+from redrb.weights.wire.lora_config import LoraConfig
+from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source, pack_hashes
 
 _HEAD = 64 << 10
 """First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
@@ -69,7 +69,7 @@ class StagingAttempt:
         *,
         whole: bool,
         anchor: Anchor | None = None,
-        adapter: Any = None,
+        adapter: dict[str, LoraConfig] | None = None,
     ) -> Anchor:
         """Store the difference, the whole state, or both; returns the manifest of the version.
 
@@ -86,8 +86,10 @@ class StagingAttempt:
         delta, known = None, None
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
-            blob = Blob(begun.token, 0, len(sizes), self._stage_difference(difference, sum(sizes)))
-            delta = Delta(difference.base, difference.before, sizes, (blob,))
+            hashes = pack_hashes(self._stage_difference(difference, sum(sizes)))
+            blob = Blob(begun.token, 0, len(sizes), hashes)
+            packed = struct.pack(f">{len(sizes)}I", *sizes)
+            delta = Delta(difference.base, difference.before, packed, (blob,))
         checksums: tuple[int, ...] = known or ()
         sources: tuple[Source, ...] = ()
         heads: tuple[int, ...] = ()
@@ -101,9 +103,9 @@ class StagingAttempt:
             names=len(layout.tensors),
             nbytes=layout.nbytes,
             chunk_bytes=layout.chunk_bytes,
-            layout_id=layout_hash(layout),
-            layout=layout if whole else None,
-            checksums=checksums,
+            layout_id=layout.id,
+            tensors=layout.tensors if whole else None,
+            checksums=pack_hashes(checksums),
             sources=sources,
             delta=delta,
             base=begun.newest_state if adapter is not None else 0,
@@ -150,7 +152,7 @@ class StagingAttempt:
                 head = checksum_of([part[:_HEAD] for part in segments[:1]])
                 if checksum is None and anchor is not None and head == anchor.heads[index]:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
-                same = anchor is not None and checksum == anchor.manifest.checksums[index]
+                same = anchor is not None and checksum == anchor.manifest.checksum(index)
                 hashes.append(_Hash(head, checksum))
                 token = had[index] if same else begun.token
                 if runs and runs[-1].token == token:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
@@ -17,9 +18,7 @@ from redrb.keys import WeightKeys
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
 from redrb.weights.wire.chunks import ChunkGoneError
-from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
-from redrb.weights.wire.manifest_codec import decode_manifest
+from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest
 
 T = TypeVar("T")
 
@@ -28,7 +27,6 @@ PIN_S = 60
 
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _LISTED = 1000
-_LAYOUTS = 4
 _REMEMBERED = 16
 _ATTEMPTS = 3
 
@@ -62,7 +60,6 @@ class Catalogue:
         self.everywhere = client
         self.keys = keys
         self.name = name
-        self._layouts: dict[int, Layout] = {}
         self.routed: dict[int, int] = {}
         self.created_ms: dict[int, int] = {}
 
@@ -128,7 +125,7 @@ class Catalogue:
 
     def entry(self, version: int) -> WeightVersion | None:
         """Return a version by its number, None if it is deleted, or no number of a version."""
-        if not 0 < version <= MAX_VERSION:
+        if not 0 < version <= MOST:
             return None
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
@@ -172,12 +169,8 @@ class Catalogue:
         )
 
     def step(self, found: FoundStep, stored: bytes) -> Step:
-        """Return a checked step; layouts that were decoded before are not decoded again."""
-        manifest = decode_manifest(stored, self._layouts)
-        if manifest.layout is not None and manifest.layout_id not in self._layouts:
-            self._layouts = {**self._layouts, manifest.layout_id: manifest.layout}
-            if len(self._layouts) > _LAYOUTS:
-                self._layouts.pop(next(iter(self._layouts)))
+        """Return a checked step."""
+        manifest = decode_manifest(stored)
         version, how = found.version, found.how
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
         if manifest.version != version or manifest.kind not in fits.get(how, (manifest.kind,)):
@@ -266,6 +259,6 @@ def _whole(stored: object) -> int:
             f"an entry of published weights holds {stored!r:.40} in place of a number."
         )
     number = int(stored)
-    if number > MAX_VERSION:
+    if number > MOST:
         raise DecodeError(f"an entry of published weights holds {number}, beyond 2**53 - 1.")
     return number

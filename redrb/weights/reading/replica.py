@@ -16,7 +16,7 @@ from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fet
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_of
+from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_at
 
 _WINDOW_BYTES = 64 << 20
 """Bytes of a delta that are in memory at a time."""
@@ -41,12 +41,12 @@ class Transfer:
         size = manifest.chunk_bytes
         pieces = range(wanted.start // size, -(-wanted.stop // size))
         begin = pieces.start * size
-        data = np.empty(min(pieces.stop * size, delta.blob_bytes(blob)) - begin, np.uint8)
+        data = np.empty(min(pieces.stop * size, sum(delta.sizes_in(blob))) - begin, np.uint8)
         self._fetch(
             Incoming(
                 self._keys.delta(blob.token, number, manifest.spread),
                 [data[number * size - begin : (number + 1) * size - begin]],
-                blob.checksums[number],
+                hash_at(blob.checksums, number),
             )
             for number in pieces
         )
@@ -73,14 +73,14 @@ class Transfer:
                 segments = state.segments(index)
                 if segments is not None:
                     state.touched(index)
-                    yield Incoming(key, segments, manifest.checksums[index])
+                    yield Incoming(key, segments, manifest.checksum(index))
                     continue
                 if not pool:
                     pool = [np.empty(layout.chunk_bytes, np.uint8) for _ in range(BATCH)]
                 data = pool[gathered % BATCH][: layout.size(index)]
                 gathered += 1
                 done = partial(state.write, index, data)
-                yield Incoming(key, [data], manifest.checksums[index], done)
+                yield Incoming(key, [data], manifest.checksum(index), done)
 
 
 class Replica:
@@ -89,7 +89,7 @@ class Replica:
     Attributes:
         state: The bytes.
         needed: Chunks that are kept up to date, None for all.
-        version: The version; 0 while the state holds none, or a mixture.
+        manifest: Manifest of its version; None while the state holds none, or a mixture.
         changes: How often a write to the state was begun.
     """
 
@@ -97,10 +97,13 @@ class Replica:
         """Begin without a version."""
         self.state = state
         self.needed = needed
-        self.version = 0
+        self.manifest: Manifest | None = None
         self.changes = 0
-        self._layout_id = 0
-        self._checksums: tuple[int, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version; 0 for none."""
+        return self.manifest.version if self.manifest is not None else 0
 
     @property
     def layout(self) -> Layout:
@@ -117,13 +120,15 @@ class Replica:
         except StoreError:
             raise
         except BaseException:
-            self.version = 0
+            self.manifest = None
             raise
-        self.adopt(step.manifest)
+        self.manifest = step.manifest
 
     def _follow(self, manifest: Manifest, how: How, transfer: Transfer) -> None:
+        before = self.manifest
         if how == "same":
-            if (self.version, self._checksums) != (manifest.version, manifest.checksums):
+            same = (manifest.version, manifest.checksums)
+            if before is None or (before.version, before.checksums) != same:
                 raise WeightCorrupt(
                     f"version {manifest.version} is not the version of this number that was loaded."
                 )
@@ -133,10 +138,13 @@ class Replica:
         elif manifest.delta is not None:
             delta = manifest.delta
             # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
-            fits = delta.base == self.version and delta.before == hash_of(self._checksums)
-            layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
-            own = (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes)
-            if not fits or layout != own:
+            if (
+                before is None
+                or (before.version, before.state_hash) != (delta.base, delta.before)
+                or before.layout_id != manifest.layout_id
+                or self.layout.nbytes != manifest.nbytes
+                or self.layout.chunk_bytes != manifest.chunk_bytes
+            ):
                 raise WeightCorrupt(
                     f"the delta to version {manifest.version} does not start from the loaded "
                     "version."
@@ -146,22 +154,11 @@ class Replica:
                     changed = [place for place in places.values() if place]
                     wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
                     data = transfer.blob(manifest, blob, delta, wanted)
-                    self._apply(manifest, places, wanted, data)
+                    self._apply(before, manifest, places, wanted, data)
             self.state.finish()
 
-    def adopt(self, manifest: Manifest) -> None:
-        """Note that the state is the one of `manifest`."""
-        self.version = manifest.version
-        self._layout_id = manifest.layout_id
-        self._checksums = manifest.checksums
-
-    def continue_from(self, other: Replica) -> None:
-        """Note that the state has the version of another replica."""
-        self.version = other.version
-        self._layout_id, self._checksums = other._layout_id, other._checksums
-
     def _change(self) -> None:
-        self.version = 0
+        self.manifest = None
         self.changes += 1
 
     def _windows(self, delta: Delta, blob: Blob) -> Iterator[dict[int, range]]:
@@ -169,8 +166,8 @@ class Replica:
         places: dict[int, range] = {}
         first: int | None = None
         end = 0
-        for index in range(blob.first, blob.first + blob.count):
-            begin, end = end, end + delta.sizes[index]
+        for index, size in enumerate(delta.sizes_in(blob), blob.first):
+            begin, end = end, end + size
             if self.needed is not None and index not in self.needed:
                 continue
             if end > begin and first is None:
@@ -182,19 +179,24 @@ class Replica:
         yield places
 
     def _apply(
-        self, manifest: Manifest, places: dict[int, range], wanted: range, data: Bytes
+        self,
+        before: Manifest,
+        manifest: Manifest,
+        places: dict[int, range],
+        wanted: range,
+        data: Bytes,
     ) -> None:
         """Change chunks by their parts of a delta, whose bytes `wanted` are `data`."""
         self._change()
         for index, place in places.items():
             chunk = self.state.read(index)
-            if checksum_of([chunk]) != self._checksums[index]:
+            if checksum_of([chunk]) != before.checksum(index):
                 raise WeightCorrupt(
                     f"chunk {index} is not that of the version before {manifest.version} any more: "
                     "other code has changed it."
                 )
             if not place:
-                if manifest.checksums[index] != self._checksums[index]:
+                if manifest.checksum(index) != before.checksum(index):
                     raise WeightCorrupt(f"chunk {index} of version {manifest.version} is missing.")
                 continue
             try:
@@ -204,7 +206,7 @@ class Replica:
                 raise WeightCorrupt(
                     f"chunk {index} of the delta to version {manifest.version} is damaged: {error}"
                 ) from error
-            if checksum_of([chunk]) != manifest.checksums[index]:
+            if checksum_of([chunk]) != manifest.checksum(index):
                 raise WeightCorrupt(
                     f"chunk {index} does not have the checksum of version {manifest.version}."
                 )

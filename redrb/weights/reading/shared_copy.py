@@ -209,7 +209,7 @@ class SharedCopy:
         replica = Replica(State(layout, memory=data), None)
         if base is not None:
             data[:] = base.data
-            replica.adopt(base.manifest)
+            replica.manifest = base.manifest
             base = None  # its map and its lock
         transfer = Transfer(pin)
         for step in rest:
@@ -272,7 +272,7 @@ class SharedCopy:
 
 def _name(manifest: Manifest) -> str:
     """Return a name that only versions of the same bytes and tensors have."""
-    content = pack_hashes((manifest.layout_id, manifest.nbytes, *manifest.checksums))
+    content = pack_hashes((manifest.layout_id, manifest.nbytes)) + manifest.checksums
     return f"{manifest.version}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 

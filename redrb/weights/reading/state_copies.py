@@ -10,12 +10,12 @@ from typing import Protocol
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
-from redrb.weights.lora import LoraConfig, configs_from_wire
 from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica, Transfer
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
+from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import WeightVersion
 
 Needed = Callable[[Layout], Collection[int] | None]
@@ -77,7 +77,7 @@ class PrivateCopy:
     def forget(self) -> None:
         """Drop the content; the memory is used again if the layout fits."""
         if self._replica is not None:
-            self._replica.version = 0
+            self._replica.manifest = None
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch the version that the steps lead to."""
@@ -100,7 +100,7 @@ class PrivateCopy:
             return Replica(State(layout), needed)
         if old.needed is None or (needed is not None and set(needed) <= set(old.needed)):
             return old
-        if old.version:  # the chunks that it lacks are not known to be of its version
+        if old.manifest is not None:  # the chunks that it lacks are not known to be of its version
             raise WeightCorrupt("more chunks are needed than before: all are fetched.")
         return Replica(old.state, needed)
 
@@ -143,7 +143,7 @@ class InPlaceCopy(PrivateCopy):
         replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
         replica.changes = self._replica.changes if self._replica else 0
         if old is not None and old.needed == needed:
-            replica.continue_from(old)
+            replica.manifest = old.manifest
         return replica
 
 
@@ -165,9 +165,8 @@ def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
 def fetch_adapter(step: Step, transfer: Transfer) -> Adapter:
     """Return an adapter, or raise DecodeError."""
     manifest = step.manifest
-    configs = configs_from_wire(manifest.adapter)
-    if manifest.layout is None:
-        raise DecodeError(f"version {manifest.version} lists no tensors.")
+    if manifest.layout is None or manifest.adapter is None:
+        raise DecodeError(f"version {manifest.version} is no adapter.")
     state = State(manifest.layout)
     transfer.chunks(manifest, state, None)
-    return Adapter(dict(named_tensors(state)), configs)
+    return Adapter(dict(named_tensors(state)), manifest.adapter)

@@ -43,7 +43,7 @@ def ranges(runs: Iterable[Source], kind: str = "") -> str:
 def pieces_of(manifest: Manifest) -> list[Source]:
     """Return the runs of a delta's keys."""
     blobs = manifest.delta.blobs if manifest.delta is not None else ()
-    return [Source(blob.token, 0, len(blob.checksums)) for blob in blobs]
+    return [Source(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
 
 
 def staged_ranges(manifest: Manifest, token: int) -> str:
