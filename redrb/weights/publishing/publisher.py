@@ -14,7 +14,7 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.weights.lora import LoraConfig, adapter_of
+from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
 from redrb.weights.publishing.staging import BegunVersion, StagingAttempt, TokenUsedError
@@ -24,6 +24,7 @@ from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import plain
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES
+from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _ATTEMPTS = 3

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from redrb.errors import WeightMismatch
-from redrb.weights.lora import LoraMerger
+from redrb.weights.lora.merging import LoraMerger
 from redrb.weights.reading.state_copies import Adapter, FetchedVersion
 from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.shard import load_in_place, synchronize
