@@ -702,9 +702,9 @@ def test_the_directory_is_private(publisher, subscribe, monkeypatch, tmp_path):
 def test_a_process_that_fetches_for_too_long_is_not_waited_for(
     publisher, subscribe, monkeypatch, tmp_path, caplog
 ):
-    source, model = Model(1), Model(2)
+    source, model, first = Model(1), Model(2), subscribe()
     publisher.publish(source)
-    subscribe().poll(Model(3))
+    first.poll(Model(3))
     publisher.publish(Model(1))
     (directory,) = tmp_path.iterdir()
     (version,) = directory.iterdir()

@@ -59,7 +59,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         more = page.more
         # the reply to a repeated request lacks what the first one has deleted
         deleted.update(page.entries)
-    stored_keys.clean(client, keys, stored_keys.spread_of(client))
+    stored_keys.clean(client, keys)
     for primary in client.primaries():
         stored_keys.delete(client, _staged(primary, keys, page.token))
     Registry(client, namespace).remove("weights", name)

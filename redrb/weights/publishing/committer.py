@@ -13,7 +13,8 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.staging import BegunVersion, StagingAttempt
+from redrb.weights.publishing.staging import StagingAttempt
+from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import (
     Advance,
@@ -53,13 +54,12 @@ class Committer:
         self._is_fenced = False
         self._last = 0
         self._token = 0
-        self._spread = stored_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
         self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
 
-    def begin(self, version: int | None) -> BegunVersion:
+    def begin(self, version: int | None, source: State) -> StagingAttempt:
         """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
@@ -68,7 +68,7 @@ class Committer:
             raise self._fenced()
         self._token, newest = begun.token, begun.newest
         if begun.trash:
-            stored_keys.clean(self._everywhere, self._keys, self._spread)
+            stored_keys.clean(self._everywhere, self._keys)
         if newest > MOST:
             key = self._keys.versions
             last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
@@ -83,13 +83,13 @@ class Committer:
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return BegunVersion(number, begun.token, begun.newest_state, self._spread)
+        return StagingAttempt(self._everywhere, self._keys, source, number, begun)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
         self._token += _SKIPPED
 
-    def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
+    def commit(self, attempt: StagingAttempt, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""
         stored = msgspec.msgpack.encode(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
@@ -97,13 +97,13 @@ class Committer:
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
                 f"{MAX_MANIFEST_BYTES}."
             )
-        token = str(begun.token)
-        prepare = Prepare(self._owner, token, stored_keys.staged_ranges(manifest, begun.token))
+        token = str(attempt.token)
+        prepare = Prepare(self._owner, token, stored_keys.staged_ranges(manifest, attempt.token))
         outcome = run(self._client, self._keys, prepare)
         if outcome == "fenced":
             raise self._fenced()
         if outcome != "ok" or not stored_keys.keep(
-            self._everywhere, self._keys, manifest, begun.token
+            self._everywhere, self._keys, manifest, attempt.token
         ):
             return None
         described = manifest.describe(self._name, 0.0)
@@ -140,14 +140,13 @@ class Committer:
 
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
-        begun = attempt.begun
         with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
-            discard = Discard(str(begun.token), begun.version)
+            discard = Discard(str(attempt.token), attempt.version)
             discarded = run(self._client, self._keys, discard)
             if not discarded.committed:
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
             if discarded.trash:
-                stored_keys.clean(self._everywhere, self._keys, self._spread)
+                stored_keys.clean(self._everywhere, self._keys)
 
     def _trim(self, page: Kept) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""
@@ -156,7 +155,7 @@ class Committer:
                 trim = Trim(self._owner, self._keep, self._max_bytes, page.after)
                 page = run(self._client, self._keys, trim)
             if page.trash:
-                stored_keys.clean(self._everywhere, self._keys, self._spread)
+                stored_keys.clean(self._everywhere, self._keys)
         except StoreError as error:
             _log.warning("weights %r: %s", self._name, error)
 

@@ -17,7 +17,7 @@ from redrb.registry import Registry
 from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.staging import BegunVersion, StagingAttempt, TokenUsedError
+from redrb.weights.publishing.staging import StagingAttempt, TokenUsedError
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
 from redrb.weights.tensors.published_state import lay_out, published_tensors
@@ -73,11 +73,11 @@ class WeightPublisher:
         anchor_every = checked_int("anchor_every", anchor_every, 1)
         max_bytes = checked_int_or_none("max_bytes", max_bytes, 1)
         self._client = client
-        self._keys = WeightKeys.of(namespace, name)
         self._name = name
+        keys = WeightKeys.of(namespace, name)
         self._cast = published_dtype(dtype)
         self._baseline = Baseline(deltas=deltas, anchor_every=anchor_every)
-        self._committer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
+        self._committer = Committer(client, keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
         self._closed = False
         self._committer.take_over()
@@ -162,7 +162,7 @@ class WeightPublisher:
             owners = (entry.name for entry in layout.tensors if entry.alias is None)
             source = State(layout, {name: plain(tensors[name]) for name in owners})
             for _ in range(_ATTEMPTS):
-                published = self._attempt(source, self._committer.begin(version), adapter)
+                published = self._attempt(self._committer.begin(version, source), source, adapter)
                 if published is not None:
                     return published
                 self._baseline.forget()  # its chunks are gone: the next attempt sends all of them
@@ -172,20 +172,19 @@ class WeightPublisher:
         )
 
     def _attempt(
-        self, source: State, begun: BegunVersion, adapter: dict[str, LoraConfig] | None
+        self, attempt: StagingAttempt, source: State, adapter: dict[str, LoraConfig] | None
     ) -> WeightVersion | None:
         """Stage what readers lack, and commit it; None if chunks that it needs are gone."""
-        attempt = StagingAttempt(self._client, self._keys, begun, source)
         baseline, published = self._baseline, None
         try:
             if adapter is not None:
                 staged = attempt.stage(None, whole=True, adapter=adapter)
-                published = self._committer.commit(begun, staged.manifest)
+                published = self._committer.commit(attempt, staged.manifest)
             else:
-                difference = baseline.difference(source, begun.newest_state)
+                difference = baseline.difference(source, attempt.newest_state)
                 whole = baseline.stores_in_full(difference)
                 staged = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
-                published = self._committer.commit(begun, staged.manifest)
+                published = self._committer.commit(attempt, staged.manifest)
                 if published is not None:
                     baseline.advance(staged, source, difference)
         except TokenUsedError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -15,6 +14,7 @@ from redrb.keys import WeightKeys
 from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
 from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import Begun
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
@@ -31,37 +31,29 @@ class TokenUsedError(WeightError):
     """Another attempt has had this token, which Redis has forgotten, and has left keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class BegunVersion:
-    """A version that was begun, and may be staged and committed.
+class StagingAttempt:
+    """Stages one version under a token that no other attempt has.
 
     Attributes:
-        version: Its number.
+        version: Number of the version.
         token: Number of the attempt, which is in the names of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
-        spread: Slots of a cluster that keys are spread over, else 0.
     """
 
-    version: int
-    token: int
-    newest_state: int
-    spread: int = 0
-
-
-class StagingAttempt:
-    """Stages one version under a token that no other attempt has."""
-
     def __init__(
-        self, client: Client, keys: WeightKeys, begun: BegunVersion, source: State
+        self, client: Client, keys: WeightKeys, source: State, version: int, begun: Begun
     ) -> None:
         """Prepare to stage `source`."""
+        self.version = version
+        self.token = begun.token
+        self.newest_state = begun.newest_state
+        self._spread = stored_keys.spread_of(client)
         self._client = client
         self._keys = keys
         self._source = source
         self._chunks = range(0)
         self._pieces = 0
         self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
-        self.begun = begun
 
     def stage(
         self,
@@ -82,12 +74,12 @@ class StagingAttempt:
         Raises:
             TokenUsedError: Keys of this attempt exist; `staged_keys` does not name them.
         """
-        layout, begun = self._source.layout, self.begun
+        layout = self._source.layout
         delta, known = None, None
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
             hashes = pack_hashes(self._stage_difference(difference, sum(sizes)))
-            blob = Blob(begun.token, 0, len(sizes), hashes)
+            blob = Blob(self.token, 0, len(sizes), hashes)
             packed = struct.pack(f">{len(sizes)}I", *sizes)
             delta = Delta(difference.base, difference.before, packed, (blob,))
         checksums: tuple[int, ...] = known or ()
@@ -98,7 +90,7 @@ class StagingAttempt:
                 anchor = None
             checksums, sources, heads = self._stage_chunks(known, anchor)
         manifest = Manifest(
-            version=begun.version,
+            version=self.version,
             kind="lora" if adapter is not None else "full" if whole else "delta",
             names=len(layout.tensors),
             nbytes=layout.nbytes,
@@ -108,8 +100,8 @@ class StagingAttempt:
             checksums=pack_hashes(checksums),
             sources=sources,
             delta=delta,
-            base=begun.newest_state if adapter is not None else 0,
-            spread=begun.spread,
+            base=self.newest_state if adapter is not None else 0,
+            spread=self._spread,
             adapter=adapter,
         )
         return Anchor(manifest, heads)
@@ -119,17 +111,16 @@ class StagingAttempt:
         return [*self._chunk_keys(), *self._piece_keys()]
 
     def _chunk_keys(self) -> Iterator[str]:
-        token, spread = self.begun.token, self.begun.spread
-        return (self._keys.chunk(token, index, spread) for index in self._chunks)
+        return (self._keys.chunk(self.token, index, self._spread) for index in self._chunks)
 
     def _piece_keys(self) -> Iterator[str]:
-        token, spread = self.begun.token, self.begun.spread
-        return (self._keys.delta(token, number, spread) for number in range(self._pieces))
+        pieces = range(self._pieces)
+        return (self._keys.delta(self.token, number, self._spread) for number in pieces)
 
     def _stage_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
-        source, begun = self._source, self.begun
+        source = self._source
         self._chunks = range(source.layout.chunks)
         had = {
             index: run.token
@@ -154,14 +145,14 @@ class StagingAttempt:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
                 same = anchor is not None and checksum == anchor.manifest.checksum(index)
                 hashes.append(_Hash(head, checksum))
-                token = had[index] if same else begun.token
+                token = had[index] if same else self.token
                 if runs and runs[-1].token == token:
                     runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
                 else:
                     runs.append(Source(token, index, 1))
                 if not same:
                     slot = (slot + 1) % BATCH
-                    key = self._keys.chunk(token, index, begun.spread)
+                    key = self._keys.chunk(token, index, self._spread)
                     yield Outgoing(key, segments, hashes[-1].update)
 
         self._store(self._chunk_keys(), outgoing())
@@ -170,14 +161,14 @@ class StagingAttempt:
 
     def _stage_difference(self, difference: Difference, nbytes: int) -> tuple[int, ...]:
         """Store a difference of `nbytes` in pieces; return their checksums."""
-        size, begun = self._source.layout.chunk_bytes, self.begun
+        size = self._source.layout.chunk_bytes
         self._pieces = -(-nbytes // size)
         checksums: list[int] = []
 
         def outgoing() -> Iterator[Outgoing]:
             for number, segments in enumerate(difference.pieces(size)):
                 checksums.append(checksum_of(segments))
-                yield Outgoing(self._keys.delta(begun.token, number, begun.spread), segments)
+                yield Outgoing(self._keys.delta(self.token, number, self._spread), segments)
 
         self._store(self._piece_keys(), outgoing())
         return tuple(checksums)
@@ -196,7 +187,7 @@ class StagingAttempt:
             # some keys are of another version: none is deleted, and those of this attempt expire
             self._chunks, self._pieces = range(0), 0
             raise TokenUsedError(
-                f"Redis has forgotten that token {self.begun.token} was used, as after a failover "
+                f"Redis has forgotten that token {self.token} was used, as after a failover "
                 "that lost its last writes. Nothing was published: publish again."
             ) from error
 

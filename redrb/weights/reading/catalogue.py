@@ -22,7 +22,7 @@ from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
 from redrb.weights.wire.chunks import ChunkGoneError, Incoming, batches, fetch
 from redrb.weights.wire.layout import Whole
-from redrb.weights.wire.manifest import Kind, Manifest, WeightVersion, decode_manifest
+from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest
 
 T = TypeVar("T")
 
@@ -48,18 +48,6 @@ class Step:
     how: How
     manifest: Manifest
     described: WeightVersion
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """An entry of the stream of versions: `redrb/lua/include/weights.lua`."""
-
-    kind: Kind
-    nbytes: Whole
-    stored: Whole
-    names: Whole
-    created_ms: Whole
-    base: Whole = 0
-    delta: Whole | None = None
 
 
 class Catalogue:
@@ -167,26 +155,24 @@ class Catalogue:
             if number is None:
                 raise ValueError("its id is no version")
             texts = [text.decode() for text in entry[1]]
-            fields = {
-                name: text for name, text in zip(texts[::2], texts[1::2], strict=True) if text
+            fields = dict(zip(texts[::2], texts[1::2], strict=True))
+            found = {
+                "name": self.name,
+                "version": number[1].decode(),
+                "kind": fields.get("kind"),
+                "base": fields.get("base") if fields.get("kind") != "full" else 0,
+                "nbytes": fields.get("nbytes"),
+                "stored_bytes": fields.get("stored"),
+                "delta_bytes": fields.get("delta") or None,
+                "tensors": fields.get("names"),
+                "created_s": _seconds(fields.get("created_ms")),
             }
-            found = msgspec.convert(fields, _Entry, strict=False)
+            return msgspec.convert(found, WeightVersion, strict=False)
         except ValueError as error:
             raise DecodeError(
                 f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version: "
                 f"{error!s:.80}."
             ) from error
-        return WeightVersion(
-            self.name,
-            int(number[1]),
-            found.kind,
-            found.base if found.kind != "full" else 0,
-            found.nbytes,
-            found.stored,
-            found.delta,
-            found.names,
-            found.created_ms / 1000,
-        )
 
     def step(self, found: FoundStep, stored: bytes) -> Step:
         """Return a checked step."""
@@ -201,12 +187,12 @@ class Catalogue:
         if how == "delta" and manifest.delta is None:
             raise DecodeError(f"weights {self.name!r}: version {version} has no delta.")
         try:
-            created_ms: int = msgspec.convert(found.created_ms, Whole, strict=False)
+            created_s = _seconds(found.created_ms)
         except ValueError as error:
             raise DecodeError(
                 f"weights {self.name!r}: version {version} was created at {found.created_ms!r:.40}."
             ) from error
-        return Step(how, manifest, manifest.describe(self.name, created_ms / 1000))
+        return Step(how, manifest, manifest.describe(self.name, created_s))
 
 
 class Pin:
@@ -275,3 +261,8 @@ def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable
         except WeightCorrupt:
             forget()
             raise
+
+
+def _seconds(created_ms: str | None) -> float:
+    milliseconds: int = msgspec.convert(created_ms, Whole, strict=False)
+    return milliseconds / 1000

@@ -7,7 +7,7 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
     kind          "full": the state itself, and perhaps a delta to it; "delta": a delta alone;
                   "lora": the state is an adapter's, for weights that the reader has
     version       int, the number in the id of its stream entry
-    base          int, of an adapter: the version that it belongs to, 0 the reader's own weights
+    base          int, of an adapter: the version that it belongs to; missing: the reader's own
     names         int, number of tensors, tied ones counted by each name
     nbytes        int, bytes of the state
     chunk_bytes   int, bytes of every chunk but the last, a multiple of 64
@@ -79,12 +79,12 @@ class WeightVersion:
 
     name: str
     version: int
-    kind: str
-    base: int
-    nbytes: int
-    stored_bytes: int
-    delta_bytes: int | None
-    tensors: int
+    kind: Kind
+    base: Whole
+    nbytes: Whole
+    stored_bytes: Whole
+    delta_bytes: Whole | None
+    tensors: Whole
     created_s: float
 
 

@@ -17,7 +17,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
-from redrb.weights.wire.chunks import batches
+from redrb.weights.wire.chunks import batches, by_node
 from redrb.weights.wire.manifest import MAX_CHUNKS, Manifest, Source
 
 SPREAD = 64
@@ -60,9 +60,9 @@ def keep(client: Client, keys: WeightKeys, manifest: Manifest, token: int) -> bo
     return _sum(client, names, "EXISTS", kept=staged) == len(names)
 
 
-def clean(client: Client, keys: WeightKeys, spread: int) -> None:
+def clean(client: Client, keys: WeightKeys) -> None:
     """Delete the keys that the trash lists."""
-    node = client.at(keys.versions)
+    node, spread = client.at(keys.versions), spread_of(client)
     with foreign_keys_named(node, keys):
         listed_ranges = node.execute("SMEMBERS", keys.trash)
     for found in batches(listed_ranges, _AT_ONCE):
@@ -103,13 +103,14 @@ def _sum(client: Client, names: Iterable[str], command: str, *, kept: Collection
 
     Several slots are asked side by side.
     """
-    tags: dict[str, list[str]] = {}
-    for name in names:
-        tags.setdefault(name.partition("}")[0], []).append(name)
-    parts = [batch for tagged in tags.values() for batch in batches(tagged, _AT_ONCE)]
+    parts = (
+        (node, part)
+        for node, tagged in by_node(client, names, str)
+        for part in batches(tagged, _AT_ONCE)
+    )
     total = 0
     for some in batches(parts, _SIDE_BY_SIDE):
-        requests = [_request(client.at(part[0]), part, command, kept) for part in some]
+        requests = [_request(node, part, command, kept) for node, part in some]
         try:
             for request in requests:
                 request.begin()
