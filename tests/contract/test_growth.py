@@ -15,6 +15,7 @@ import redrb
 from redrb import ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
 from redrb.errors import BatchTimeout
+from redrb.stream.put.calls import AskRoom
 from redrb.stream.take.calls import Take, TakeRequest
 from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
@@ -123,7 +124,7 @@ def die_as_maker(all_of_them: Survivors, number: int) -> None:
         priority=1,
     )
     if number % 3 == 0:
-        stream._producer._scripts.room(uuid.uuid4().hex, [100], ttl_ms=TTL_MS)
+        stream._task.store.call(AskRoom(uuid.uuid4().hex, TTL_MS, [100]))
     silence(stream)
 
 

@@ -159,7 +159,7 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.put.pending.CHUNK_BYTES": (groups.put_in_chunks,),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
     "redrb.stream.put.receiver.MOST_GROUPS": (groups.sources_forgotten,),
-    "redrb.stream.put.scripts.MOST_EVICTED": (groups.evicted_for_a_put,),
+    "redrb.stream.put.calls.MOST_EVICTED": (groups.evicted_for_a_put,),
     "redrb.stream.saving.restoring.PAGE_GROUPS": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot.PAGE_BYTES": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot.PAGE_GROUPS": (reports.saved_and_restored,),

@@ -21,10 +21,12 @@ from redrb.connection.transport import Pipeline
 from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.lua.calls import Found
 from redrb.state.calls import Observe
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.parts.calls import FindDue, FinishParts
-from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.put.batch import Claim
+from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving import resuming
 from redrb.stream.saving.calls import ReadRecords, ReadTask
 from redrb.stream.saving.checked_file import CheckedFile
@@ -189,15 +191,15 @@ def test_a_full_task(compare: Callable[..., None], order: str, on_full: str) -> 
         for start in range(0, scene.size // 2, 50):  # the critic leases half of them
             scene.take(f"c{start}", 50, group="critic")
         if on_full == "drop_oldest":
-            while scene.cost("put/evict", "p", 1, 0, 1, 100, 1, MOST_EVICTED)[0] == b"more":
+            while scene.cost(Evict("p", 1, 0, 1, 100, 1, MOST_EVICTED)).more:
                 pass
             for _ in range(3):
                 scene.note("put", lambda: full.put(numbered(1), policy_version=1))
         else:
             with pytest.raises(redrb.StoreFull):
                 full.put(numbered(1), policy_version=1)
-            scene.cost("put/evict", "p", 1, 0, 1, 100, 1, MOST_EVICTED)
-            scene.cost("put/room", "p", FOREVER_MS, 100, 100)
+            scene.cost(Evict("p", 1, 0, 1, 100, 1, MOST_EVICTED))
+            scene.cost(AskRoom("p", FOREVER_MS, [100, 100]))
         full.close()
 
     compare(build, 100, order=order, max_staleness=9)
@@ -219,7 +221,7 @@ def test_groups_of_several_consumer_groups_end_together(compare: Callable[..., N
         leases = [other.take(64, timeout=0) for other in others]
         for lease in leases:
             lease.ack(lease.ids[16:])
-        scene.cost("put/evict", "p", 1, 0, 32, 100, 0, MOST_EVICTED)
+        scene.cost(Evict("p", 1, 0, 32, 100, 0, MOST_EVICTED))
         scene.note("put", lambda: full.put(groups_of(32), policy_version=1))
         mine = full.take(64, timeout=0)
         scene.note("ack", lambda: mine.ack(mine.ids[:32]))
@@ -241,9 +243,9 @@ def test_room_for_many_bytes(compare: Callable[..., None]) -> None:
         scene.stream.take(scene.size // 2, timeout=0).ack()
         scene.fill(scene.size // 2)
         for producer in ("p", "q", "r"):
-            reply = scene.cost("put/evict", producer, 1, 0, 1, 10**9, 0, MOST_EVICTED)
-            assert reply == [b"more", MOST_EVICTED]
-        while scene.cost("put/evict", "p", 1, 0, 1, 10**9, 0, MOST_EVICTED)[0] == b"more":
+            reply = scene.cost(Evict(producer, 1, 0, 1, 10**9, 0, MOST_EVICTED))
+            assert reply == Found(more=True, found=MOST_EVICTED)
+        while scene.cost(Evict("p", 1, 0, 1, 10**9, 0, MOST_EVICTED)).more:
             pass
         assert scene.stream.stats().stored == 0
 
@@ -308,13 +310,13 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         full = scene.open(limit=4)
         scene.fill(4)
         for number in range(scene.size):
-            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
-        scene.cost("put/room", f"p{scene.size - 1}", FOREVER_MS, 100, name="room of the last")
-        scene.cost("put/room", "p0", FOREVER_MS, 100)
-        scene.cost("put/room", "new", FOREVER_MS, 100, name="room of another")
+            scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
+        scene.cost(AskRoom(f"p{scene.size - 1}", FOREVER_MS, [100]), name="room of the last")
+        scene.cost(AskRoom("p0", FOREVER_MS, [100]))
+        scene.cost(AskRoom("new", FOREVER_MS, [100]), name="room of another")
         lease = full.take(2, timeout=0)
         scene.note("ack", lease.ack)
-        scene.cost("put/room", "p9", 0, name="room given up")
+        scene.cost(AskRoom("p9", 0), name="room given up")
         scene.cost(Stats("default"))
         scene.cost(Examine())
         full.close()
@@ -330,7 +332,7 @@ def test_waiters_of_many_queues(compare: Callable[..., None], how: str) -> None:
         scene.open(limit=8).close()
         scene.fill(8)
         for number in range(scene.size):
-            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+            scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
         for status, number in itertools.product(Status, range(scene.size // 4)):
             for name, where in (("w", ""), ("q", WHERE)):
                 consumer = f"{name}{number}"
@@ -487,7 +489,7 @@ def test_changed_settings(compare: Callable[..., None]) -> None:
             for where in (RARE, json.dumps(each)):
                 scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=where, status="aborted")
             scene.take(f"w{number}", 3 * size, ttl_ms=FOREVER_MS)
-            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+            scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
         changes: list[dict[str, Any]] = [
             {"order": "stalest"},
             {"order": "prioritized", "tags": []},
@@ -519,8 +521,8 @@ def test_orphans(compare: Callable[..., None]) -> None:
         for _ in range(scene.size):
             pipeline.add("XADD", stream, "*", "g", b"lost")
         scene.client.exchange(pipeline)
-        scene.cost("put/room", "p", FOREVER_MS, 100)
-        scene.cost("put/evict", "p", 1, 0, 1, 100, 0, MOST_EVICTED)
+        scene.cost(AskRoom("p", FOREVER_MS, [100]))
+        scene.cost(Evict("p", 1, 0, 1, 100, 0, MOST_EVICTED))
         scene.stream.put(numbered(7))
         assert scene.client.execute("XRANGE", stream, entry_id(4), "+", "COUNT", 2)[1:]
         assert scene.client.execute("XLEN", stream) == 5
@@ -542,7 +544,7 @@ def test_ranks(compare: Callable[..., None], order: str) -> None:
         scene.fill(200, policy_version=1)
         for number in range(scene.size):
             scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS, status="aborted")
-            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+            scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
         for step in (1, 2):
             scene.note_each(lambda step=step: _ranks_take(stream, step).ack())
         with pytest.raises(redrb.BatchTimeout):  # the attempt of a step ends without the other rank
@@ -579,7 +581,7 @@ def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
         for number in range(scene.size):
             scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS)
             scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=WHERE)
-            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+            scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
         restoring = _begun(stream._task.store, path)
         scene.note_each(lambda: stream.resume(path))  # drops the stage of the other attempt
         restoring.give_up()
@@ -628,8 +630,7 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
         scene.cost(FindDue(10_000))
-        claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost(FinishParts("old", NO_CAUSE, "me"), claim, b"group")
+        scene.cost(FinishParts(Claim("399", 1, "dead"), "old", NO_CAUSE, "me"), b"group")
         scene.cost(scene.beat("me"), b"")
         scene.cost(Stats("default"))
         scene.cost(Examine())

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+import msgpack
 import pytest
 
 import redrb
@@ -16,7 +17,7 @@ from redrb.connection.client import scan
 from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
-from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving.calls import ReadRecords, ReadTask
 from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.calls import (
@@ -93,14 +94,14 @@ def test_no_script_takes_long(scene: Scene) -> None:
     full = scene.open(limit=GROUPS)
     dropping = scene.open(on_full="drop_oldest")
     for number in range(WAITERS):
-        scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
     for name in script_names().values():  # else the first call of a script is logged as EVAL
         client.execute("SCRIPT", "LOAD", load(name).text)
     _log(client, 0)
     for turn in range(5):
         lease = stream.take(16, timeout=0)
-        scene.run("put/room", f"p{turn}", FOREVER_MS, 100)
-        scene.run("put/room", f"new{turn}", FOREVER_MS, 100)
+        scene.run(AskRoom(f"p{turn}", FOREVER_MS, [100]))
+        scene.run(AskRoom(f"new{turn}", FOREVER_MS, [100]))
         lease.ack(lease.ids[:4])
         lease.reject("bad", lease.ids[:2])
         lease.release()
@@ -122,7 +123,7 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run(ReadTask())
         scene.run(ReadRecords(["default"], list(map(str, range(500_000, 500_032)))))
         for count in (1, 32):
-            scene.run("put/evict", f"e{count}.{turn}", 1, 0, count, 3000, 0, MOST_EVICTED)
+            scene.run(Evict(f"e{count}.{turn}", 1, 0, count, 3000, 0, MOST_EVICTED))
         scene.run(DropGroup("late"))
         scene.run(Join(f"new{turn}"))
         scene.run(Join(f"new{turn}"))
@@ -177,7 +178,7 @@ def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:
         if command.upper() == b"EVALSHA" and arguments[0].decode() in by_sha:
             name = by_sha[arguments[0].decode()]
             if name == "put/evict":
-                name += f" of {int(arguments[6])}"
+                name += f" of {msgpack.unpackb(arguments[3])['groups']}"
             times[name].append(spent)
     client.execute("SLOWLOG", "RESET")
     client.execute("CONFIG", "SET", "slowlog-log-slower-than", threshold_us)

@@ -8,6 +8,8 @@ import pytest
 
 from redrb import ExperienceStream, StoreFull
 from redrb.connection import Client
+from redrb.lua.calls import Found
+from redrb.stream.put.calls import AskRoom, Evict
 from tests.audit import audit
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of
@@ -24,8 +26,8 @@ def scene(client: Client, namespace: str) -> Iterator[Scene]:
 
 def block(scene: Scene, *producers: int) -> list[int]:
     """Let producers ask for room for one group; returns the room that each gets."""
-    replies = [scene.run("put/room", f"p{number}", FOREVER_MS, 100) for number in producers]
-    return [granted for granted, _ in replies]
+    replies = [scene.run(AskRoom(f"p{number}", FOREVER_MS, [100])) for number in producers]
+    return [reply.granted for reply in replies]
 
 
 def evicted(stream: ExperienceStream) -> int:
@@ -107,10 +109,10 @@ def test_two_puts_that_evict_keep_their_room_apart(scene: Scene) -> None:
         stream.put(groups_of(4))
         block(scene, 0)
         for name in ("a", "b"):  # each makes room, before either puts
-            assert scene.run("put/evict", name, 1, 0, 2, 100, 0, 100) == [b"done", 2]
+            assert scene.run(Evict(name, 1, 0, 2, 100, 0, 100)) == Found(found=2)
         assert block(scene, 0) == [0]
-        assert scene.run("put/evict", "a", 1, 0, 2, 100, 0, 100) == [b"done", 0]
+        assert scene.run(Evict("a", 1, 0, 2, 100, 0, 100)) == Found(found=0)
         assert evicted(stream) == 4
         for name in ("a", "b"):
-            scene.run("put/room", name, 0)
+            scene.run(AskRoom(name, 0))
         assert block(scene, 0) == [1]

@@ -15,6 +15,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreDenied, StoreError
 from redrb.lua.scripts import load
+from redrb.stream.put.calls import AskRoom, Evict, Put, RoomReply
 from redrb.stream.take.calls import Take, TakeRequest
 from tests.audit import audit
 from tests.conftest import Opener
@@ -188,9 +189,8 @@ def test_orphans_do_not_keep_a_blocked_put_waiting(client: Client, open_stream: 
     keys = stream._task.store.keys
     for _ in range(4):
         client.execute("XADD", keys.stream, "NOMKSTREAM", "*", "g", b"lost")
-    granted, setting = stream._task.store.run("put/room", ["p", 60_000, 10])
-    assert (granted, setting) == (1, b"limit")
-    assert stream._task.store.run("put/room", ["p", 0]) == [0, b""]
+    assert stream._task.store.call(AskRoom("p", 60_000, [10])) == RoomReply(1, "limit")
+    assert stream._task.store.call(AskRoom("p", 0)) == RoomReply(0, "")
     stream.put(numbered(1))
 
 
@@ -207,7 +207,7 @@ def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
     calls: list[Callable[[], object]] = [
         *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
         *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
-        *(lambda: stream._task.store.run("put/room", ["p", 60_000, 10]),),
+        *(lambda: stream._task.store.call(AskRoom("p", 60_000, [10])),),
         *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
         *(lambda: open_stream(group="late").join_group(),),
     ]
@@ -239,10 +239,10 @@ def test_a_wrong_last_id_deletes_no_group(
     calls: list[Callable[[], object]] = [
         *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
         *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
-        *(lambda: stream._task.store.run("put/room", ["p", 60_000, 10]),),
+        *(lambda: stream._task.store.call(AskRoom("p", 60_000, [10])),),
         *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
         *(lambda: open_stream(group="late").join_group(),),
-        *(lambda: stream._task.store.run("put/evict", ["p", 1, 0, 1, 10, 0, 32]),),
+        *(lambda: stream._task.store.call(Evict("p", 1, 0, 1, 10, 0)),),
     ]
     for call in calls:
         with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
@@ -281,8 +281,8 @@ def test_a_put_without_groups_removes_orphans(
     stream = open_stream()
     stream.put(numbered(1))
     client.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", known)
-    arguments = ["p", 1, 0, 0, 0, 1, 0, "", "completed", "", "", "", ""]
-    assert stream._task.store.run("put/put", arguments)[0] == b"ok"
+    put = Put("p", 1, 0, 0, 0, 1, 0, "", "completed", "", None, None, None)
+    assert stream._task.store.call(put).outcome == "ok"
     assert len(stream) == 1
 
 

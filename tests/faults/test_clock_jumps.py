@@ -13,6 +13,7 @@ from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
 from redrb.stream.partitions.turn import Turn
+from redrb.stream.put.calls import AskRoom
 from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
 from tests.clocks import SHARED_MEMORY, ClockedServer
@@ -96,12 +97,12 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
 def test_set_back_a_dead_producer_keeps_no_room(
     server: ClockedServer, open_stream: Callable[..., ExperienceStream]
 ) -> None:
-    scripts = open_stream()._producer._scripts
-    assert scripts.room("dead", [1] * 64, ttl_ms=1000)[0] == 64
-    assert scripts.room("other", [1], ttl_ms=1000)[0] == 0
+    store = open_stream()._task.store
+    assert store.call(AskRoom("dead", 1000, [1] * 64)).granted == 64
+    assert store.call(AskRoom("other", 1000, [1])).granted == 0
     server.set_clock(-HOUR_S)
-    _until(lambda: scripts.room("other", [1], ttl_ms=1000)[0] == 1, 3)
-    scripts.room("other", [], ttl_ms=0)
+    _until(lambda: store.call(AskRoom("other", 1000, [1])).granted == 1, 3)
+    store.call(AskRoom("other", 0))
 
 
 def test_set_back_a_dead_take_keeps_no_turn(

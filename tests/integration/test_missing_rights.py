@@ -25,6 +25,7 @@ from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.task.calls import (
@@ -180,14 +181,12 @@ def test_puts(user: User, on_full: str) -> None:
         stream.put(numbered(1))
         assert user.owner.execute("XLEN", stream._task.store.keys.stream) == 1
         stream.put(numbered(2))
-        store = stream._task.store
-        waiting = (store.keys.stream, "p", FOREVER_MS, 1, 1)
         scene = Scene(user.client, user.namespace, 0, {"limit": 2, "on_full": on_full})
         if on_full == "error":
-            user.check("put/room", lambda: scene.run("put/room", *waiting[1:]))
+            user.check("put/room", lambda: scene.run(AskRoom("p", FOREVER_MS, [1, 1])))
         else:
-            evict = ("p", 1, 0, 1, 100, 1, 50)
-            assert user.check("put/evict", lambda: scene.run("put/evict", *evict))
+            evict = Evict("p", 1, 0, 1, 100, 1, 50)
+            assert user.check("put/evict", lambda: scene.run(evict))
             stream.put(numbered(3))
         assert stream.stats().ledger.balanced
         scene.stream.close()

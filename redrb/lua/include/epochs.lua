@@ -10,6 +10,6 @@
 
 -- Whether a put of a producer without a record may be a repetition of one whose record was removed.
 local function may_be_forgotten(sent, epoch)
-  local age = tonumber(epoch or '0') - tonumber(sent)
+  local age = tonumber(epoch or '0') - sent
   return age ~= 0 and age ~= 1
 end

@@ -54,15 +54,15 @@ local function reclaim_rights(now)
   return lost, lost == PAGE.rights_lost or #dead == PAGE.dead_makers
 end
 
--- A put has used some rights, and returns others: `packed` is {series, {number used ...}, {number returned
--- ...}}. Rights that have ended before, or were given by a task that was deleted, are counted as late.
-local function use_rights(packed)
-  local given, used = cmsgpack.unpack(packed), 0
-  if redis.call('HGET', key('admission'), 'series') == given[1] then
-    used = end_rights(given[2], 'used')
-    end_rights(given[3], 'returned')
+-- A put has used some rights of a `series`, by number, and returns others. Rights that have ended before, or
+-- were given by a task that was deleted, are counted as late.
+local function use_rights(given)
+  local used = 0
+  if redis.call('HGET', key('admission'), 'series') == given.series then
+    used = end_rights(given.used, 'used')
+    end_rights(given.returned, 'returned')
   end
-  add(key('admission'), 'late', #given[2] - used)
+  add(key('admission'), 'late', #given.used - used)
   if rules().groups_per_version and redis.call('EXISTS', key('queue', '#admission')) == 1 then
     --@include admission
     wake_rights()

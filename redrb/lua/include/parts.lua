@@ -61,23 +61,16 @@ local function end_parts(name, record, outcome, id)
   note_end(name, id, now_ms())
 end
 
--- A claim is {key, number of parts, outcome}: these parts are to become a group, or to be removed. Returns
--- the reply {'ended', id} if they have become a group before, or there are others now; or nil.
-local function refused_claim(packed)
-  local claim = cmsgpack.unpack(packed)
-  local record = record_of(claim[1])
-  if not record then
-    return {'ended', redis.call('HGET', key('part_ends'), claim[1]) or ''}
-  elseif record.count ~= claim[2] then
-    return {'ended', ''}
-  end
-  return nil
+-- A claim has fields key, count and outcome: so many parts are to become a group, or to be removed. Returns
+-- their record, or nil if they have become a group before, or there are others now.
+local function claimed_record(claim)
+  local record = record_of(claim.key)
+  return record and record.count == claim.count and record or nil
 end
 
 -- Remove the parts of a claim that was not refused. Returns their record.
-local function end_claimed(packed, id)
-  local claim = cmsgpack.unpack(packed)
-  local record = record_of(claim[1])
-  end_parts(claim[1], record, claim[3], id == '' and '' or string.format('%d', id))
+local function end_claimed(claim, id)
+  local record = record_of(claim.key)
+  end_parts(claim.key, record, claim.outcome, id == '' and '' or string.format('%d', id))
   return record
 end

@@ -12,29 +12,29 @@ local function find_room(producer, put, count, bytes)
   local now = now_ms()
   if (rule.limit > 0 and count > rule.limit) or (rule.max_bytes > 0 and bytes > rule.max_bytes)
     or (spi and count > (most - least) / spi) then
-    return {'never'}
+    return {outcome = 'never'}
   end
   local left = -1
   if rule.limit > 0 then
     left = rule.limit - stored_groups()
     if left < reserved_before('#room', producer, now, left, count) then
-      return {'full', 'limit'}
+      return {outcome = 'full', setting = 'limit'}
     end
   end
   if spi then
     local allowed = inserts_left(put) - count
     if allowed < reserved_before('#room', producer, now, allowed, count) then
-      return {'full', 'rate'}
+      return {outcome = 'full', setting = 'rate'}
     end
     left = left < 0 and allowed or math.min(left, allowed)
   end
   if rule.max_bytes > 0 then
     local stored = numbers(task, 'bytes', 'kept_bytes')
     if stored[1] - stored[2] + bytes > rule.max_bytes then
-      return {'full', 'max_bytes'}
+      return {outcome = 'full', setting = 'max_bytes'}
     end
     if free_history(bytes) then
-      return {'more'}
+      return {outcome = 'more'}
     end
   end
   return nil, left, now

@@ -10,7 +10,6 @@
 -- docs/decisions/0037-stages.md says why no group is stored twice.
 --@include task
 
-
 -- The parts of an origin's row: incarnation, floor, trimmed, and a set of the kept ids.
 local function read_row(row)
   local incarnation, floor, trimmed, listed = string.match(row, '^(%S+) (%d+) (%d+) ?(.*)$')
@@ -21,26 +20,25 @@ local function read_row(row)
   return incarnation, tonumber(floor), tonumber(trimmed), kept
 end
 
--- Why a put of sources is refused, or nil: {'known'}: one of them is stored; {'past', origin}: they are not
--- of the incarnation, or not above the floor, of this origin. `packed` is {origin, incarnation, floor, {kept
--- id, ...}, {id there, ...}, {digest, ...}}: floor and kept ids as the other task has said; of the sources
--- first those of the entries, then those of dropped groups.
-local function refused_sources(packed)
-  local origin, incarnation, _, _, ids, digests = unpack(cmsgpack.unpack(packed))
-  local row = redis.call('HGET', key('sources'), origin)
+-- Why a put of sources is refused, or nil: "known": one of them is stored; "past": they are not of the
+-- incarnation, or not above the floor, of this origin. The fields of `said` are origin, incarnation, floor and
+-- kept ids, as the other task has said, and ids and digests of the sources: first those of the entries, then
+-- those of dropped groups.
+local function refused_sources(said)
+  local row = redis.call('HGET', key('sources'), said.origin)
   if not row then
     return nil
   end
   local known, floor, _, kept = read_row(row)
-  if known ~= incarnation then
-    return {'past', row}
+  if known ~= said.incarnation then
+    return {outcome = 'past', origin = row}
   end
-  local records = redis.call('HMGET', key('sources', origin), unpack(ids))
+  local records = redis.call('HMGET', key('sources', said.origin), unpack(said.ids))
   for i, record in ipairs(records) do
-    if record and string.match(record, '%S+$') == digests[i] then
-      return {'known'}
-    elseif tonumber(ids[i]) <= floor and not kept[ids[i]] then
-      return {'past', row}
+    if record and string.match(record, '%S+$') == said.digests[i] then
+      return {outcome = 'known'}
+    elseif tonumber(said.ids[i]) <= floor and not kept[said.ids[i]] then
+      return {outcome = 'past', origin = row}
     end
   end
   return nil
@@ -68,16 +66,15 @@ end
 
 -- Record the sources of the `count` entries beyond the id `before`, and of dropped groups, and remove a page
 -- of old records. What can fail comes before the records.
-local function record_sources(packed, before, count)
-  local origin, incarnation, said_floor, said, ids, digests = unpack(cmsgpack.unpack(packed))
-  local row = redis.call('HGET', key('sources'), origin)
-  local known, trimmed, kept = 0, said_floor, {}
+local function record_sources(said, before, count)
+  local row = redis.call('HGET', key('sources'), said.origin)
+  local known, trimmed, kept = 0, said.floor, {}
   if row then
     local _
     _, known, trimmed, kept = read_row(row)
   end
-  local keeping, old = merge_kept(known, kept, said_floor, said)
-  local floor, spared, records = math.max(said_floor, known), {}, {}
+  local keeping, old = merge_kept(known, kept, said.floor, said.kept)
+  local floor, spared, records = math.max(said.floor, known), {}, {}
   for _, id in ipairs(keeping) do
     spared[id] = true
   end
@@ -88,12 +85,12 @@ local function record_sources(packed, before, count)
       old[#old + 1] = id
     end
   end
-  for i, id in ipairs(ids) do
+  for i, id in ipairs(said.ids) do
     records[2 * i - 1] = id
-    records[2 * i] = string.format('%d %s', i <= count and before + i or 0, digests[i])
+    records[2 * i] = string.format('%d %s', i <= count and before + i or 0, said.digests[i])
   end
-  in_parts('HDEL', key('sources', origin), old)
-  redis.call('HSET', key('sources'), origin,
-    string.format('%s %d %d %s', incarnation, floor, last, table.concat(keeping, ',')))
-  in_parts('HSET', key('sources', origin), records)
+  in_parts('HDEL', key('sources', said.origin), old)
+  redis.call('HSET', key('sources'), said.origin,
+    string.format('%s %d %d %s', said.incarnation, floor, last, table.concat(keeping, ',')))
+  in_parts('HSET', key('sources', said.origin), records)
 end

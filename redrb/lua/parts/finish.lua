@@ -1,24 +1,24 @@
 -- Remove the parts of a group that is not put: they are dropped, or moved to the dead letters.
 -- KEYS[1] stream
--- ARGV    the call `FinishParts` of redrb/stream/parts/calls.py; claim: as in include/parts.lua; group: the
---         encoded samples of all parts, '' if they cannot be encoded as a group
+-- ARGV    the call `FinishParts` of redrb/stream/parts/calls.py; the encoded samples of all parts, '' if they
+--         cannot be encoded as a group
 -- Returns its reply. Repeated, it does nothing a second time.
 --@include task facts waking parts permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local ask, claim = cmsgpack.unpack(ARGV[1]), ARGV[2]
-if not rules().exists or refused_claim(claim) then
+local ask = cmsgpack.unpack(ARGV[1])
+if not rules().exists or not claimed_record(ask.claim) then
   return cmsgpack.pack('ended')
 end
-if cmsgpack.unpack(claim)[3] == 'dead' then
+if ask.claim.outcome == 'dead' then
   redis.call('XADD', key('dead'), '*', 'seq', '0', 'group', '', 'reason', ask.reason,
     'exception', ask.cause.exception, 'message', ask.cause.text, 'consumer', ask.consumer,
-    'failed_deliveries', '0', 'deliveries', '0', 'incarnation', rules().incarnation, 'g', ARGV[3])
+    'failed_deliveries', '0', 'deliveries', '0', 'incarnation', rules().incarnation, 'g', ARGV[2])
   --@include dead_letters
   trim_letters()
 end
-local record = end_claimed(claim, '')
+local record = end_claimed(ask.claim, '')
 if record.right then
   --@include held_rights
   return_right(record.series, record.right)

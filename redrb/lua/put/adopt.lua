@@ -1,19 +1,19 @@
--- Accept forwarded groups of an origin again, after its task was created anew, or has lost its newest writes.
+-- Accept forwarded groups of an origin again, whose task was created anew, or has lost its newest writes.
 -- KEYS[1] stream
--- ARGV    origin, row, incarnation, floor, kept
---         row: of the origin, as a put has returned it; another stage may have replaced it since
---         incarnation, floor, kept: of the origin, as its task says now; see include/sources.lua
--- Returns 1 | 0: the row is another one by now
+-- ARGV    the call `Adopt` of redrb/stream/put/calls.py; include/sources.lua says what is stored
+-- Returns its reply: whether the row is replaced
 --@include task permissions
 
 check_permissions(stream)
 begin_writing()
-local origin, incarnation, floor = ARGV[1], ARGV[3], ARGV[4]
-if redis.call('HGET', key('sources'), origin) ~= ARGV[2] then
-  return 0
+local ask = cmsgpack.unpack(ARGV[1])
+if redis.call('HGET', key('sources'), ask.origin) ~= ask.row then
+  return cmsgpack.pack(false)
 end
-if string.match(ARGV[2], '^%S+') ~= incarnation then
-  redis.call('UNLINK', key('sources', origin))
+if string.match(ask.row, '^%S+') ~= ask.incarnation then
+  redis.call('UNLINK', key('sources', ask.origin))
 end
-redis.call('HSET', key('sources'), origin, table.concat({incarnation, floor, floor, ARGV[5]}, ' '))
-return 1
+local kept = table.concat(ask.kept, ',')
+redis.call('HSET', key('sources'), ask.origin,
+  string.format('%s %d %d %s', ask.incarnation, ask.floor, ask.floor, kept))
+return cmsgpack.pack(true)

@@ -1,13 +1,7 @@
 -- Evict waiting groups until a put has room. Runs before the put, in the same transaction.
 -- KEYS[1] stream
--- ARGV    producer, operation, epoch, count, bytes, least, most
---         producer, operation, epoch: the put; if it was done already, or may have been, nothing is
---         evicted
---         count, bytes: groups of the put and their bytes
---         least: evict at least so many, for a server at its memory limit; then history goes first
---         most: evict at most so many, or `count` or `least` if that is more: a lowered limit is reached
---         over several calls
--- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
+-- ARGV    the call `Evict` of redrb/stream/put/calls.py
+-- Returns its reply
 --@include task counted clock capacity candidates eviction epochs puts waiters permissions
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
@@ -29,11 +23,12 @@ end
 
 check_permissions(KEYS[1])
 begin_writing()
-local producer, count, least, now = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6]), now_ms()
+local ask, now = cmsgpack.unpack(ARGV[1]), now_ms()
+local producer, count, least = ask.producer, ask.groups, ask.least
 local earlier, epoch = unpack(redis.call('HMGET', puts, producer, 'epoch'))
-local done = earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])
-if not exists() or done or (not earlier and may_be_forgotten(ARGV[3], epoch)) then
-  return {'done', 0}
+local done = earlier and tonumber(string.match(earlier, '^%d+')) >= ask.operation
+if not exists() or done or (not earlier and may_be_forgotten(ask.epoch, epoch)) then
+  return cmsgpack.pack({found = 0})
 end
 remove_orphans(last_counted(), '+') -- no group gives way to them
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
@@ -49,9 +44,9 @@ if limit > 0 then
   excess, history = math.max(excess, missing), missing <= 0
 end
 if max_bytes > 0 then
-  excess_bytes = number(task, 'bytes') + tonumber(ARGV[5]) - max_bytes
+  excess_bytes = number(task, 'bytes') + ask.nbytes - max_bytes
 end
-local most = math.max(least, tonumber(ARGV[7]), count)
+local most = math.max(least, ask.most, count)
 local evicted, short = evict(excess, excess_bytes, history, most)
 if queued and evicted > 0 then
   own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)
@@ -59,4 +54,4 @@ if queued and evicted > 0 then
     keep_room(producer, math.min(own, count), KEPT_MS, now)
   end
 end
-return {(unseen or short) and 'more' or 'done', evicted}
+return cmsgpack.pack({found = evicted, more = (unseen or short) and true or false})

@@ -1,34 +1,13 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind, rights,
---         sources, parts, facts of each entry ...
---         operation: counts up by one a put of this producer; a repeated put is not stored again
---         epoch: of the task when this put was first sent; all its repetitions name the same one
---         samples, bytes: of all entries
---         filtered, expired: groups that a filter dropped, or that were too stale to be sent
---         revision: of the settings that the facts were made for; '' fits all
---         status: status of all entries, '' if they have different ones
---         kind: fields and dtypes of completed entries, '': any; facts: see include/facts.lua, packed
---         rights: of admission that the put uses and returns, as in include/held_rights.lua; '': none
---         sources: of forwarded groups, as in include/sources.lua; '': none
---         parts: claim on the parts that the put's one group is made of, as in include/parts.lua; '': none
--- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
---       | {'again', last seq, entries}: an earlier attempt has stored so many entries
---       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
---         would not be recognized; the epoch of now
---       | {'full', setting}: limit, rate or max_bytes leaves no room
---       | {'never'}: the entries exceed the limits of an empty task
---       | {'known'} | {'past', origin}: a forwarded group is stored, or left its task: include/sources.lua
---       | {'gone'}: there is no such task
---       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
---       | an error NOPERM: the user may not run a command that puts need; checked at a producer's first put
---       | {'ended', id | ''}: the parts have become another group, or none, or there are more of them now
---       | {'more'}: history, or entries of failed transactions, were removed, and more of them must go: run
---         task/trim, then this again
+-- ARGV    the call `Put` of redrb/stream/put/calls.py, then the facts of each entry, packed: include/facts.lua
+-- Returns its reply, or an error NOPERM: the user may not run a command that puts need; checked at a
+--         producer's first put
 --@include task counted facts pools arrival refusal
 
-local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
+local ask = cmsgpack.unpack(ARGV[1])
+local known = redis.call('HMGET', puts, ask.producer, 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
 if not known[1] then
   --@include permissions epochs
@@ -40,13 +19,11 @@ if not known[1] then
     end
     return redis.error_reply('NOPERM this user may not run ' .. forbidden .. ', which puts need')
   end
-  forgotten = may_be_forgotten(ARGV[3], known[6])
+  forgotten = may_be_forgotten(ask.epoch, known[6])
 end
 begin_writing()
 local rule = rules()
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 13
-local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
-local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
+local count, bytes = #ARGV - 1, ask.nbytes
 local before, put = counter(known[2]), counter(known[3] or '0')
 if not (before and put and counter(known[4] or '0') and counter(known[5] or '0') and rule.exists) then
   --@include puts
@@ -54,21 +31,21 @@ if not (before and put and counter(known[4] or '0') and counter(known[5] or '0')
   if rule.exists then
     refuse_puts(known[2] and 'is damaged' or 'is lost')
   end
-  return {'gone'}
+  return cmsgpack.pack({outcome = 'gone'})
 end
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
   --@include puts
   before = find_added(before, count)
   if not before then
-    return {'more'}
+    return cmsgpack.pack({outcome = 'more'})
   end
 end
 local last = before + count
-local refused, left, now = find_refusal(known, forgotten, put, count, bytes)
+local refused, left, now = find_refusal(ask, known, forgotten, put, count)
 if refused then
   --@include puts
   undo(before, count)
-  return refused
+  return cmsgpack.pack(refused)
 end
 if rule.keeps then
   --@include history
@@ -91,14 +68,14 @@ local function sort_in(status, member, facts, packed)
 end
 
 local by_version = rule.max_staleness or rule.max_token_staleness
-if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
+if ask.status ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   -- bound: entries of the put
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[13 + i] .. current)
+    sort_in(ask.status, member_of(before + i), ARRIVED, ARGV[1 + i] .. current)
   end
 else
   for i = 1, count do -- bound: entries of the put
-    local member, packed = member_of(before + i), ARGV[13 + i]
+    local member, packed = member_of(before + i), ARGV[1 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -118,9 +95,9 @@ end
 
 -- Count what a filter dropped and what was too stale on arrival, or with the sign -1 count it no more.
 local function count_dropped(sign)
-  add(task, 'filtered', sign * filtered)
-  add(task, 'kept_back', sign * kept_back)
-  add(task, 'arrived_stale', sign * (#discarded + kept_back))
+  add(task, 'filtered', sign * ask.filtered)
+  add(task, 'kept_back', sign * ask.expired)
+  add(task, 'arrived_stale', sign * (#discarded + ask.expired))
 end
 
 local counted = false
@@ -132,46 +109,47 @@ local function store()
       enter(group, pool_of(group, status), pool.members, pool.facts)
     end
   end
-  if stale + filtered + kept_back > 0 then
+  if stale + ask.filtered + ask.expired > 0 then
     --@include stale_arrivals
     drop_stale(discarded, notes)
     count_dropped(1)
   end
   add(task, 'bytes', rule.max_bytes > 0 and bytes or 0)
-  if kind ~= '' then
-    redis.call('HSET', task, 'kind', kind)
+  if ask.kind ~= '' then
+    redis.call('HSET', task, 'kind', ask.kind)
   end
   counted = true
-  redis.call('HSET', puts, producer, string.format('%d %d %d %s', operation, last, count, known[6] or '0'),
+  redis.call('HSET', puts, ask.producer, string.format('%d %d %d %s', ask.operation, last, count, known[6] or '0'),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),
-    'samples_put', string.format('%d', (known[4] or 0) + samples),
-    'bytes_put', string.format('%d', (known[5] or 0) + tonumber(ARGV[5])))
+    'samples_put', string.format('%d', (known[4] or 0) + ask.samples),
+    'bytes_put', string.format('%d', (known[5] or 0) + ask.nbytes))
 end
 
 local done, failure = pcall(store)
 if done then
-  done, failure = pcall(make_known, producer, count, now)
+  done, failure = pcall(make_known, ask.producer, count, now)
 end
-if done and ARGV[11] ~= '' then
+if done and ask.rights then
   --@include held_rights
-  done, failure = pcall(use_rights, ARGV[11])
+  done, failure = pcall(use_rights, ask.rights)
 end
-if done and ARGV[12] ~= '' then
+if done and ask.sources then
   --@include sources
-  done, failure = pcall(record_sources, ARGV[12], before, count)
+  done, failure = pcall(record_sources, ask.sources, before, count)
 end
-if done and ARGV[13] ~= '' then
+if done and ask.parts then
   --@include parts
-  done, failure = pcall(end_claimed, ARGV[13], count > 0 and last or '')
+  done, failure = pcall(end_claimed, ask.parts, count > 0 and last or '')
 end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts
   if counted then
     count_dropped(-1)
     add(task, 'bytes', rule.max_bytes > 0 and -bytes or 0)
-    restore_record(producer, known, before)
+    restore_record(ask.producer, known, before)
   end
   undo(before, count)
   error(failure)
 end
-return {'ok', last, left, stale, rule.partitions and redis.call('XLEN', stream) or -1}
+return cmsgpack.pack({outcome = 'ok', last = last, stored = count, room = left, expired = stale,
+  backlog = rule.partitions and redis.call('XLEN', stream) or -1})

@@ -1,18 +1,17 @@
 -- Queue a producer for room. A producer that is woken runs this again.
 -- KEYS[1] stream
--- ARGV    producer, ttl_ms, bytes of each entry ...
---         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
--- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
---         for more: limit | rate | max_bytes, or ''
+-- ARGV    the call `AskRoom` of redrb/stream/put/calls.py
+-- Returns its reply
 --@include task counted clock capacity waiters waking puts permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local producer, ttl_ms, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 2
-if ttl_ms == 0 or not exists() then
+local ask = cmsgpack.unpack(ARGV[1])
+local producer, count = ask.producer, #ask.sizes
+if ask.ttl_ms == 0 or not exists() then
   dequeue('#room', producer)
   wake_room()
-  return {count, ''}
+  return cmsgpack.pack({granted = count, setting = ''})
 end
 local now = set_clock()
 remove_orphans(last_counted(), '+') -- they would take room for ever
@@ -31,15 +30,15 @@ if inserts < granted then
   granted, setting = math.max(inserts, 0), 'rate'
 end
 -- an entry larger than max_bytes is granted room: the put refuses it
-if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
+if max_bytes > 0 and granted > 0 and ask.sizes[1] <= max_bytes then
   local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history is deleted for a put
   for i = 1, granted do -- bound: entries of the put
-    free = free - tonumber(ARGV[2 + i])
+    free = free - ask.sizes[i]
     if free < 0 then
       granted, setting = i - 1, 'max_bytes'
       break
     end
   end
 end
-enqueue('#room', producer, math.max(granted, 1), ttl_ms, now)
-return {granted, setting}
+enqueue('#room', producer, math.max(granted, 1), ask.ttl_ms, now)
+return cmsgpack.pack({granted = granted, setting = setting})

@@ -345,7 +345,7 @@ class Collector:
             asked = msgspec.structs.replace(collection.request, least=least)
             revision = partition.opened.description.revision
             look = Look(partition.group, collection.waiter, asked, ttl_ms, revision)
-            return partition.opened.store.request(look, lambda reply: reply)
+            return partition.opened.store.request(look)
 
         todo = list(free)
         while todo and not (collection.queued and here().pages_over):

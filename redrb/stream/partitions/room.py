@@ -10,8 +10,8 @@ from redrb.connection.request import Request
 from redrb.errors import StoreError
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.calls import RoomReply
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.scripts import RoomReply
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any

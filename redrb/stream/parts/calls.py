@@ -14,8 +14,9 @@ from redrb.connection.transport import Pipeline, Reply, packed
 from redrb.lua.calls import Call
 from redrb.lua.scripts import scripted_request
 from redrb.stream.parts.part import Part
+from redrb.stream.put.batch import Claim
+from redrb.stream.put.calls import transaction_results
 from redrb.stream.put.replication import Replication
-from redrb.stream.put.scripts import transaction_results
 from redrb.stream.take.cause import Cause
 from redrb.stream.task.store import TaskStore
 
@@ -57,9 +58,9 @@ class Parts(msgspec.Struct, frozen=True):
         """Indices of the parts that are there."""
         return tuple(index for index, there in enumerate(self.have) if there == "1")
 
-    def claim(self, outcome: Literal["completed", "delivered", "dropped", "dead"]) -> bytes:
-        """Return the claim on these parts, as the scripts read it."""
-        return msgspec.msgpack.encode([self.key, len(self.indices), outcome])
+    def claim(self, outcome: Literal["completed", "delivered", "dropped", "dead"]) -> Claim:
+        """Return the claim on these parts."""
+        return Claim(self.key, len(self.indices), outcome)
 
 
 class PartReply(msgspec.Struct, frozen=True):
@@ -160,16 +161,17 @@ class FindDue(Call[DueParts], frozen=True):
 class FinishParts(Call[Literal["done", "ended"]], frozen=True):
     """Drop parts, or move them to the dead letters; "ended": they have ended, or others came.
 
-    Beside it go the claim, and the encoded samples of all parts, b"" if they cannot be encoded as
-    a group. A claim with the outcome "dead" moves them.
+    Beside it go the encoded samples of all parts, b"" if they cannot be encoded as a group.
 
     Attributes:
+        claim: The parts; one with the outcome "dead" moves them.
         reason: Why they are not put.
         cause: The exception, if there was one.
         consumer: Name of the process that found out.
     """
 
     script: ClassVar = "parts/finish"
+    claim: Claim
     reason: str
     cause: Cause
     consumer: str

@@ -32,7 +32,7 @@ from redrb.stream.parts.calls import (
     blob_field,
 )
 from redrb.stream.parts.part import Part
-from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.batch import Claim, PutBatch
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
@@ -225,7 +225,7 @@ class PartCollector:
                 reason="most_parts",
             )
 
-    def _put_parts(self, parts: Parts, claim: bytes) -> int | None:
+    def _put_parts(self, parts: Parts, claim: Claim) -> int | None:
         """Put a group, if its parts have not become one before.
 
         A group that can never be put is removed: at once if that is due to its samples, and at its
@@ -253,7 +253,7 @@ class PartCollector:
             f"put the group later{end}."
         )
 
-    def _put_group(self, parts: Parts, claim: bytes) -> int | None:
+    def _put_group(self, parts: Parts, claim: Claim) -> int | None:
         """Put a group; returns its id, or None if a filter dropped it.
 
         Raises:
@@ -289,8 +289,8 @@ class PartCollector:
         _log.warning("task %r: %s, and %s", self._task.name, reason, _fate(parts))
         claim = parts.claim("dead" if parts.bury else "dropped")
         consumer = f"{socket.gethostname()[:64]}-{os.getpid()}-parts"
-        finish = FinishParts(reason, Cause.of(error) if error else NO_CAUSE, consumer)
-        self._task.store.call(finish, claim, group)
+        finish = FinishParts(claim, reason, Cause.of(error) if error else NO_CAUSE, consumer)
+        self._task.store.call(finish, group)
 
     def _samples(self, parts: Parts) -> list[BufferItem]:
         """Return the samples of all parts, with one group id.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.errors import RedrbError
@@ -17,6 +19,20 @@ if TYPE_CHECKING:
     from redrb.tracing.spans import PutSpan
 
 NO_OPTIONS = PutOptions()
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Says which parts are to become a group, or to be removed.
+
+    Attributes:
+        key: Key of the group.
+        count: Number of its parts; a claim is refused if others came.
+        outcome: The counter of the task that counts the group.
+    """
+
+    key: str
+    count: int
+    outcome: Literal["completed", "delivered", "dropped", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +53,7 @@ class PutBatch:
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
         spans: Spans of the groups that are traced, None for others; empty if no group is.
-        parts: Claim on the parts that the put's one group is made of, as the script `put/put` reads
-            it; b"" if it is made of none.
+        parts: Claim on the parts that the put's one group is made of; None if it is made of none.
     """
 
     groups: Sequence[EncodedGroup]
@@ -53,7 +68,7 @@ class PutBatch:
     rights: Rights = NO_RIGHTS
     sources: Sources = NO_SOURCES
     spans: Sequence[PutSpan | None] = ()
-    parts: bytes = b""
+    parts: Claim | None = None
 
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""

@@ -1,4 +1,4 @@
-"""Packs the facts of groups as arguments of the script `put/put`."""
+"""Packs the facts of groups, which a task keeps beside their bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from typing import Any
 
 import msgpack
 
-from redrb.connection.transport import Argument
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import Fifo, GroupFacts, Order, checked_score
+from redrb.orders import Fifo, GroupFacts, checked_score
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.task.description import TaskDescription
 
 
-def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argument]:
-    """Return the arguments of the script `put/put` that describe a batch.
-
-    They name the settings that the batch was prepared for, because the task may have others by now.
+def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
+    """Return the facts of each group, packed as the script `put/put` reads them.
 
     Raises:
         ConfigError: This process was not given the `Order` object of the task.
@@ -28,16 +25,6 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    statuses = {group.status for group in batch.groups}
-    kind = "" if batch.kind == description.kind else batch.kind
-    status = statuses.pop() if len(statuses) == 1 else ""
-    account: list[Argument] = [batch.expired, batch.revision, status, kind]
-    account += [batch.rights.packed(), batch.sources.packed(), batch.parts]
-    return [*account, *_packed_facts(order, batch)]
-
-
-def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
-    """Return the facts of each group, packed."""
     priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)

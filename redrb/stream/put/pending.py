@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from redrb.connection.request import Request
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.scripts import PutReply
+from redrb.stream.put.calls import Evict, Put, PutReply
+from redrb.stream.task.description import TaskDescription
 
 CHUNK_GROUPS = 32
 """Most groups a transaction; larger ones are no faster."""
@@ -78,3 +79,37 @@ class PendingPut:
                 break
             end += 1
         return self.batch.part(start, end)
+
+    def storing(self, batch: PutBatch, description: TaskDescription) -> Put:
+        """Return the call that counts groups of the chunk.
+
+        It names the settings that the batch was prepared for, because the task may have others by
+        now.
+        """
+        statuses = {group.status for group in batch.groups}
+        return Put(
+            producer=self.identity.name,
+            operation=self.identity.operation,
+            epoch=self.epoch,
+            samples=sum([group.samples for group in batch.groups]),
+            nbytes=sum([group.nbytes for group in batch.groups]),
+            filtered=batch.filtered,
+            expired=batch.expired,
+            revision=batch.revision,
+            status=statuses.pop() if len(statuses) == 1 else "",
+            kind="" if batch.kind == description.kind else batch.kind,
+            rights=batch.rights.record(),
+            sources=batch.sources.record(),
+            parts=batch.parts,
+        )
+
+    def evicting(self, batch: PutBatch, least: int) -> Evict:
+        """Return the call that makes room for groups of the chunk."""
+        return Evict(
+            producer=self.identity.name,
+            operation=self.identity.operation,
+            epoch=self.epoch,
+            groups=len(batch.groups),
+            nbytes=sum([group.nbytes for group in batch.groups]),
+            least=least,
+        )

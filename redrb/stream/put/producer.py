@@ -9,15 +9,17 @@ from collections import deque
 
 from redrb.connection.deadline import WARN_EVERY_S, here
 from redrb.connection.request import Request
+from redrb.damage import Reading
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
 from redrb.forks import in_child
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.calls import AskRoom, PutReply, RoomReply
 from redrb.stream.put.fitting import fitted
+from redrb.stream.put.indexing import packed_facts
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
-from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
@@ -64,9 +66,8 @@ A put that names an older epoch is refused and sent again, so this is about roun
 class Epoch:
     """The epoch that new puts name; safe among threads."""
 
-    def __init__(self, task: Task, scripts: PutScripts) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
-        self._scripts = scripts
         description = task.description
         self._learned = (description.incarnation, description.epoch, time.monotonic())
 
@@ -84,7 +85,10 @@ class Epoch:
             StoreUnavailable: Redis stayed away.
         """
         if not self.is_fresh:
-            self.learn(self._scripts.epoch())
+            store = self._task.store
+            stored = store.client.execute("HGET", store.keys.puts, "epoch")
+            with Reading("the epoch of the records of producers"):
+                self.learn(int(stored or 0))
         incarnation, epoch, _ = self._learned
         return incarnation, epoch
 
@@ -134,10 +138,11 @@ class Producer:
         self._worker = worker
         self._on_bad_group = on_bad_group
         self._task = task
-        self._scripts = PutScripts(task, replication)
-        self._room = Room(task.store, self._scripts, on_full)
+        self._replication = replication
+        self._known = False
+        self._room = Room(task.store, on_full)
         self._arrivals = StaleArrivals(task.name)
-        self._epoch = Epoch(task, self._scripts)
+        self._epoch = Epoch(task)
         self.backlog = 0
         self._begin()
         in_child(self._begin)
@@ -174,7 +179,7 @@ class Producer:
     def ask_room(self, pending: PendingPut, *, ttl_ms: int) -> Request[RoomReply]:
         """Return the request that queues for room for the next groups of a put; 0: leave."""
         sizes = [group.nbytes for group in pending.chunk().groups] if ttl_ms else []
-        return self._scripts.ask_room(pending.identity.name, sizes, ttl_ms=ttl_ms)
+        return self._task.store.request(AskRoom(pending.identity.name, ttl_ms, sizes))
 
     def send(self, batch: PutBatch) -> PendingPut:
         """Send groups without waiting for the reply; `finish` must follow.
@@ -188,7 +193,7 @@ class Producer:
         if whole and not self._room.scarce and self._epoch.is_fresh:
             try:
                 self._number(pending)
-                pending.sent = self._scripts.put(pending, chunk)
+                pending.sent = self._request(pending, chunk)
                 pending.sent.begin()
             except BaseException:
                 self.abandon(pending)
@@ -239,7 +244,28 @@ class Producer:
         idle, self._idle = self._idle, deque()
         over = [identity.name for identity in idle if not identity.interrupted]
         if over:
-            self._scripts.forget(over)
+            self._task.store.client.execute("HDEL", self._task.store.keys.puts, *over)
+
+    def _request(
+        self, pending: PendingPut, batch: PutBatch, evict: int | None = None
+    ) -> Request[PutReply]:
+        """Return the request that stores groups of a put in one transaction, exactly once.
+
+        Args:
+            pending: The put; it has a number.
+            batch: The groups.
+            evict: Least number of groups to evict first; None: evict nothing.
+        """
+        first, self._known = not self._known, True  # the first put brings the text of the script
+        description = self._task.description
+        return pending.storing(batch, description).storing(
+            self._task.store,
+            batch.groups,
+            packed_facts(description, batch),
+            self._replication,
+            evict=None if evict is None else pending.evicting(batch, evict),
+            whole=first,
+        )
 
     def _put_chunk(self, pending: PendingPut) -> PutReply:
         """Store the next chunk, or as many of its groups, from the first, as there is room for."""
@@ -250,7 +276,7 @@ class Producer:
             request = pending.sent
             if request is None:
                 attempt.queued = self._room.scarce and self._room.reserve(attempt)
-                request = self._scripts.put(pending, attempt.batch, evict=attempt.evict)
+                request = self._request(pending, attempt.batch, attempt.evict)
             reply = self._reply(pending, request)
             pending.repeated |= request.attempts > 1
             if reply.outcome in ("ok", "again"):
@@ -304,7 +330,7 @@ class Producer:
                     self._room.make(attempt, reply)
         except StoreFull as error:
             pending = attempt.pending
-            stored = pending.repeated and self._scripts.find_stored(pending)
+            stored = pending.repeated and self._find_stored(pending)
             if not stored:
                 raise
             raise OutcomeUnknown(
@@ -353,6 +379,15 @@ class Producer:
         if batch.kind != description.kind == "" and batch.revision == description.revision:
             self._task.note_kind(batch.kind)
 
+    def _find_stored(self, pending: PendingPut) -> PutReply | None:
+        """Return the reply of an earlier attempt that was stored; None if none was."""
+        store, identity = self._task.store, pending.identity
+        record = store.client.execute("HGET", store.keys.puts, identity.name)
+        with Reading(f"the record of producer {identity.name}"):
+            operation, last, count = map(int, record.split()[:3]) if record else (0, 0, 0)
+        stored = operation == identity.operation
+        return PutReply("again", last=last, stored=count) if stored else None
+
     def _reply(self, pending: PendingPut, request: Request[PutReply]) -> PutReply:
         """Return the reply to an attempt; a server without memory counts as a task without room.
 
@@ -361,9 +396,9 @@ class Producer:
         try:
             return request.result()
         except StoreFull:
-            memory, again = PutReply("memory"), None
-            if (pending.repeated or request.attempts > 1) and not self._scripts.replicated:
-                again = self._scripts.find_stored(pending)
+            memory, again = PutReply("full", setting="memory"), None
+            if (pending.repeated or request.attempts > 1) and not self._replication.min_replicas:
+                again = self._find_stored(pending)
             return again or memory
         except StoreUnavailable as error:
             pending.sent, pending.repeated = None, pending.repeated or error.uncertain

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from redrb.connection.transport import Pipeline
+from redrb.damage import Reading
 from redrb.errors import LeaseLost, OutcomeUnknown
 from redrb.experience import BufferItem
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.calls import Adopt
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.replication import Replication
-from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
 from redrb.stream.task.origin import Look, Origin, OriginState, Source
 from redrb.stream.task.task import Task
@@ -45,7 +46,6 @@ class Receiver:
         self._task = task
         self._producer = producer
         self._prepare = prepare
-        self._scripts = PutScripts(task, Replication(0))
         self._states: dict[tuple[str, str], OriginState] = {}
         self._since: dict[tuple[str, str], int] = {}
 
@@ -133,15 +133,23 @@ class Receiver:
 
     def _known(self, origin: Origin, sources: Sequence[Source]) -> dict[Source, int]:
         """Return the ids of those sources that were stored before."""
-        seqs = [source.seq for source in sources]
-        records = self._scripts.sources(origin.name, origin.incarnation, seqs)
-        found = {}
-        for source, record in zip(sources, records, strict=True):
-            if record is not None and record[1] == source.digest:
-                found[source] = record[0]
+        store, made, found = self._task.store, Pipeline(), {}
+        made.add("HGET", f"{store.keys.prefix}sources", origin.name)
+        made.add(
+            *("HMGET", f"{store.keys.prefix}sources:{origin.name}"),
+            *(source.seq for source in sources),
+        )
+        row, records = store.exchange(made)
+        with Reading("the records of forwarded groups"):
+            if row is None or row.split()[0].decode() != origin.incarnation:
+                return {}
+            for source, record in zip(sources, records, strict=True):
+                stored, digest = record.decode().split() if record else ("0", "")
+                if digest == source.digest:
+                    found[source] = int(stored)
         return found
 
-    def _adopt(self, origin: Origin, sources: Sequence[Source], row: bytes) -> None:
+    def _adopt(self, origin: Origin, sources: Sequence[Source], row: str) -> None:
         """Let the task accept sources that it takes for those of the past, if they are not.
 
         Raises:
@@ -157,4 +165,5 @@ class Receiver:
                 "created anew. Nothing of this call needs to be repeated.",
             )
         self._states.pop((origin.name, origin.incarnation), None)
-        self._scripts.adopt(origin.name, row, state)
+        said = (state.incarnation, state.floor, state.kept)
+        self._task.store.call(Adopt(origin.name, row, *said))

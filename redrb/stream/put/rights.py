@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
-
-import msgpack
+from typing import Any, Self
 
 from redrb.errors import ConfigError
 
@@ -109,12 +107,11 @@ class Rights(RightsSource):
         else:
             self.hand_back((*left, *self.returned))
 
-    def packed(self) -> bytes:
-        """Return them as the script `put/put` reads them; b"" if there are none."""
+    def record(self) -> dict[str, Any] | None:
+        """Return them as the script `put/put` reads them; None if there are none."""
         if not self:
-            return b""
-        packed: bytes = msgpack.packb([self.series, self.numbers, self.returned])
-        return packed
+            return None
+        return {"series": self.series, "used": self.numbers, "returned": self.returned}
 
 
 NO_RIGHTS = Rights()

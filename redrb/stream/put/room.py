@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 from redrb.connection.deadline import here
 from redrb.errors import ConfigError, StoreFull
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.calls import AskRoom, PutReply
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.scripts import PutReply, PutScripts
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
@@ -51,10 +51,9 @@ class Room:
         scarce: Whether the task may have no room for the next chunk.
     """
 
-    def __init__(self, store: TaskStore, scripts: PutScripts, on_full: OnFull) -> None:
+    def __init__(self, store: TaskStore, on_full: OnFull) -> None:
         self.scarce = False
         self._store = store
-        self._scripts = scripts
         self._on_full = on_full
 
     def reserve(self, attempt: Attempt) -> bool:
@@ -68,11 +67,11 @@ class Room:
         sizes = [group.nbytes for group in attempt.chunk.groups]
         name = attempt.pending.identity.name
         while True:
-            room, setting = self._scripts.room(name, sizes, ttl_ms=QUEUE_TTL_MS)
-            if room > 0:
-                attempt.count = room
+            room = self._store.call(AskRoom(name, QUEUE_TTL_MS, sizes))
+            if room.granted > 0:
+                attempt.count = room.granted
                 return True
-            self._pause(attempt, PutReply("full", setting=setting))
+            self._pause(attempt, PutReply("full", setting=room.setting))
 
     def make(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait, evict or try fewer groups, after an attempt that found no room.
@@ -96,7 +95,7 @@ class Room:
             self._evict(attempt, reply)
         else:
             if attempt.evict is not None:  # room that was made goes to producers that wait
-                self._scripts.room(attempt.pending.identity.name, [], ttl_ms=0)
+                self._store.call(AskRoom(attempt.pending.identity.name, 0))
             raise self.full(attempt, reply)
 
     def _try_fewer(self, attempt: Attempt) -> None:
@@ -112,9 +111,9 @@ class Room:
     def _evict(self, attempt: Attempt, reply: PutReply) -> None:
         """Evict groups now, or let the next attempt evict them."""
         batch = attempt.batch
-        if reply.outcome == "memory":  # memory is freed by whole nodes of entries: ask for more
+        if reply.setting == "memory":  # memory is freed by whole nodes of entries: ask for more
             least = len(batch.groups) << attempt.refused
-            self._scripts.evict(attempt.pending, batch, least=least)
+            self._store.call(attempt.pending.evicting(batch, least))
             attempt.evict = None
             return
         if attempt.evict is None:
@@ -123,13 +122,13 @@ class Room:
         more = True
         # a limit was lowered, or leased groups stand before those that may go
         while more and not here().pages_over:
-            more, _ = self._scripts.evict(attempt.pending, batch, least=0)
+            more = self._store.call(attempt.pending.evicting(batch, 0)).more
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
-            self._scripts.room(name, [], ttl_ms=0)
+            self._store.call(AskRoom(name, 0))
             raise self.full(attempt, reply)
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(name)
@@ -138,8 +137,7 @@ class Room:
         """Return the error of an attempt that found no room."""
         namespace, reason = self._store.keys.namespace, reply.setting
         task = f"task {self._store.task!r} of namespace {namespace!r}"
-        if reply.outcome == "memory":
-            reason = "memory"
+        if reason == "memory":
             message = (
                 f"Redis at {self._store.client.where} is at its memory limit and {task} cannot "
                 "grow: raise maxmemory, or let trainers catch up."

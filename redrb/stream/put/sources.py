@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
-
-import msgpack
+from typing import Any, Self
 
 from redrb.stream.task.origin import Source
 
@@ -19,7 +17,7 @@ class SourcesRefused(Exception):
             groups up to a later id have left the origin; None: some of the sources are stored.
     """
 
-    def __init__(self, row: bytes | None) -> None:
+    def __init__(self, row: str | None) -> None:
         self.row = row
         super().__init__("sources were stored before" if row is None else "sources of the past")
 
@@ -61,17 +59,19 @@ class Sources:
         """Return the sources of some groups; those of dropped ones go with the first part."""
         return replace(self, kept=self.kept[start:end], dropped=() if start else self.dropped)
 
-    def packed(self) -> bytes:
-        """Return them as the script `put/put` reads them; b"" if there are none."""
+    def record(self) -> dict[str, Any] | None:
+        """Return them as the script `put/put` reads them; None if there are none."""
         if not self:
-            return b""
+            return None
         all_of_them = (*self.kept, *self.dropped)
-        ids = [str(source.seq) for source in all_of_them]
-        digests = [source.digest for source in all_of_them]
-        packed: bytes = msgpack.packb(
-            [self.origin, self.incarnation, self.floor, self.returning, ids, digests]
-        )
-        return packed
+        return {
+            "origin": self.origin,
+            "incarnation": self.incarnation,
+            "floor": self.floor,
+            "kept": self.returning,
+            "ids": [str(source.seq) for source in all_of_them],
+            "digests": [source.digest for source in all_of_them],
+        }
 
 
 NO_SOURCES = Sources()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Self, TypeVar, overload
 
 from redrb.connection import Client
 from redrb.connection.deadline import here
@@ -13,7 +13,7 @@ from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.calls import Call, Page
-from redrb.lua.scripts import add_to, load, run, scripted_request
+from redrb.lua.scripts import scripted_request
 from redrb.stream.task.wakes import wait_for_any
 
 P = TypeVar("P", bound=Page)
@@ -29,9 +29,6 @@ MOST_REFUSALS = 3
 
 class TaskStore:
     """A client bound to the keys of one task; safe among threads.
-
-    The typed methods for the scripts of `redrb/lua/put`, `take` and `task` are in the modules
-    `scripts` of the packages with these names.
 
     Attributes:
         client: The client for the node that holds the task.
@@ -66,15 +63,6 @@ class TaskStore:
         stored = self.client.execute("HGET", self.keys.task, "partitions")
         with Reading(f"the number of partitions of task {self.task!r}"):
             return int(stored or 1)
-
-    def run(self, script: str, arguments: Sequence[Argument] = ()) -> Reply:
-        """Run a script such as "task/open" on this task, and repeat it while Redis is away.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-            StoreError: The server or the script answered with an error.
-        """
-        return run(self.client, load(script), self.script_keys, arguments)
 
     def call(self, call: Call[R], *beside: bytes) -> R:
         """Run the script of a call on this task, and repeat it while Redis is away.
@@ -113,12 +101,16 @@ class TaskStore:
             where=self.client.where,
         )
 
-    def request(self, call: Call[R], read: Callable[[R], T]) -> Request[T]:
+    @overload
+    def request(self, call: Call[R]) -> Request[R]: ...
+    @overload
+    def request(self, call: Call[R], read: Callable[[R], T]) -> Request[T]: ...
+    def request(self, call: Call[R], read: Callable[[R], Any] | None = None) -> Request[Any]:
         """Return the request that runs the script of a call; its reply is read later.
 
         Args:
             call: The call.
-            read: Turns the reply into the result.
+            read: Turns the reply into the result; None: the reply is the result.
         """
 
         def pipeline(*, whole: bool) -> Pipeline:
@@ -126,11 +118,12 @@ class TaskStore:
             call.add_to(made, self.script_keys, whole=whole)
             return made
 
-        def result(replies: list[Reply]) -> T:
+        def result(replies: list[Reply]) -> Any:
             error = first_error(replies)
             if error is not None:
                 raise error
-            return read(call.read(replies[0]))
+            reply = call.read(replies[0])
+            return reply if read is None else read(reply)
 
         return scripted_request(self.client, pipeline, result)
 
@@ -153,30 +146,6 @@ class TaskStore:
                 "time. A change of any setting (`redrb set`) writes the rules anew that the "
                 "scripts read."
             )
-
-    def raw_request(
-        self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
-    ) -> Request[T]:
-        """Return the request that runs a script; its reply is read later.
-
-        Args:
-            script: The script, such as "take/look".
-            arguments: Its arguments.
-            read: Turns the reply into the result.
-        """
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            add_to(made, load(script), self.script_keys, arguments, whole=whole)
-            return made
-
-        def result(replies: list[Reply]) -> T:
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            return read(replies[0])
-
-        return scripted_request(self.client, pipeline, result)
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send commands in one round trip, and repeat them while Redis is away.
