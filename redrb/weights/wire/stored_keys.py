@@ -9,7 +9,7 @@ what the trash lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
@@ -55,9 +55,9 @@ def staged_ranges(manifest: Manifest, token: int) -> str:
 
 def keep(client: Client, keys: WeightKeys, manifest: Manifest, token: int) -> bool:
     """Make the keys that have this token permanent; return whether all keys exist."""
-    staged = set(_keys_of(keys, manifest, token.__eq__))
-    names = list(_keys_of(keys, manifest, lambda _: True))
-    return _sum(client, names, "EXISTS", kept=staged) == len(names)
+    found = list(_keys_of(keys, manifest))
+    staged = {name for owner, name in found if owner == token}
+    return _sum(client, (name for _, name in found), "EXISTS", kept=staged) == len(found)
 
 
 def clean(client: Client, keys: WeightKeys) -> None:
@@ -90,12 +90,12 @@ def _listed(keys: WeightKeys, listed: bytes, spread: int) -> Iterator[str]:
             yield name(token, number, spread)
 
 
-def _keys_of(keys: WeightKeys, manifest: Manifest, wanted: Callable[[int], bool]) -> Iterator[str]:
+def _keys_of(keys: WeightKeys, manifest: Manifest) -> Iterator[tuple[int, str]]:
+    """Yield the token and name of each key of a version."""
     for kind, runs in ((keys.chunk, manifest.sources), (keys.delta, pieces_of(manifest))):
         for run in runs:
-            if wanted(run.token):
-                for number in range(run.first, run.first + run.count):
-                    yield kind(run.token, number, manifest.spread)
+            for number in range(run.first, run.first + run.count):
+                yield run.token, kind(run.token, number, manifest.spread)
 
 
 def _sum(client: Client, names: Iterable[str], command: str, *, kept: Collection[str] = ()) -> int:
