@@ -19,6 +19,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
@@ -26,7 +27,6 @@ from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
 from redrb.keys import WeightKeys, check_name, trainer_key
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.manifest import MAX_VERSION
 
 MAX_REASON = 500
 """Most characters of the reason for which a job is over."""
@@ -46,7 +46,7 @@ class Announcement(msgspec.Struct, frozen=True):
     """
 
     trainer: str
-    version: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] = 0
+    version: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
     ended: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
     reward: Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None = None
     settings: dict[str, str] = {}

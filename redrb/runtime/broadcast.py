@@ -13,10 +13,11 @@ from redrb.errors import ConfigError
 from redrb.keys import maker_key, trainer_key
 from redrb.runtime.announcements import MAX_REASON, Announcement, AnnouncementReader, announce
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
-from redrb.weights.lora import LoraConfig, lora_of
+from redrb.weights.lora.layers import lora_of
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import models_tensors
 from redrb.weights.tensors.wrapping import unwrapped
+from redrb.weights.wire.lora_config import LoraConfig
 
 
 class Broadcast:
