@@ -148,7 +148,15 @@ class PolicyStep:
             mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
         metrics = {"actor_loss": loss, "entropy": mean_entropy}
         with torch.no_grad():
-            metrics |= self._ratio_metrics(batch, log_probs)
+            ratio = action_ratio(log_probs, batch.old_log_probs, mask)
+            high = self.clip if self.clip_high is None else self.clip_high
+            outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
+            metrics |= {
+                "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),  # k3
+                "clip_fraction": masked_mean(outside.float(), mask, totals),
+                "ratio_mean": masked_mean(ratio, mask, totals),
+                "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
+            }
             if reference is not None:
                 kl = kl_estimate(log_probs, reference, mask)
                 metrics["reference_kl"] = masked_mean(kl, mask, totals)
@@ -299,16 +307,3 @@ class PolicyStep:
     def _advantages(self, batch: TrainingBatch) -> Tensor:
         """Return the advantages `[B, A]`."""
         return batch.per_action("advantages")
-
-    def _ratio_metrics(self, batch: TrainingBatch, log_probs: Tensor) -> dict[str, Tensor]:
-        """Return `approx_kl` (k3, old from current policy), `clip_fraction` and ratios."""
-        mask, totals = batch.action_mask, batch.totals
-        ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-        high = self.clip if self.clip_high is None else self.clip_high
-        outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
-        return {
-            "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),
-            "clip_fraction": masked_mean(outside.float(), mask, totals),
-            "ratio_mean": masked_mean(ratio, mask, totals),
-            "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
-        }

@@ -141,23 +141,18 @@ class RolloutGroups:
             )
             self._explained = True
             return []
-        _report_bad_rewards(items)
+        rewards = [item.reward for item in items if item.reward is not None]
+        bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
+        if bad:  # the task drops the group
+            fault = Fault(
+                "the reward", "that the rollout returned is nan or infinite", "rollout reward"
+            )
+            text = "a group is filtered: %s, of %d of its %d samples"
+            log_filtered(fault, text, fault, bad, len(items))
         name = next(self._names)
         for item in items:
             item.group_id = name
         return items
-
-
-def _report_bad_rewards(group: Sequence[BufferItem]) -> None:
-    """Log a group whose rewards are not all numbers; the task drops it."""
-    rewards = [item.reward for item in group if item.reward is not None]
-    bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
-    if bad:
-        fault = Fault(
-            "the reward", "that the rollout returned is nan or infinite", "rollout reward"
-        )
-        text = "a group is filtered: %s, of %d of its %d samples"
-        log_filtered(fault, text, fault, bad, len(group))
 
 
 def _samples(found: Any) -> list[BufferItem]:

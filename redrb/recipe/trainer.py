@@ -103,11 +103,6 @@ class RecipeTrainer(AlgorithmTrainer):
         """Whether this rank takes part in evaluations."""
         return rank_here() == 0 or self._recipe.shard
 
-    @property
-    def finished_steps(self) -> int:
-        """Steps of the job that the newest checkpoint holds; 0 without one."""
-        return self._loop.position.step
-
     def models_to_send(self) -> dict[str, nn.Module]:
         """Return the recipe's models."""
         return self._models
@@ -134,7 +129,7 @@ class RecipeTrainer(AlgorithmTrainer):
         over = any_rank(reward is not None and reward >= self._recipe.target_reward)
         if any_rank(not published) or (resumed and not over):
             self.sync_models_to_remote_makers()
-        self._reports.begin(self.finished_steps)
+        self._reports.begin(self._loop.position.step)
 
     def work(self) -> None:
         """Train until the end; publish and evaluate the last weights.

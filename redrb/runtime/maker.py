@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
@@ -237,7 +237,7 @@ class ExperienceMakerHolder:
         with ExitStack() as undo:
             undo.push(self._client_scope)
             self._streams: list[ExperienceStream] = []
-            for task in names:  # announce the maker there: to load models may take long
+            for task in names:
                 stream = ExperienceStream(
                     *(self._client, task),
                     namespace=namespace,
@@ -247,24 +247,20 @@ class ExperienceMakerHolder:
                 stream.worker.label = self.name
                 stream.worker.begins()
                 self._streams.append(stream)
-            placed = place_models(strategy_fn, model_fn, env_info)
-            actor, critic, reward_model, initial_model = placed.models
-            self.experience_maker = self.build_experience_maker(
-                actor, critic, reward_model, initial_model, kl_coef
-            )
+            placed = self._place_models(strategy_fn, model_fn, env_info, kl_coef)
+            self.experience_maker, followed, parameters = placed
             check_options(self.experience_maker, generate_kwargs)
             self.generate_kwargs = generate_kwargs
             evaluators = []
             if eval_performance:
-                of_actor, of_critic, of_reward, of_initial = placed.parameters
+                of_actor, of_critic, of_reward, of_initial = parameters
                 evaluators = [
                     ExperienceMakerPerformanceEvaluator(of_actor, of_critic, of_initial, of_reward)
                 ]
             self._callbacks = Callbacks([*callbacks, *evaluators], MakerCallback)
             self._call = self._callbacks.call
             self._weights = MakerWeights(
-                *(self._client, namespace, self.name, self.models_to_follow(actor, critic)),
-                self._stop,
+                *(self._client, namespace, self.name, followed, self._stop),
                 follow=follow or names[0],
                 wait_for_first=sync_models_from_trainers,
                 first_timeout=weights_timeout,
@@ -445,6 +441,18 @@ class ExperienceMakerHolder:
             for stream in self._streams:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
+
+    def _place_models(
+        self, strategy_fn: Any, model_fn: Any, env_info: Any, kl_coef: float
+    ) -> tuple[ExperienceMaker, Mapping[str, nn.Module | None], Sequence[int]]:
+        """Return the maker of experience, the models that follow trainers, numbers of parameters.
+
+        The maker is announced before, since to load models may take long.
+        """
+        placed = place_models(strategy_fn, model_fn, env_info)
+        actor, critic, reward_model, initial_model = placed.models
+        maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
+        return maker, self.models_to_follow(actor, critic), placed.parameters
 
     @contextmanager
     def _waiting_for_weights(self) -> Iterator[None]:
