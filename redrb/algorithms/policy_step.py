@@ -235,17 +235,13 @@ class PolicyStep:
             optimizer.step()
         lengths = batch.action_mask.sum(1).float()
         of_lengths = {"length_mean": row_mean(lengths, batch.totals), "length_max": lengths.amax()}
-        return self._of_all_ranks({**metrics, **of_lengths, **norms})
-
-    def _of_all_ranks(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return metrics as floats; metrics on one device are copied to the host at once."""
-        found = {name: value.detach().float() for name, value in metrics.items()}
-        by_device: dict[torch.device, list[str]] = {}
+        found = {**metrics, **of_lengths, **norms}
+        by_device: dict[torch.device, list[str]] = {}  # each is copied to the host at once
         for name, value in found.items():
             by_device.setdefault(value.device, []).append(name)
         floats: dict[str, float] = {}
         for names in by_device.values():
-            values = torch.stack([found[name] for name in names])
+            values = torch.stack([found[name].detach().float() for name in names])
             means, largest = self._mean(values).tolist(), self._most(values).tolist()
             for name, mean, most in zip(names, means, largest, strict=True):
                 floats[name] = most if name.endswith(LARGEST) else mean

@@ -49,7 +49,19 @@ class RecipeTrainer(AlgorithmTrainer):
         """Open the task."""
         self._recipe, self._connection = recipe, client
         ranks = world_size_here()
-        strategy = _strategy(recipe, ranks)
+        if recipe.shard and ranks == 1:
+            raise ConfigError(
+                "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
+                "redrb.workers.trainer, or leave it out."
+            )
+        strategy = Strategy(recipe.device or None)
+        if ranks > 1 or recipe.mixed_precision != "no" or recipe.gradient_checkpointing:
+            strategy = AccelerateStrategy(
+                recipe.device or None,
+                mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
+                gradient_checkpointing=recipe.gradient_checkpointing,
+                shard=recipe.shard,
+            )
         self._device = strategy.device
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
@@ -203,20 +215,3 @@ class RecipeTrainer(AlgorithmTrainer):
         """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             self.sync_models_to_remote_makers()
-
-
-def _strategy(recipe: Recipe, ranks: int) -> Strategy:
-    """Return the strategy that a recipe's settings name."""
-    if recipe.shard and ranks == 1:
-        raise ConfigError(
-            "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
-            "redrb.workers.trainer, or leave it out."
-        )
-    if ranks == 1 and recipe.mixed_precision == "no" and not recipe.gradient_checkpointing:
-        return Strategy(recipe.device or None)
-    return AccelerateStrategy(
-        recipe.device or None,
-        mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        shard=recipe.shard,
-    )
