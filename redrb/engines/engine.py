@@ -234,6 +234,7 @@ class Engine(ABC):
     async def abort(self) -> None:
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
+        self._open.set()  # those that wait for weights end
         async with self._updating, self._paused():
             pass
 
@@ -244,21 +245,17 @@ class Engine(ABC):
     async def _may_sample(self) -> bool:
         """Wait until requests may be sent; False after `abort`."""
         while not self._ended.is_set() and not self._open.is_set():
-            waits = [asyncio.ensure_future(each.wait()) for each in (self._open, self._ended)]
             try:
-                done, _ = await asyncio.wait(
-                    waits, timeout=self._retry_s, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for each in waits:
-                    each.cancel()
-            if not done and not self._updating.locked():
+                await asyncio.wait_for(self._open.wait(), self._retry_s)
+            except TimeoutError as error:
+                if self._updating.locked():
+                    continue
                 raise EngineError(
                     f"{self._client.where} has lost its weights, and nobody has given it new ones "
                     f"for {self._retry_s:g} s: does a trainer publish, and does `EngineWeights` "
                     "follow it?",
                     where=self._client.where,
-                )
+                ) from error
         return not self._ended.is_set()
 
     def _note_label(self, found: str | None) -> None:

@@ -23,14 +23,7 @@ Extend = Callable[[argparse.ArgumentParser], None]
 
 @dataclass(frozen=True)
 class Parsed:
-    """A command line with its recipe.
-
-    Attributes:
-        name: The recipe, as it was named.
-        loaded: Its class and file.
-        resolved: The recipe with its settings.
-        options: Arguments of the program itself.
-    """
+    """A command line: its recipe, as it was named, and the arguments of the program itself."""
 
     name: str
     loaded: Loaded

@@ -27,12 +27,7 @@ OF_EXTRA = ("gymnasium", "transformers")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A recipe's class, and the file that it came from.
-
-    Attributes:
-        recipe: The class.
-        file: The file that was named; None for modules and for recipes of redrb.
-    """
+    """A recipe's class, and the file that was named; None for modules and recipes of redrb."""
 
     recipe: type[Recipe]
     file: Path | None = None

@@ -150,12 +150,7 @@ S = TypeVar("S", bound=RecipeSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Generic[S]):
-    """A recipe with the values of its settings.
-
-    Attributes:
-        recipe: The recipe.
-        origins: Where the value of each setting comes from, by name, for people.
-    """
+    """A recipe, and where the value of each of its settings comes from, for people."""
 
     recipe: S
     origins: Mapping[str, str]

@@ -24,9 +24,8 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
 from redrb.connection.stop import Stop
-from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
-from redrb.keys import WeightKeys, check_name, trainer_key
-from redrb.weights.reading.missing import MissingWeights
+from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed
+from redrb.keys import check_name, trainer_key
 
 MAX_REASON = 500
 """Most characters of the reason for which a job is over."""
@@ -107,8 +106,6 @@ class FollowedWeights(Protocol):
         """Load later weights, until the task is cancelled."""
 
 
-_WAIT_S = 0.5
-
 _log = logging.getLogger("redrb")
 
 
@@ -161,24 +158,6 @@ class Agreement:
             *(self.pending, GRACE_S),
         )
         return False
-
-    def wait(self, client: Client, namespace: str, trainer: str, timeout: float) -> None:
-        """Wait until a trainer with the maker's settings has announced itself.
-
-        Raises:
-            WeightTimeout: No trainer has announced itself in time.
-        """
-        reader = AnnouncementReader(client, trainer_key(namespace, trainer))
-        missing = MissingWeights(client, WeightKeys.of(namespace, trainer), trainer)
-        ends = time.monotonic() + timeout
-        while (left := ends - time.monotonic()) > 0:
-            if self.accepts(reader.newest(min(left, _WAIT_S))):
-                return
-            if self.pending is None:
-                missing.log()
-        raise self.pending or WeightTimeout(
-            name=trainer, newer_than=0, newest=None, waited_s=timeout
-        )
 
 
 GRACE_S = 30.0

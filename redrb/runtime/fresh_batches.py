@@ -91,13 +91,11 @@ class FitEnded(Exception):
 
 @dataclass(kw_only=True)
 class FreshBatches:
-    """Takes a number of batches from a stream, without acknowledging them.
+    """Takes batches from a stream, without acknowledging them.
 
     Attributes:
         in_step: Whether ranks take their batches together.
         left: Number of batches that are still to come; None: no limit.
-        first_step: Step of the first batch.
-        on_misfits: Called with the error when groups do not fit into one batch.
     """
 
     buffer: DetachedReplayBuffer

@@ -29,9 +29,7 @@ class RecordFile:
     def __init__(self, path: Path, say: Say) -> None:
         """Open the file, if the disk allows it now.
 
-        Args:
-            say: Called with a message when a line is dropped for the first time, in the thread
-                that writes.
+        `say` is called when a line is dropped for the first time, in the thread that writes.
 
         Raises:
             ConfigError: The file cannot be opened, and not because its disk is full or read-only.
@@ -103,10 +101,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: str, *, worker: str, say: Say = _log.warning) -> None:
-        """Open the log.
-
-        Args:
-            say: Called with a message when a line is dropped for the first time.
+        """Open the log; `say` is called when a line is dropped for the first time.
 
         Raises:
             ConfigError: The file cannot be opened, and not because its disk is full or read-only.
