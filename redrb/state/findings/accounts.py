@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
+from redrb.state.findings.wording import counted, redrb_command, subject_of
 from redrb.state.model import Finding, FindingKind, State, TaskState
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
@@ -49,7 +49,7 @@ def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
     letters = stats.dead_letters if stats else 0
     if not letters:
         return
-    given = number_of(task, "max_dead")
+    given = task.number("max_dead")
     most = DEFAULT_MAX_DEAD if given is None else given
     rate = task.rates.dead if task.rates else 0.0
     text = f"It holds {counted(letters, 'dead letter')}"

@@ -110,7 +110,7 @@ def _memory(server: ServerState) -> Iterator[Finding]:
 
 
 def _health(server: ServerState) -> Iterator[Finding]:
-    if server.maxmemory_policy not in ("", "noeviction"):
+    if server.evicts_keys:
         kind = EVICTS_KEYS if server.maxmemory > 0 else WOULD_EVICT_KEYS
         yield kind.found(
             _subject(server),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
+from redrb.state.findings.wording import counted, redrb_command, subject_of
 from redrb.state.model import Finding, FindingKind, State, TaskState
 from redrb.stream.task.settings import NO_BOUND
 
@@ -41,7 +41,7 @@ UNKNOWN_STALENESS = FindingKind(
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about staleness."""
     for task in state.tasks:
-        bound = number_of(task, "max_staleness")
+        bound = task.max_staleness
         if bound is not None and bound < NO_BOUND and task.main is not None:
             yield from _expiring(state, task, bound)
             yield from _near(state, task, bound)

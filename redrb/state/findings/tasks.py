@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from redrb.state.findings.wording import (
     command_line,
     counted,
-    number_of,
     of_workers,
     redrb_command,
     seconds,
@@ -109,11 +108,7 @@ def find(state: State) -> Iterator[Finding]:
 
 
 def _alive(task: TaskState, *roles: str) -> list[WorkerState]:
-    return [
-        worker
-        for worker in task.workers
-        if worker.role in roles and worker.life in ("live", "silent")
-    ]
+    return [worker for worker in task.workers if worker.role in roles and worker.alive]
 
 
 def _believed(task: TaskState, number: int, *roles: str) -> int:
@@ -190,7 +185,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
                 subject_of(task), summary, _taking_command(state, task, task.main)
             )
     elif puts and not hanging(task):
-        limits = {name: number_of(task, name) for name in ("limit", "max_bytes")}
+        limits = {name: task.number(name) for name in ("limit", "max_bytes")}
         larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)
         words = ("set", task.name, larger) if larger else ("stats", task.name)
         yield FULL_TASK.found(subject_of(task), summary, redrb_command(state, *words))

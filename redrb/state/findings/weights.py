@@ -31,7 +31,7 @@ UNREADABLE_WEIGHTS = FindingKind(
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about weights."""
     workers = (worker for task in state.tasks for worker in task.workers)
-    unused = not any(worker.life in ("live", "silent") for worker in workers)
+    unused = not any(worker.alive for worker in workers)
     for weights in state.weights:
         subject = f"weights {weights.name}"
         if weights.damage:

@@ -90,12 +90,6 @@ def subject_of(task: TaskState) -> str:
     return f"task {task.name}"
 
 
-def number_of(task: TaskState, setting: str) -> int | None:
-    """Return a setting that is an integer; None if the task does not have it."""
-    text = task.settings.get(setting, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
-
-
 def of_workers(
     kind: FindingKind,
     task: TaskState,

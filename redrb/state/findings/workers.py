@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from redrb.state.findings.wording import (
     counted,
-    number_of,
     of_workers,
     redrb_command,
     seconds,
@@ -183,7 +182,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         redrb_command(state, "weights", "ls"),
     )
-    set_bound = number_of(task, "max_staleness")
+    set_bound = task.max_staleness
     bound = BEHIND if set_bound is None else set_bound
     figures = redrb_command(state, "stats", task.name)
     behind = [  # one that waits loads the newest weights before it begins
@@ -205,7 +204,7 @@ def _versions(state: State) -> Iterator[Finding]:
         (worker.host, worker.pid): worker.redrb
         for task in state.tasks
         for worker in task.workers
-        if worker.redrb and worker.life in ("live", "silent")
+        if worker.redrb and worker.alive
     }
     numbers = Counter(workers.values())
     if len(numbers) > 1:
