@@ -13,7 +13,7 @@ from rich.console import Console
 
 import redrb
 from redrb.commands.top.job import JobScreen, show_job
-from redrb.launch.history import History, Rate
+from redrb.launch.history import History
 from redrb.launch.report import progress_line, summary, table
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
@@ -37,7 +37,7 @@ def with_events() -> History:
 
 def test_a_job_that_stands_still_has_no_rate() -> None:
     now = 100.0
-    history = History(_rate=Rate(lambda: now))
+    history = History(_clock=lambda: now)
     for seconds in (1, 2, 3):
         history.add(event("trainer", "step", seconds=seconds, samples=64, step=seconds))
     assert "64 samples/s  staleness" in progress_line(3.0, history, None)
@@ -51,7 +51,7 @@ def test_a_job_that_stands_still_has_no_rate() -> None:
 
 def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     now = 100.0
-    history = History(_rate=Rate(lambda: now))
+    history = History(_clock=lambda: now)
     for seconds in (60, 120):
         history.add(event("trainer", "step", seconds=seconds, samples=60, step=1))
     now += 100
