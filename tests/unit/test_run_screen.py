@@ -6,6 +6,8 @@ import io
 import signal
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +80,14 @@ def test_faults_are_said_once_and_counted_in_the_report() -> None:
     assert history.reward_last is None  # an evaluation without a number is none
 
 
+def a_run(follow: Callable[[], None], **others: Any) -> Any:
+    """Stands for a run of the task `math`."""
+    job = SimpleNamespace(recipe=SimpleNamespace(task_name="math"))
+    return SimpleNamespace(
+        **{"job": job, "follow": follow, "said": list, "screen_ended": lambda: None} | others
+    )
+
+
 def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """`show_job` runs it in a terminal; here the screen has none, and is used as its user does."""
     over, interrupted = threading.Event(), threading.Event()
@@ -100,7 +110,7 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
     observer: Any = Observer(view_of(sample_state()))
     try:
         said = ["redrb run x", "7 s  reward 0.500"]
-        show_job(observer, WHERE, "math", follow, lambda: said, lambda: None)
+        show_job(a_run(follow, said=lambda: said), observer, WHERE)
     finally:
         signal.signal(signal.SIGINT, before)
     assert over.is_set()
@@ -122,7 +132,7 @@ def test_a_run_whose_screen_fails_goes_on_and_says_what_happens(
     monkeypatch.setattr(JobScreen, "run_async", fail)
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="the terminal is gone"):
-        show_job(observer, WHERE, "math", follow, list, closed.set)
+        show_job(a_run(follow, screen_ended=closed.set), observer, WHERE)
     assert closed.is_set()
 
 
@@ -137,7 +147,7 @@ def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(JobScreen, "run_async", use)
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="a fault"):
-        show_job(observer, WHERE, "math", follow, list, lambda: None)
+        show_job(a_run(follow), observer, WHERE)
 
 
 def test_the_table_says_what_waiting_groups_are(namespace: str) -> None:
