@@ -31,9 +31,14 @@ from redrb.errors import StoreDenied, StoreError, StoreUnavailable, UnsupportedS
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
 from redrb.state.findings import connection_finding, findings_of, worst_first
-from redrb.state.findings.servers import FAILED_CHECK, OLD_SERVER
-from redrb.state.findings.wording import command_line, server_command, shown, url_command
-from redrb.state.model import Finding, FindingKind, ServerState, State, TaskState
+from redrb.state.findings.wording import (
+    command_line,
+    finding_of,
+    server_command,
+    shown,
+    url_command,
+)
+from redrb.state.model import Finding, ServerState, State, TaskState
 from redrb.state.reader import MOST_NAMES, StateReader, url_flag
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
@@ -42,13 +47,6 @@ T = TypeVar("T")
 
 _CONNECT_S = 5.0
 _LONGEST = 400
-
-UNCHECKED = FindingKind(
-    "unchecked",
-    "info",
-    "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
-    "too: URL is the one of that user.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def report_on(
     except UnsupportedServer as error:
         command = url_command(url, "localhost:6379", "INFO", "server")
         text = shown(str(error), longest=_LONGEST)
-        return Report((OLD_SERVER.found("server", text, command),))
+        return Report((finding_of("old-server", "server", text, command),))
 
     def checked() -> Checkup:
         reader = StateReader(client, namespace, task=task or None)
@@ -169,7 +167,7 @@ class Checkup:
             text = f"Not checked: {', '.join(dict.fromkeys(self._unchecked))}."
             words = ("redrb", "doctor", *([task] if task else []))
             command = f"REDRB_URL=URL {command_line(words, namespace=namespace)}"
-            self._found.append(UNCHECKED.found("server", text, command))
+            self._found.append(finding_of("unchecked", "server", text, command))
         self.findings = worst_first(self._found)
 
     def _look(self, look: Callable[[], State], namespace: str) -> State:
@@ -234,7 +232,8 @@ class Checkup:
 
     def _note_failure(self, what: str, error: StoreError) -> None:
         command = server_command(self._server, "CLIENT", "LIST")
-        self._found.append(FAILED_CHECK.found(what, shown(str(error), longest=_LONGEST), command))
+        text = shown(str(error), longest=_LONGEST)
+        self._found.append(finding_of("failed-check", what, text, command))
 
 
 def _unread(client: Client, namespace: str, task: str) -> State:

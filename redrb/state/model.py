@@ -308,19 +308,3 @@ class Finding:
     cause: str
     command: str
     repairs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FindingKind:
-    """All findings of one check: what they have in common."""
-
-    code: str
-    severity: Severity
-    cause: str
-    repairs: bool = False
-
-    def found(self, subject: str, summary: str, command: str) -> Finding:
-        """Return a finding of this kind."""
-        return Finding(
-            self.code, self.severity, subject, summary, self.cause, command, self.repairs
-        )
