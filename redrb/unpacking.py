@@ -1,4 +1,4 @@
-"""Unpacks msgpack of unknown origin; nothing else in redrb reads msgpack from Redis or files."""
+"""Unpacks msgpack of unknown origin that has no declared types; nothing else reads such msgpack."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -25,6 +26,9 @@ from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytes
 from tests.tools import need
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL = programs()
 

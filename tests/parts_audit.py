@@ -6,11 +6,12 @@ import msgpack
 
 from redrb import ExperienceStream
 from redrb.connection.transport import Pipeline
+from tests.one_partition import each_partition
 
 
 def audit_parts(stream: ExperienceStream) -> None:
     """Assert that records, parts, times and counters agree; others may work meanwhile."""
-    for each in getattr(stream, "_partitions", [stream]):
+    for each in each_partition(stream):
         _audit(each)
 
 

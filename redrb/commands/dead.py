@@ -93,6 +93,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
     from redrb.stream.arguments import checked_letters
     from redrb.stream.task.dead_letters import find_letters
     from redrb.stream.task.letter_changes import change_letters, drop, requeue
+    from redrb.stream.task.reach import Reach
 
     with _stores(options) as stores:
         text = options.reason or ""
@@ -107,7 +108,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
                 print("redrb: nothing was deleted.", file=sys.stderr)
                 return 1
         change = requeue if verb == "requeued" else drop
-        changed = change_letters(change, stores, options.group, ids)
+        changed = change_letters(change, Reach(stores), options.group, ids)
     show({verb: changed}, figures({verb: changed}), as_json=options.json)
     if options.ids and changed < len(ids):
         print(f"redrb: {_missing(options, known)}", file=sys.stderr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from redrb.weights.inspection.listing import KeptVersion
+    from redrb.weights.wire.manifest import WeightVersion
 
 
 def add_to(commands: Commands) -> None:
@@ -140,6 +142,7 @@ def _get(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.weights.inspection.file_transfer import get_weights
 
+    began = time.monotonic()
     with connect(options.url) as client:
         got = get_weights(
             client,
@@ -149,7 +152,8 @@ def _get(options: argparse.Namespace) -> int:
             version=options.version,
             base_model=options.base_model,
         )
-    show(asdict(got), figures(rounded(asdict(got))), as_json=options.json)
+    result = {"path": options.path, **_described(got), "seconds": time.monotonic() - began}
+    show(result, figures(rounded(result)), as_json=options.json)
     return 0
 
 
@@ -157,8 +161,9 @@ def _put(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.weights.inspection.file_transfer import put_weights
 
+    began = time.monotonic()
     with connect(options.url) as client:
-        put = put_weights(
+        put, dropped, took_over = put_weights(
             client,
             options.name,
             options.path,
@@ -166,13 +171,24 @@ def _put(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             keep=options.keep,
         )
-    if put.took_over:
+    result = {
+        **_described(put),
+        "dropped": dropped,
+        "took_over": took_over,
+        "seconds": time.monotonic() - began,
+    }
+    if took_over:
         print(f"redrb: took over. {TAKEOVER}", file=sys.stderr)
-    shown = rounded(asdict(put)) | {"dropped": ", ".join(map(str, put.dropped)) or "none"}
+    shown = rounded(result) | {"dropped": ", ".join(map(str, dropped)) or "none"}
     if options.keep is None:
         del shown["dropped"]  # no version was
-    show(asdict(put), figures(shown), as_json=options.json)
+    show(result, figures(shown), as_json=options.json)
     return 0
+
+
+def _described(version: WeightVersion) -> dict[str, object]:
+    fields = ("name", "version", "kind", "tensors", "nbytes")
+    return {name: getattr(version, name) for name in fields}
 
 
 def _rm(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from redrb.connection.deadline import Deadline
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import change_letters, requeue
+from redrb.stream.task.reach import Reach
 
 if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
     from redrb.browse import Tokenizer
@@ -93,7 +94,7 @@ class TaskGroups:
         """
         with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
-            return change_letters(requeue, stores, group, ids)
+            return change_letters(requeue, Reach(stores), group, ids)
 
 
 def fitting(page: Any) -> Any:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
@@ -26,7 +27,6 @@ from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
 from redrb.keys import WeightKeys, check_name, trainer_key
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.manifest import MAX_VERSION
 
 _RUN = re.compile(r"([0-9a-f]{32})?")
 
@@ -90,7 +90,7 @@ class AnnouncementReader:
 def _checked(message: dict[str, Any]) -> Announcement:
     trainer, run = message.get("trainer"), message.get("run", "")
     versions = [message.get(name, 0) for name in ("full", "partial")]
-    usable = all(type(version) is int and 0 <= version <= MAX_VERSION for version in versions)
+    usable = all(type(version) is int and 0 <= version <= MOST for version in versions)
     ended = message.get("ended", "")
     if not isinstance(ended, str) or len(ended) > MAX_REASON:
         raise DecodeError("an announcement of weights is damaged: the reason of the job's end.")

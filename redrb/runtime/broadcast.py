@@ -20,10 +20,11 @@ from redrb.runtime.announcements import (
     announce,
 )
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
-from redrb.weights.lora import LoraConfig, lora_of
+from redrb.weights.lora.layers import lora_of
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import models_tensors
 from redrb.weights.tensors.wrapping import unwrapped
+from redrb.weights.wire.lora_config import LoraConfig
 
 LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import WeightError, WeightMismatch
-from redrb.weights.lora import LoraMerger
+from redrb.weights.lora.merging import LoraMerger
 from redrb.weights.tensors.names import models_tensors, module_tensors
 from redrb.weights.tensors.wrapping import unwrapped
 

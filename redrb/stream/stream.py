@@ -6,91 +6,65 @@ Each method checks its arguments and hands the work to the package that its sect
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from datetime import datetime
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
+from zlib import crc32
 
 from redrb.checks import (
     checked_int,
-    checked_int_or_none,
     checked_number,
     checked_timeout,
 )
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError
+from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.keys import TaskKeys, check_name
+from redrb.keys import check_name
 from redrb.stream.admission import Admission
-from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS, Admits, Admitter
+from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS
 from redrb.stream.arguments import (
-    BEFORE_ANY,
     AnyStatus,
-    checked_ids,
     checked_least,
-    checked_letters,
     checked_status,
-    checked_statuses,
 )
 from redrb.stream.closing import close_at_end, was_closed
+from redrb.stream.open_task import OpenTask
 from redrb.stream.options import StreamOptions
-from redrb.stream.parts.collector import PartCollector
+from redrb.stream.partitions.collector import Collector
+from redrb.stream.partitions.partition import Partition, open_partitions
+from redrb.stream.partitions.producer import PartitionedProducer
+from redrb.stream.partitions.ranks import PartitionedRanks
 from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.preparer import Preparer
-from redrb.stream.put.producer import Producer
-from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
-from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
-from redrb.stream.ranks.ranks import Ranks, RankTakes
-from redrb.stream.saving.resuming import resume_task
-from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
+from redrb.stream.ranks.ranks import RankTakes
 from redrb.stream.take.calls import TakeRequest
-from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
-from redrb.stream.take.taker import Taker
-from redrb.stream.task.configuring import check_changes
-from redrb.stream.task.dead_letters import DeadLetter, dead_letters
-from redrb.stream.task.description import StalenessRules, TaskDescription
-from redrb.stream.task.expiration import Expiration, StalenessReport
-from redrb.stream.task.group_changes import move, settle, update_priorities
-from redrb.stream.task.history import StoredGroup, history, read_groups
-from redrb.stream.task.inspection import count_waiting, stats_of
-from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.letter_changes import drop, requeue
 from redrb.stream.task.origin import Origin, Source
-from redrb.stream.task.queries import parse_where
 from redrb.stream.task.settings import (
     LEASE_MS,
-    OnExpired,
     SettingArguments,
     TaskSettings,
     may_give_rights,
     settings_with,
 )
-from redrb.stream.task.stored_settings import StoredSettings
-from redrb.stream.task.task import Task
-from redrb.stream.worker import Worker
-from redrb.weights.wire.calls import Advance
 
 _log = logging.getLogger("redrb")
 
 
-class ExperienceStream:
+class ExperienceStream(OpenTask):
     """The stream of one task: makers put groups of samples in, trainers take full batches out.
 
     A put is stored exactly once; a group is delivered at least once, until it is acknowledged. Any
@@ -109,24 +83,6 @@ class ExperienceStream:
         worker: What this object announces of itself to `redrb top` and others that look at the
             task: set `label`, `weight_version`, `metrics`.
     """
-
-    worker: Worker
-
-    def __new__(
-        cls,
-        *_args: Any,
-        settings: TaskSettings | None = None,
-        partitions: int | None = None,
-        **_options: Any,
-    ) -> Self:
-        """Return a stream of the class for tasks with partitions, if it is to have some."""
-        if cls is ExperienceStream:
-            stored = settings.partitions if isinstance(settings, TaskSettings) else None
-            if (partitions or stored or 1) != 1:
-                from redrb.stream.partitions.stream import PartitionedStream
-
-                return object.__new__(PartitionedStream)  # type: ignore[return-value]
-        return object.__new__(cls)
 
     def __init__(
         self,
@@ -197,48 +153,24 @@ class ExperienceStream:
             on_bad_group=on_bad_group,
             reader=reader,
         )
-        self.task, self.namespace, self.group = task, namespace, options.group
-        self._closed = False
-        self._task = Task(
-            client,
-            task,
+        partitions, reach = open_partitions(
+            *(client, task, settings_with(settings, task_settings), implied, options),
             namespace=namespace,
-            settings=settings_with(settings, task_settings),
-            implied=implied,
             weights=weights,
-            keys=self._keys(namespace, task),
             create=create,
-            like=self._description(),
         )
-        self._open(client, options)
-
-    def _open(self, client: Client, options: StreamOptions) -> None:
-        """Make the objects that put and take."""
-        task, on_bad_group = self._task, options.on_bad_group
-        replicas = client.min_replicas if options.min_replicas is None else options.min_replicas
-        replication = Replication(replicas)
-
-        def preparer(filters: Sequence[Filter], on_bad: OnBadGroup) -> Preparer:
-            return Preparer(task, filters, frozenset(options.checks), on_bad)
-
-        self._expiration = Expiration(task, self.group)
-        self._preparer = preparer(options.filters, on_bad_group)
-        self.worker = Worker(task, options.lease_ms)
-        self._producer: Puts = Producer(
-            *(task, options.on_full, replication, on_bad_group, self.worker)
-        )
-        self._receiver = Receiver(task, self._producer, self._prepare)
-        self._admitter: Admits = Admitter(task, options.lease_ms, self.worker)
-        self._parts = PartCollector(
-            task, preparer((), "raise"), self._preparer.prepare, self._producer, replication
-        )
-        self._consumer = Consumer(
-            *(task, self.group, options.lease_ms, self.worker),
-            *(options.reader, self._parts.finish_due),
-        )
-        self.worker.holds(self._consumer, self._admitter)
-        self._taker: Takes = Taker(task, self._consumer)
-        self._ranks: RankTakes = Ranks(task, self._consumer)
+        super().__init__(partitions, reach)
+        self.task, self.namespace, self.group = task, namespace, options.group
+        home = partitions[0]
+        self.worker = home.worker
+        self._preparer, self._consumer, self._admitter = home.preparer, home.consumer, home.admitter
+        self._producer: Puts = home.producer
+        self._taker: Takes = home.taker
+        self._ranks: RankTakes = home.ranks
+        if len(partitions) > 1:
+            self._producer = PartitionedProducer(task, partitions, options.on_full, reach)
+            self._taker = Collector(partitions, task, reach)
+            self._ranks = PartitionedRanks(partitions, lambda: self.incarnation)
         close_at_end(self, ExperienceStream._close, client)
 
     def __enter__(self) -> Self:
@@ -386,7 +318,10 @@ class ExperienceStream:
         self._check_open()
         part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
-        return self._parts.put(part, groups_of(item), options, timeout)
+        # all parts of a group meet in one partition
+        number = crc32(part.key.encode(errors="replace")) % len(self._partitions)
+        group = self._partitions[number].parts.put(part, groups_of(item), options, timeout)
+        return None if group is None else self._id(number, group)
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
@@ -445,6 +380,11 @@ class ExperienceStream:
         seconds = checked_number("hold_s", hold_s)
         if seconds <= 0:
             raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
+        if len(self._partitions) > 1:
+            raise AdmissionRefused(
+                f"task {self.task!r} has partitions, and gives no rights to begin groups, since "
+                "its groups are counted on different nodes: use a task without partitions."
+            )
         with Deadline(timeout):
             return self._admitter.admit(count, fewest, seconds)
 
@@ -489,7 +429,23 @@ class ExperienceStream:
         """Store groups that a lease of another task forwards; use `lease.forward`."""
         self._check_open()
         put = PutOptions.checked(None, options.priority, options.status, options.tags)
-        return self._receiver.receive(groups, sources, origin, put)
+        places: dict[int, list[int]] = {}  # the same source is always stored in the same partition
+        for place, source in enumerate(sources):
+            places.setdefault(self._numbering.partition(source.seq), []).append(place)
+        found: dict[int, int | None] = {}
+
+        def store(number: int) -> None:
+            here = places[number]
+            receiver = self._partitions[number].receiver
+            stored = receiver.receive(
+                *([groups[place] for place in here], [sources[place] for place in here]),
+                *(origin, put),
+            )
+            for place, seq in zip(here, stored, strict=True):
+                found[place] = None if seq is None else self._id(number, seq)
+
+        self._reach.each(places, store)
+        return [found[place] for place in range(len(groups))]
 
     # take/, ranks/
 
@@ -619,8 +575,11 @@ class ExperienceStream:
 
     @property
     def consumer(self) -> str:
-        """Name under which this object holds leases; a forked process has another one."""
-        return self._consumer.name
+        """Name under which this object holds leases; a forked process has another one.
+
+        Of a task with partitions, one name for each, with commas between them.
+        """
+        return ",".join(each.consumer.name for each in self._partitions)
 
     def dismiss(self, consumer: str) -> int:
         """Requeue the groups that a dead consumer of this group leases, unharmed and at once.
@@ -638,50 +597,18 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return self._consumer.leave(check_name("consumer", consumer))
-
-    @property
-    def incarnation(self) -> str:
-        """Random name that the task got when it was created.
-
-        After Redis lost its data, or the task was cleared, it is created anew with another name,
-        and its ids begin anew: an id names a group only together with the incarnation.
-        """
-        return self._task.description.incarnation
-
-    def settle(self, trained: Mapping[int, int], *, incarnation: str) -> int:
-        """Acknowledge groups by id, leased or waiting, when a run resumes from a checkpoint.
-
-        A run may die between its checkpoint and its acknowledgements. The groups that the
-        checkpoint has trained then wait again, or are leased by the dead run; this call prevents
-        that they are taken a second time.
-
-        Groups whose ids may be those of other groups by now are not acknowledged, and a warning
-        says how many: all of them when the task was created anew since, and those that were put
-        after the save when it was restored from a file.
-
-        Args:
-            trained: Samples of each group that the checkpoint has trained, by the group's id.
-            incarnation: `lease.incarnation` of the lease on these groups.
-
-        Returns:
-            How many of them were not acknowledged yet.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-        """
-        self._check_open()
-        if not isinstance(incarnation, str):
-            raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
-        settled = settle(self._task.store, self.group, trained, incarnation)
-        if settled.refused:
-            _log.warning(
-                "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
-                "the task was created anew since: their ids may be those of other groups now",
-                self.task,
-                settled.refused,
+        names = consumer.split(",") if isinstance(consumer, str) else [consumer]
+        if len(names) != len(self._partitions):
+            raise ConfigError(
+                f"consumer={consumer!r:.80}: give the `consumer` of a stream with "
+                f"{len(self._partitions)} partitions."
             )
-        return settled.acknowledged
+        checked = [check_name("consumer", name) for name in names]
+        return sum(
+            self._reach.each(
+                range(len(names)), lambda each: self._partitions[each].consumer.leave(checked[each])
+            ).values()
+        )
 
     def expect(self, groups: float) -> None:
         """Say how many groups trainers train for each weight version, at least.
@@ -710,252 +637,23 @@ class ExperienceStream:
                 history included.
 
         Raises:
-            ConfigError: An id is given, and the task keeps no history.
+            ConfigError: An id is given, and the task keeps no history, or has partitions.
         """
         first = "" if start is None else "+"
         if not (start is None or start == "newest"):
             first = str(checked_int("start", start, 1))
+            if len(self._partitions) > 1:
+                raise ConfigError(
+                    f"start={start}: ids of a task with partitions are not in the order of "
+                    'arrival. Give None or "newest".'
+                )
         self._check_open()
-        self._consumer.attend()
-        self._task.join(self.group, first)
 
-    # task/
+        def join(partition: Partition) -> None:
+            partition.consumer.attend()
+            partition.task.join(self.group, first)
 
-    def count(
-        self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
-    ) -> int:
-        """Return how many groups wait for this consumer group in a status; changes nothing.
-
-        For a consumer group that has not joined these are all stored groups of that status.
-
-        Raises:
-            ConfigError: The query names a tag that the task does not declare.
-        """
-        checked, query = checked_status(status), self._query(where)
-        return count_waiting(self._task.store, self.group, checked, query)
-
-    def counts(self) -> dict[Status, int]:
-        """Return how many groups wait in each status."""
-        return {status: self.count(status) for status in Status}
-
-    def stats(self) -> StreamStats:
-        """Return ledger and counters, all from one moment."""
-        return stats_of(self._task.store, self.group)
-
-    def staleness(self, current_version: int | None = None) -> StalenessReport:
-        """Return how stale the waiting, the leased and the taken groups are.
-
-        Args:
-            current_version: Newest weight version; default: the one that the task knows.
-
-        Raises:
-            ConfigError: No current version is known, or the task does not index versions.
-        """
-        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
-        return self._expiration.report(version)
-
-    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
-        """Return groups by id without taking them, in the order of `ids`; None for a deleted one.
-
-        Acknowledged groups are found as long as the task keeps them.
-        """
-        return read_groups(self._task, checked_ids(ids))
-
-    def history(
-        self, *, since: datetime | None = None, until: datetime | None = None
-    ) -> Iterator[StoredGroup]:
-        """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
-
-        Args:
-            since: Earliest time of acknowledgement; times without a zone are local.
-            until: Time before which groups were acknowledged.
-        """
-        for name, time in (("since", since), ("until", until)):
-            if not (time is None or isinstance(time, datetime)):
-                raise ConfigError(f"{name}={time!r:.80}: give a datetime.datetime.")
-        return history(self._task, since, until)
-
-    def dead_letters(self, count: int = 100) -> list[DeadLetter]:
-        """Return the newest `count` groups of the dead-letter stream, newest first."""
-        return dead_letters(self._task.store, checked_int("count", count))
-
-    def requeue(self, ids: Iterable[int]) -> int:
-        """Let dead letters of this consumer group wait again, each in its old place in the order.
-
-        A letter is requeued once, however many callers ask. Its failed deliveries begin at 0, and
-        its reads go on where they were. It waits although the task is at its limit: puts wait until
-        there is room. In the ledger it is waiting instead of dead. If no other consumer group
-        needs the group, it has left the stream, and gets a new id; groups that compare equal in the
-        order, such as those of one priority, sort by that id. A group that is too stale expires, as
-        any other.
-
-        Args:
-            ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
-                incarnations, from which the task was restored, are ids of the same groups.
-
-        Returns:
-            How many letters this call has requeued. Ids without a letter of this consumer group,
-            and letters without a payload, are left out.
-
-        Raises:
-            ConfigError: The task has another order since a letter was given up, and Redis cannot
-                compute the scores of this order, as those of an `Order` object.
-        """
-        return requeue(self._task.store, self.group, checked_letters(ids))
-
-    def drop_dead_letters(self, ids: Iterable[int]) -> int:
-        """Delete dead letters of this consumer group for good; they still count as dead.
-
-        Returns:
-            How many letters this call has deleted.
-        """
-        return drop(self._task.store, self.group, checked_letters(ids))
-
-    def settings(self) -> StoredSettings:
-        """Return the settings that the task has now, and who changed which when.
-
-        Raises:
-            UnknownTask: There is no such task, because it was cleared.
-        """
-        return self._task.stored_settings()
-
-    def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
-        """Change settings of the task, in one atomic step, while others work on it.
-
-        All processes go by the new settings from their next call on. The settings that the task is
-        to have are checked together, as when it is opened. None removes a setting. Every setting
-        but `partitions` and `max_reads` can change; docs/stream.md says what becomes of the groups
-        that are stored.
-
-        Args:
-            changes: Fields of `TaskSettings`, such as `limit=8192` or `max_staleness=None`.
-
-        Returns:
-            The settings that the task has then.
-
-        Raises:
-            ConfigError: A setting cannot change or have this value; nothing was changed.
-            StoreUnavailable: Redis stayed away; the settings may have been changed.
-        """
-        self._check_open()
-        check_changes(changes)
-        self._configure(changes)
-        return self.settings()
-
-    def advance(self, version: int) -> int:
-        """Give the task the newest weight version; not needed with `weights=`.
-
-        Returns:
-            The version that the task knows now, which never goes back.
-        """
-        return self._task.store.call(Advance(checked_int("version", version)))
-
-    def move(self, ids: Iterable[int], status: AnyStatus) -> int:
-        """Move waiting groups to another status, each in one atomic step.
-
-        Returns:
-            How many of them wait in that status now; leased and deleted groups are left alone.
-        """
-        return move(self._task.store, self.group, checked_status(status), checked_ids(ids))
-
-    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
-        """Change the priority of groups, waiting or leased, and with it their place in the order.
-
-        Returns:
-            How many of them are stored.
-
-        Raises:
-            ConfigError: There is not one priority for each id, or a priority is not usable.
-        """
-        if isinstance(priorities, str | bytes | Mapping) or not isinstance(priorities, Iterable):
-            raise ConfigError(f"priorities={priorities!r:.80}: give one number an id, in a list.")
-        numbers = [checked_number("priority", priority) for priority in priorities]
-        return update_priorities(self._task, checked_ids(ids), numbers)
-
-    def expire(
-        self,
-        current_version: int | None = None,
-        *,
-        max_staleness: int | None = None,
-        max_token_staleness: int | None = None,
-        statuses: Sequence[AnyStatus] = (Status.COMPLETED,),
-        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
-    ) -> int:
-        """Expire the waiting groups that are too stale; its cost depends only on their number.
-
-        Args:
-            current_version: Newest weight version; default: the one that the task knows.
-            max_staleness, max_token_staleness: Rules; default: those of the task.
-            statuses: Statuses of the groups.
-            on_expired: "discard", "keep" (they wait with status EXPIRED), or a function that is
-                called with each group's samples before the group is discarded; default: the
-                setting of the task.
-
-        Returns:
-            How many groups expired for this consumer group.
-
-        Raises:
-            ConfigError: No version or no rule is known, or the task does not index versions.
-        """
-        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
-        rules = StalenessRules(
-            checked_int_or_none("max_staleness", max_staleness),
-            checked_int_or_none("max_token_staleness", max_token_staleness),
-        )
-        return self._expiration.expire(version, rules, checked_statuses(statuses), on_expired)
-
-    # saving/
-
-    def save(self, path: AnyPath) -> SavedTask:
-        """Save the task, with all its consumer groups, to a file; see docs/saving.md.
-
-        Other processes may go on meanwhile: every group that is stored from the beginning to the
-        end is saved, once. Memory does not grow with the task.
-
-        Raises:
-            ConfigError: The file cannot be written.
-            StoreUnavailable: Redis stayed away; an older file is unchanged.
-        """
-        return save_task(self._task.store, path)
-
-    def resume(self, path: AnyPath) -> SavedTask:
-        """Fill this task, into which nothing was ever put, from a file.
-
-        Leased groups wait again. Settings that this task was not given are those of the file.
-
-        Raises:
-            ConfigError: The file cannot be read, or the task was used.
-            TaskMismatch: The task has another order or other tags.
-            DecodeError: The file is damaged, or of a newer format.
-            StoreUnavailable: Redis stayed away.
-            After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
-        """
-        resumed = resume_task(self._task.store, path)
-        self._task.reopen()
-        return resumed
-
-    # the end
-
-    def drop_group(self) -> int:
-        """Remove this consumer group, with its leases and its ledger.
-
-        Returns:
-            Groups that were deleted because no other consumer group needs them.
-        """
-        return self._task.drop_group(self.group)
-
-    def clear(self) -> int:
-        """Delete the task, in one atomic step: groups, leases, dead letters, ledger and settings.
-
-        Puts and takes that wait notice at once, or within a second if there are many.
-
-        A stream object that goes on using it creates an empty task with the settings that the
-        object was given; with `weights=` this one does so at once, to keep learning versions.
-
-        Returns:
-            Groups that were stored.
-        """
-        return self._task.clear()
+        self._each(join)
 
     def close(self) -> None:
         """Stop the heartbeats, requeue leased groups, return rights; closing twice does no harm.
@@ -970,21 +668,8 @@ class ExperienceStream:
     def _close(self, requeue: bool) -> None:  # noqa: FBT001 (as `close_at_end` calls it)
         self._closed = True
         was_closed(self)
-        consumer = partial(self._consumer.close, requeue=requeue)
-        parts = (self.worker.close, self._admitter.close, self._producer.close, consumer)
-        with Deadline(self._task.store.client.retry_s), ExitStack() as scope:
-            for close in (*parts, self._ranks.close) if requeue else parts:
-                scope.callback(close)  # the last one first; one that fails keeps no other open
-
-    def _configure(self, changes: Mapping[str, Any]) -> None:
-        self._task.configure(changes)
-
-    def _keys(self, namespace: str, task: str) -> TaskKeys:
-        return TaskKeys.of(namespace, task)
-
-    def _description(self) -> TaskDescription | None:
-        """Return a description to begin with, where the task cannot be opened yet."""
-        return None
+        with Deadline(self._task.store.client.retry_s):
+            self._each(lambda partition: partition.close(requeue=requeue))
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)  # takes none of the time to wait for room
@@ -1006,19 +691,12 @@ class ExperienceStream:
     ) -> TakeRequest:
         self._check_open()
         most, least = checked_least(count, at_least)
-        return TakeRequest(most, least, checked_status(status), self._query(where))
-
-    def _query(self, where: Mapping[str, Any] | None) -> str:
-        if where is None:
-            return ""
-        try:
-            return parse_where(where, self._task.description.tags)
-        except ConfigError:
-            self._task.reopen()  # another process may have declared its tags since
-            return parse_where(where, self._task.description.tags)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError(
-                f"this stream of task {self.task!r} is closed: open another ExperienceStream."
-            )
+        request = TakeRequest(most, least, checked_status(status), self._query(where))
+        if len(self._partitions) > 1:
+            limits = [partition.task.description.limit for partition in self._partitions]
+            if all(limits) and sum(limits) < least:
+                raise ConfigError(
+                    f"task {self.task!r} holds at most {sum(limits)} groups: a batch of {count} "
+                    "can never be full. Take fewer, or raise the limit."
+                )
+        return request

@@ -40,6 +40,7 @@ from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port
 
@@ -544,7 +545,7 @@ def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
         return ExperienceStream(client, "math", namespace=namespace, partitions=6)
 
     with open_it() as stream, open_it() as maker:
-        stores = [partition.opened.store for partition in stream._partitions]  # type: ignore[attr-defined]
+        stores = [partition._task.store for partition in each_partition(stream)]
         nodes = [cluster.serving(store.keys.stream).port for store in stores]
         assert sorted(map(nodes.count, set(nodes))) == [2, 2, 2]
         maker.put_many([[numbered(number)] for number in range(3)])
@@ -563,7 +564,7 @@ def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
             maker.put_many([[numbered(number)] for number in range(12)])
             assert len(next(loop)) == 12
         assert stream.stats().ledger.balanced
-        for partition in stream._partitions:  # type: ignore[attr-defined]
+        for partition in each_partition(stream):
             audit(partition)
 
 

@@ -19,6 +19,7 @@ from redrb.stream.task.inspection import task_stats
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 PARTITIONS = 6
@@ -53,21 +54,21 @@ def victim(
 def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
     with ExperienceStream(client, "math", namespace=namespace, partitions=PARTITIONS) as stream:
         yield stream
-        for partition in stream._partitions:  # type: ignore[attr-defined]
+        for partition in each_partition(stream):
             audit(partition)
 
 
 def on(cluster: RedisCluster, victim: Primary, stream: ExperienceStream) -> tuple[int, ...]:
     """Return the partitions on a node."""
-    partitions = stream._partitions  # type: ignore[attr-defined]
-    keys = [partition.opened.store.keys.stream for partition in partitions]
+    partitions = each_partition(stream)
+    keys = [partition._task.store.keys.stream for partition in partitions]
     return tuple(number for number, key in enumerate(keys) if cluster.serving(key) is victim)
 
 
 def fill(stream: ExperienceStream, groups: int = 24) -> None:
     """Put groups, as many into each partition."""
     for number in range(groups):
-        stream._partitions[number % PARTITIONS].put([numbered(number)])  # type: ignore[attr-defined]
+        each_partition(stream)[number % PARTITIONS].put([numbered(number)])
 
 
 def test_groups_on_other_nodes_are_acknowledged_while_one_is_away(
@@ -206,13 +207,13 @@ def test_changes_reach_all_partitions_that_can_be_reached(
         leaving = ExperienceStream(client, "math", namespace=namespace, **settings)
         fill(stream, 5 * PARTITIONS)
         for number in range(PARTITIONS):
-            stream._partitions[number].take(1, timeout=0).ack()  # type: ignore[attr-defined]
-            stream._partitions[number].take(1, timeout=0).reject("bad")  # type: ignore[attr-defined]
-            leaving._partitions[number].take(1, timeout=0)  # type: ignore[attr-defined]
+            each_partition(stream)[number].take(1, timeout=0).ack()
+            each_partition(stream)[number].take(1, timeout=0).reject("bad")
+            each_partition(leaving)[number].take(1, timeout=0)
         letters = [letter.id for letter in stream.dead_letters()]
         away = on(cluster, victim, stream)
         near = [number for number in range(PARTITIONS) if number not in away]
-        partitions = [stream._partitions[number] for number in near]  # type: ignore[attr-defined]
+        partitions = [each_partition(stream)[number] for number in near]
 
         def counted(status: Status = Status.COMPLETED) -> int:
             return sum(partition.count(status) for partition in partitions)

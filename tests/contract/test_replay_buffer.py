@@ -25,6 +25,7 @@ from redrb.replay.rollout_packing import pack_group
 from redrb.stream.saving import resuming
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
+from tests.one_partition import each_partition
 from tests.samples import numbered
 
 
@@ -120,7 +121,7 @@ def play(
                 await buffer._executor.drain()
                 for task in buffer._tasks.names():
                     stream = buffer._tasks.open(task)
-                    for partition in getattr(stream, "_partitions", [stream]):
+                    for partition in each_partition(stream):
                         audit(partition)
                     ledger = stream.stats().ledger
                     assert ledger.balanced
@@ -762,7 +763,7 @@ def test_a_buffer_in_partitions_spreads_its_groups_and_is_saved_whole(
             for number in range(9):
                 await buffer.put([as_dict(number, response_model_steps=[number, number])], "task")
             assert len(buffer) == 9
-            counts = [part.count() for part in buffer._tasks.open("task")._partitions]  # type: ignore[attr-defined]
+            counts = [part.count() for part in each_partition(buffer._tasks.open("task"))]
             assert counts == [3, 3, 3]
             assert await buffer.refresh_staleness({"task": 8}, current_train_step=9) == {"task": 1}
             await buffer.put([as_dict(9)], "task")

@@ -28,6 +28,7 @@ from redrb.stream.task import configuring
 from redrb.stream.task.calls import Fill
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 ONE_SERVER = list(REAL)[:1]
@@ -514,7 +515,7 @@ def test_partitions_keep_what_was_changed_by_hand_and_one_says_so(
 
 def test_partitions_refuse_an_order_together(client: Client, namespace: str) -> None:
     with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
-        for partition in stream._partitions:  # type: ignore[attr-defined]
+        for partition in each_partition(stream):
             partition.put(numbered(1))  # it has the only group
             with pytest.raises(ConfigError, match="does not know the scores"):
                 stream.configure(order=Shortest())

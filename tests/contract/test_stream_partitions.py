@@ -17,11 +17,11 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
 from redrb.connection import Client, deadline
 from redrb.errors import DecodeError, LeaseLost, TaskMismatch, WrongStep
 from redrb.stream.export import export_task
-from redrb.stream.partitions.partition import Partition
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.producer import Producer
 from redrb.stream.task.inspection import task_stats
 from tests.audit import audit, kill_consumer
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 Open = Callable[..., ExperienceStream]
@@ -39,15 +39,10 @@ def open_parts(client: Client, namespace: str) -> Iterator[Open]:
         return opened[-1]
 
     yield open_it
-    for partition in parts(opened[0]):
+    for partition in each_partition(opened[0]):
         audit(partition)
     for stream in opened:
         stream.close()
-
-
-def parts(stream: ExperienceStream) -> list[Partition]:
-    found: list[Partition] = stream._partitions  # type: ignore[attr-defined]
-    return found
 
 
 def put(stream: ExperienceStream, *group_numbers: int, **options: Any) -> list[int]:
@@ -60,7 +55,7 @@ def test_puts_spread_and_a_take_collects_from_all_partitions(
     stream = open_parts()
     ids = put(stream, *range(12))
     assert len(set(ids)) == 12
-    assert [partition.count() for partition in parts(stream)] == [3, 3, 3, 3]
+    assert [partition.count() for partition in each_partition(stream)] == [3, 3, 3, 3]
     with stream.take(12, timeout=0) as lease:
         assert sorted(numbers(lease)) == list(range(12))
         assert set(lease.ids) == set(ids)
@@ -94,13 +89,13 @@ def test_a_put_goes_to_the_least_full_partition_although_others_have_emptied_it(
 ) -> None:
     maker, other = open_parts(), open_parts()
     for _ in range(10):
-        put(parts(maker)[2], 0)
+        put(each_partition(maker)[2], 0)
     put(maker, *range(40))
-    fill = [partition.count() for partition in parts(maker)]
+    fill = [partition.count() for partition in each_partition(maker)]
     assert max(fill) - min(fill) <= 3, fill
-    parts(other)[2].take(fill[2], timeout=0).ack()
+    each_partition(other)[2].take(fill[2], timeout=0).ack()
     put(maker, *range(100))
-    fill = [partition.count() for partition in parts(maker)]
+    fill = [partition.count() for partition in each_partition(maker)]
     assert max(fill) - min(fill) <= 2, fill
 
 
@@ -119,13 +114,13 @@ def test_an_incomplete_batch_is_released(open_parts: Open) -> None:
 
 def test_a_take_waits_for_groups_of_any_partition(open_parts: Open) -> None:
     stream, maker = open_parts(), open_parts()
-    put(parts(maker)[1], 0, 1)
+    put(each_partition(maker)[1], 0, 1)
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(stream.take, 5, timeout=20)
         for number in range(2, 5):
             while stream.stats().consumers_waiting < 4:
                 pass
-            put(parts(maker)[3], number)
+            put(each_partition(maker)[3], number)
         lease = taking.result()
     assert sorted(numbers(lease)) == [0, 1, 2, 3, 4]
     assert stream.stats().consumers_waiting == 0
@@ -178,7 +173,7 @@ def test_parts_of_a_dead_trainer_return(open_parts: Open) -> None:
     dead, alive = open_parts(), open_parts(lease_ms=300)
     put(alive, *range(8))
     lease = dead.take(8, timeout=0)
-    for partition in parts(dead):
+    for partition in each_partition(dead):
         kill_consumer(partition)
     other = alive.take(8, timeout=20)
     assert sorted(numbers(other)) == list(range(8))
@@ -198,12 +193,12 @@ def test_a_consumer_that_died_is_dismissed_in_all_partitions(open_parts: Open) -
 
 def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_parts: Open) -> None:
     stream = open_parts(4, limit=10, on_full="error")
-    assert [partition.stats().limit for partition in parts(stream)] == [3, 3, 2, 2]
+    assert [partition.stats().limit for partition in each_partition(stream)] == [3, 3, 2, 2]
     assert stream.stats().limit == 10
     put(stream, *range(10))
     with pytest.raises(StoreFull):
         put(stream, 10)
-    parts(stream)[3].take(1, timeout=0).ack()
+    each_partition(stream)[3].take(1, timeout=0).ack()
     put(stream, 10)
     blocking = open_parts(4)
     with pytest.raises(StoreFull):
@@ -234,7 +229,7 @@ def test_puts_that_wait_for_room_are_woken_by_any_partition_in_their_order(
             while stream.stats().producers_waiting < 4 * (number + 1):
                 pass
         for number, partition in enumerate((2, 0)):
-            parts(stream)[partition].take(1, timeout=0).ack()
+            each_partition(stream)[partition].take(1, timeout=0).ack()
             (group,) = putting[number].result()
             assert group % 4 == partition
     assert stream.stats().producers_waiting == 0
@@ -280,10 +275,10 @@ def test_a_put_that_may_still_arrive_waits_in_its_partition(
         putting = threads.submit(put, stream, 2, timeout=20)
         while stream.stats().producers_waiting < 1:
             pass
-        first = next(one for one in parts(stream) if one.producer is attempts[0])
+        first = next(one for one in each_partition(stream) if one._producer is attempts[0])
         first.take(1, timeout=0).ack()
         putting.result()
-    assert attempts == [first.producer] * 2
+    assert attempts == [first._producer] * 2
 
 
 def test_a_put_that_every_partition_refuses_though_it_has_room_waits_before_it_tries_again(
@@ -443,7 +438,7 @@ def test_a_saved_task_goes_on_in_as_many_partitions(
         put(copy, 13)
         with pytest.raises(ConfigError, match="holds 2 groups or dead letters"):
             copy.resume(tmp_path / "math")
-        audit(parts(copy)[1])
+        audit(each_partition(copy)[1])
     with opened(2, "two") as other, pytest.raises(ConfigError, match="partitions=3"):
         other.resume(tmp_path / "math")
     with opened(1, "plain") as plain:

@@ -19,6 +19,7 @@ from redrb.stream import PartStats
 from redrb.stream.parts.part import OnIncomplete
 from redrb.stream.put.producer import Producer
 from tests.conftest import Opener
+from tests.one_partition import each_partition
 from tests.parts_audit import audit_parts
 from tests.samples import numbered, numbers
 
@@ -155,7 +156,7 @@ def test_groups_past_their_age_make_room_for_others(
     for number in range(groups):  # not before: each part ends groups that are due
         make_due(stream, f"old-{number}")
     assert put_parts(stream, 0, key="new", most_parts=groups) is None
-    while stream._parts.finish_due(60):
+    while stream._partitions[0].parts.finish_due(60):
         pass
     counts = parts(stream)
     assert (counts.groups, counts.delivered, counts.dropped) == (
@@ -189,7 +190,7 @@ def test_due_groups_end_in_time_and_the_next_call_goes_on(
     for number in range(3):
         make_due(stream, str(number))
     for delivered in (1, 2, 3):
-        assert stream._parts.finish_due(0.0)
+        assert stream._partitions[0].parts.finish_due(0.0)
         assert parts(stream).delivered == delivered
 
 
@@ -200,7 +201,7 @@ def test_a_task_without_room_is_not_asked_again_for_each_group(open_stream: Open
         put_parts(stream, 0, key=str(number), least=1)
     for number in range(3):
         make_due(stream, str(number))
-    assert not stream._parts.finish_due(60)
+    assert not stream._partitions[0].parts.finish_due(60)
     with pytest.raises(StoreFull, match="3 groups wait for parts"):
         put_parts(stream, 0, key="new", most_parts=3)
     due = f"{stream._task.store.keys.prefix}part_due"
@@ -244,7 +245,7 @@ def test_a_part_that_arrives_while_its_group_is_put_for_its_age_is_not_lost(
 
     monkeypatch.setattr(Producer, "put", after_another_part)
     make_due(stream)
-    stream._parts.finish_due()
+    stream._partitions[0].parts.finish_due()
     assert found[1] == 1
     assert (parts(stream).completed, parts(stream).delivered) == (1, 0)
     assert numbers(stream.take(1, timeout=0)) == [0, 1, 2]
@@ -267,7 +268,7 @@ def test_one_right_covers_the_group_and_outlives_its_maker(open_stream: Opener) 
     assert (rights.held, rights.returned) == (2, 2)
     put_parts(stream, 2, policy_version=1)
     make_due(stream, "few")
-    stream._parts.finish_due()
+    stream._partitions[0].parts.finish_due()
     rights = stream.stats().admission
     assert rights is not None
     assert (rights.used, rights.held, rights.returned, rights.late) == (1, 0, 3, 0)
@@ -293,10 +294,10 @@ def test_a_group_that_can_never_be_put_is_removed_at_its_age_limit(
         put_parts(stream, 0, 1, 2, on_incomplete=rule)
     assert any("until its age limit" in note for note in caught.value.__notes__)
     make_due(stream)
-    stream._parts.finish_due()
+    stream._partitions[0].parts.finish_due()
     assert parts(stream).groups == 1  # max_bytes may be raised until then
     make_old(stream)
-    stream._parts.finish_due()
+    stream._partitions[0].parts.finish_due()
     counts = parts(stream)
     assert (counts.groups, counts.dead, counts.dropped) == (0, rule == "dead", rule == "drop")
     letters = stream.dead_letters()
@@ -324,7 +325,7 @@ def test_parts_that_form_no_group_are_removed(open_stream: Opener) -> None:
         item = numbered(index, action_log_probs=torch.zeros(1, dtype=dtype))
         stream.put_part("a", item, index=index, of=3, on_incomplete="dead")
     make_old(stream)
-    stream._parts.finish_due()
+    stream._partitions[0].parts.finish_due()
     assert (parts(stream).dead, parts(stream).groups) == (1, 0)
     assert stream.dead_letters()[0].items is None
 
@@ -339,7 +340,7 @@ def test_a_filter_that_raises_does_not_disturb_puts_of_other_groups(open_stream:
     make_due(maker)
     assert put_parts(maker, 0, key="b") is None
     make_due(maker)
-    other._parts.finish_due()
+    other._partitions[0].parts.finish_due()
     assert parts(other).completed == 1
 
 
@@ -369,11 +370,11 @@ def test_incomplete_groups_cannot_be_requeued_but_put_again(
     keys = [f"group-{number}" for number in range(4)]
     for key in keys:
         put_parts(stream, 0, key=key, on_incomplete="dead")
-    for each in getattr(stream, "_partitions", [stream]):
+    for each in each_partition(stream):
         prefix = each._task.store.keys.prefix
         for key in each._task.store.client.execute("ZRANGE", f"{prefix}part_due", 0, -1):
             make_due(each, key)
-            each._parts.finish_due()
+            each._partitions[0].parts.finish_due()
     letters = stream.dead_letters()
     assert [letter.id for letter in letters] == [0] * 4
     for end in (stream.requeue, stream.drop_dead_letters):

@@ -12,9 +12,9 @@ import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
-from redrb.lua.scripts import load, run
 from redrb.stream.partitions.turn import Turn
 from redrb.stream.put.calls import AskRoom
+from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
 from tests.clocks import SHARED_MEMORY, ClockedServer
 from tests.conftest import REAL
@@ -124,8 +124,7 @@ def test_set_back_a_dead_reader_keeps_no_version_of_weights(
     publisher = redrb.WeightPublisher(client, "policy", namespace=namespace, keep=1)
     publisher.publish({"a": torch.arange(8.0)})
     versions = WeightKeys.of(namespace, "policy").versions
-    pin = load("weights/pin")
-    assert run(client, pin, [versions], ["dead", 0, 1, 0, 0, 1000])[0][0] == 1
+    assert FindSteps("dead", 0, 1, 0, 0, 1000).run(client, [versions])[0].version == 1
     publisher.publish({"a": torch.ones(8)})
     assert client.execute("XLEN", versions) == 2
     server.set_clock(-HOUR_S)

@@ -135,7 +135,7 @@ def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
     proxy: Proxy, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.put_part("a", numbered(9), index=0, of=2)
-    stored = stream._parts._stored
+    stored = stream._partitions[0].parts._stored
 
     def slowly_stored(*arguments: Any) -> Any:
         reply = stored(*arguments)
@@ -143,7 +143,7 @@ def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
         proxy.freeze()
         return reply
 
-    monkeypatch.setattr(stream._parts, "_stored", slowly_stored)
+    monkeypatch.setattr(stream._partitions[0].parts, "_stored", slowly_stored)
     call = lambda: stream.put_part("a", numbered(10), index=1, of=2, timeout=1.0)  # noqa: E731
     # a second deadline would begin after the first has lasted for all but half a second
     assert seconds_of(call) < 1.0 + GRACE_S - 0.5 + 1.0 + GRACE_S

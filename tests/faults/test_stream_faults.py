@@ -17,6 +17,7 @@ from redrb import ExperienceStream
 from tests.audit import audit
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 from tests.servers import Server
 
@@ -188,7 +189,7 @@ def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(
                 acked += numbers(lease)
             until(lambda: stream.stats().ledger.leased == 0)
         ledger = stream.stats().ledger
-        for partition in stream._partitions:
+        for partition in each_partition(stream):
             audit(partition)
     # a trainer that was killed between its ack and its word cannot tell
     last_batch = set(trainer.numbers("took")[-8:])

@@ -24,7 +24,7 @@ class Collection:
     Attributes:
         request: The whole batch.
         waiter: Name of the take in the queues of the partitions.
-        parts: Partition and part, in the order in which they were leased.
+        parts: Leased groups, in the order in which they were leased.
         short: Partition -> its last reply, if it had too few groups.
         left: Partition -> groups that wait there still, as far as is known.
         expired: Groups that turned out to be too stale.
@@ -33,7 +33,7 @@ class Collection:
 
     request: TakeRequest
     waiter: str = field(default_factory=lambda: f"take-{uuid.uuid4().hex}")
-    parts: list[tuple[int, LeasePart]] = field(default_factory=list)
+    parts: list[LeasePart] = field(default_factory=list)
     short: dict[int, TakeReply] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     expired: int = 0
@@ -41,7 +41,7 @@ class Collection:
 
     def __len__(self) -> int:
         """Return the number of groups that are leased."""
-        return sum(len(part) for _, part in self.parts)
+        return sum(map(len, self.parts))
 
     @property
     def missing(self) -> int:
@@ -65,12 +65,12 @@ class Collection:
         """Requeue the groups of an incomplete batch."""
         parts, self.parts = self.parts, []
         with Deadline(SHORT_OUTAGE_S):
-            errors = end_parts("release", [(part, part.ids) for _, part in parts])
-        for number, part in parts:
+            errors = end_parts("release", [(part, part.ids) for part in parts])
+        for part in parts:
             if part in errors:
                 _log.warning(
                     "task %r, partition %d: a part of a batch is requeued later: %s",
-                    *(part.task, number, errors[part]),
+                    *(part.task, part.number, errors[part]),
                 )
                 part.abandon()
 

@@ -14,13 +14,11 @@ from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
 from redrb.stream.partitions.collection import Collection, fill, spread
-from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
 from redrb.stream.take.calls import Look, LookReply, TakeRequest
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
@@ -52,7 +50,6 @@ class Collector:
         """
         self._partitions = partitions
         self._reach = reach
-        self._numbering = Numbering(len(partitions))
         self._task = task
         first, *_ = random.sample(range(len(partitions)), 1)  # not the same one in all processes
         self._firsts = itertools.count(first)
@@ -99,7 +96,7 @@ class Collector:
 
         Each partition compares its groups with the version that it knows.
         """
-        takers = {partition.holder: partition.taker for partition in self._partitions}
+        takers = {partition.consumer: partition.taker for partition in self._partitions}
         for part in lease.parts:
             taker = takers.get(getattr(part.holder, "consumer", None))  # type: ignore[arg-type]
             if taker is not None and not taker.is_fresh(Lease([part])):
@@ -135,7 +132,7 @@ class Collector:
     def _acknowledge(self, ack: Lease | None) -> None:
         if not ack:
             return
-        holders = [partition.holder for partition in self._partitions]
+        holders = [partition.consumer for partition in self._partitions]
         if any(getattr(part.holder, "consumer", None) not in holders for part in ack.parts):
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         ack.ack()
@@ -143,12 +140,12 @@ class Collector:
     def _enough(self, collection: Collection) -> bool:
         return len(collection) >= collection.request.least
 
-    def lease(self, collection: Collection) -> PartitionedLease:
+    def lease(self, collection: Collection) -> Lease:
         """Return the lease on a batch."""
         names = [partition.incarnation for partition in self._partitions]
-        for number, part in collection.parts:
-            names[number] = part.incarnation
-        return PartitionedLease(collection.parts, self._numbering, ".".join(names))
+        for part in collection.parts:
+            names[part.number] = part.incarnation
+        return Lease(collection.parts, ".".join(names))
 
     # what is there
 
@@ -249,7 +246,7 @@ class Collector:
                 self._partitions[number].taker.accept(collection.request, reply)
                 lease = take.lease() if full else None
                 if lease is not None:
-                    collection.parts += [(number, part) for part in lease.parts]
+                    collection.parts += lease.parts
         except BaseException:
             for _, take in sent:
                 take.abandon()
@@ -277,7 +274,7 @@ class Collector:
 
     def _wait_in_turn(self, collection: Collection) -> None:
         home = self._partitions[0]
-        turn = Turn(home.opened.store, home.group)
+        turn = Turn(home.store, home.consumer.group)
         try:
             if self._await_turn(collection, turn):
                 self._await_groups(collection, turn)
@@ -319,7 +316,7 @@ class Collector:
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
                 f"{collection.request.count} groups are waiting in {count} partitions"
             )
-            stores = [self._partitions[number].opened.store for number in self._reach.near()]
+            stores = [self._partitions[number].store for number in self._reach.near()]
             wait_for_any([(store.client, store.keys.wake(collection.waiter)) for store in stores])
             if not self._await_turn(collection, turn):
                 return  # this process stood still, and another take has had the turn since
@@ -343,9 +340,9 @@ class Collector:
             partition = self._partitions[number]
             least = need if isinstance(need, int) else need[number]
             asked = msgspec.structs.replace(collection.request, least=least)
-            revision = partition.opened.description.revision
-            look = Look(partition.group, collection.waiter, asked, ttl_ms, revision)
-            return partition.opened.store.request(look)
+            revision = partition.task.description.revision
+            look = Look(partition.consumer.group, collection.waiter, asked, ttl_ms, revision)
+            return partition.store.request(look)
 
         todo = list(free)
         while todo and not (collection.queued and here().pages_over):
@@ -355,17 +352,17 @@ class Collector:
                 if reply.outcome == "found":
                     free[number] = reply.free
                 elif reply.outcome == "gone":
-                    self._partitions[number].opened.reopen(refused_here=True)
+                    self._partitions[number].task.reopen(refused_here=True)
         return free
 
     def _timeout(self, collection: Collection) -> BatchTimeout:
         """Return the error of a take whose time is up; its groups are released."""
         available = len(collection)
-        fates = collection.fates([partition.holder.held for partition in self._partitions])
+        fates = collection.fates([partition.consumer.held for partition in self._partitions])
         replies = collection.short.values()
         return BatchTimeout(
             task=self._task,
-            namespace=self._partitions[0].namespace,
+            namespace=self._partitions[0].store.keys.namespace,
             wanted=collection.request.least,
             available=available,
             waited_s=here().waited_s,
@@ -374,7 +371,7 @@ class Collector:
             others=sum(reply.others for reply in replies),
             fates=fates,
             unfinished=any(number not in collection.left for number in self._reach.near()),
-            similar=() if fates.get("put_ever", 1) else self._partitions[0].opened.similar(),
+            similar=() if fates.get("put_ever", 1) else self._partitions[0].task.similar(),
             missing_partitions=self._reach.away,
         )
 

@@ -1,101 +1,141 @@
-"""`Partition`: one partition of a task, a stream with keys and limits of its own."""
+"""`Partition`: one partition of a task, open for puts and takes. Every task has at least one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from redrb.connection import Client
-from redrb.errors import TaskMismatch
-from redrb.keys import TaskKeys
+from redrb.errors import ConfigError, TaskMismatch
+from redrb.stream.admission.admitter import Admitter
+from redrb.stream.options import StreamOptions
 from redrb.stream.partitions.settings import part_of
+from redrb.stream.parts.collector import PartCollector
+from redrb.stream.put.filters import Filter
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
+from redrb.stream.put.receiver import Receiver
+from redrb.stream.put.refusals import OnBadGroup
+from redrb.stream.put.replication import Replication
 from redrb.stream.ranks.ranks import Ranks
-from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.taker import Taker
-from redrb.stream.task.description import TaskDescription
+from redrb.stream.task.expiration import Expiration
+from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.store import TaskStore
 from redrb.stream.task.task import Task
+from redrb.stream.worker import Worker
+
+MOST_PARTITIONS = 1024
 
 
-class Partition(ExperienceStream):
-    """One partition of a task.
+class Partition:
+    """One partition of a task: the objects that put into it, and take from it.
 
     Attributes:
-        number: Its number, from 0 on.
+        task: The partition, as Redis holds it.
+        store: Its keys and client.
+        worker: What this process announces of itself there.
+        preparer, producer, receiver, parts: Check and store groups.
+        consumer, taker, ranks: Hold and take groups.
+        admitter: Gets rights to begin groups.
+        expiration: Expires groups.
     """
 
-    _producer: Producer
-    _taker: Taker
-    _ranks: Ranks
+    def __init__(self, task: Task, options: StreamOptions) -> None:
+        replicas = options.min_replicas
+        client_wide = task.store.client.min_replicas
+        replication = Replication(client_wide if replicas is None else replicas)
 
-    def __init__(
-        self,
-        client: Client,
-        task: str,
-        number: int,
-        settings: TaskSettings,
-        implied: TaskSettings,
-        *,
-        like: Partition | None = None,
-        **options: Any,
-    ) -> None:
-        """Open a partition; settings and options are those of the whole task.
+        def preparer(filters: Sequence[Filter], on_bad_group: OnBadGroup) -> Preparer:
+            return Preparer(task, filters, frozenset(options.checks), on_bad_group)
 
-        Nothing is sent if `like` is given: another partition, on which this one, which cannot be
-        reached now, is modelled until it can be opened.
-        """
-        self.number = number
-        self._like = like
-        self._count = settings.partitions or 1
+        self.task, self.store = task, task.store
+        self.worker = worker = Worker(task, options.lease_ms)
+        self.expiration = Expiration(task, options.group)
+        self.preparer = preparer(options.filters, options.on_bad_group)
+        self.producer = Producer(task, options.on_full, replication, options.on_bad_group, worker)
+        self.receiver = Receiver(task, self.producer, self.preparer.prepare)
+        self.admitter = Admitter(task, options.lease_ms, worker)
+        self.parts = PartCollector(
+            task, preparer((), "raise"), self.preparer.prepare, self.producer, replication
+        )
+        self.consumer = Consumer(
+            *(task, options.group, options.lease_ms, worker),
+            *(options.reader, self.parts.finish_due),
+        )
+        worker.holds(self.consumer, self.admitter)
+        self.taker = Taker(task, self.consumer)
+        self.ranks = Ranks(task, self.consumer)
+
+    @property
+    def incarnation(self) -> str:
+        """Incarnation of the partition, as this process last learned it."""
+        return self.task.description.incarnation
+
+    def close(self, *, requeue: bool) -> None:
+        """Stop the heartbeats, return rights, and requeue leased groups if asked to."""
+        consumer = partial(self.consumer.close, requeue=requeue)
+        parts = (self.worker.close, self.admitter.close, self.producer.close, consumer)
+        with ExitStack() as scope:
+            for close in (*parts, self.ranks.close) if requeue else parts:
+                scope.callback(close)  # the last one first; one that fails keeps no other open
+
+
+def open_partitions(
+    client: Client,
+    task: str,
+    settings: TaskSettings,
+    implied: TaskSettings | None,
+    options: StreamOptions,
+    *,
+    namespace: str,
+    weights: str | None,
+    create: bool,
+) -> tuple[list[Partition], Reach]:
+    """Open all partitions of a task; new ones are created, unless `create` is False.
+
+    Partitions that cannot be reached are opened when they are used and can be reached again, as
+    long as one can be reached now.
+
+    Raises:
+        As `ExperienceStream.__init__` does.
+    """
+    settings.as_stored()  # checks the values
+    count = settings.partitions or 1
+    if count > MOST_PARTITIONS:
+        raise ConfigError(f"partitions={count}: give at most {MOST_PARTITIONS}.")
+    follows = implied
+    if count > 1:
+        follows = replace(implied or TaskSettings(), partitions=count)
+    stores = TaskStore.of_partitions(client, namespace, task, count)
+
+    def opened(number: int, like: Partition | None = None) -> Partition:
         try:
-            super().__init__(
-                *(client, task),
+            partition = Task(
+                *(client, stores[number]),
+                namespace=namespace,
                 settings=part_of(settings, number),
-                implied=replace(part_of(implied, number), partitions=None),
-                **options,
+                implied=follows and replace(part_of(follows, number), partitions=None),
+                weights=weights,
+                create=create,
+                like=like.task.description if like else None,
             )
         except TaskMismatch as error:
-            if self._count > 1:
+            if count > 1:
                 error.add_note(
-                    f"This is partition {number} of {self._count}; each has its part of the limits."
+                    f"This is partition {number} of {count}; each has its part of the limits."
                 )
             raise
+        return Partition(partition, options)
 
-    def _keys(self, namespace: str, task: str) -> TaskKeys:
-        return TaskKeys.of_partition(namespace, task, self.number, self._count)
-
-    def _description(self) -> TaskDescription | None:
-        return None if self._like is None else self._like.opened.description
-
-    @property
-    def opened(self) -> Task:
-        """The partition as a task."""
-        return self._task
-
-    @property
-    def preparer(self) -> Preparer:
-        """Checks and encodes groups."""
-        return self._preparer
-
-    @property
-    def producer(self) -> Producer:
-        """Puts into the partition."""
-        return self._producer
-
-    @property
-    def taker(self) -> Taker:
-        """Takes from the partition."""
-        return self._taker
-
-    @property
-    def holder(self) -> Consumer:
-        """Holds leases in the partition."""
-        return self._consumer
-
-    @property
-    def ranks(self) -> Ranks:
-        """Takes the parts of a rank."""
-        return self._ranks
+    reach = Reach(stores)
+    found = reach.ask(opened)
+    home = next(iter(found.values()))
+    partitions = [found.get(number) or opened(number, home) for number in range(count)]
+    for each in partitions[1:]:
+        each.worker.is_part_of(partitions[0].worker)
+    return partitions, reach

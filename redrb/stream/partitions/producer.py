@@ -139,7 +139,7 @@ class PartitionedProducer:
         self._reach = reach
         self._task = task
         self._partitions = partitions
-        self._numbering = Numbering(len(partitions))
+        self._numbering = partitions[0].store.numbering
         self._on_full = on_full
         self._least_full = LeastFull(len(partitions))
 
@@ -183,9 +183,6 @@ class PartitionedProducer:
             number, pending = current
             put.stored += self._numbering.ids(number, pending.ids)
             self._partitions[number].producer.abandon(pending)
-
-    def close(self) -> None:
-        """Do nothing: each partition closes its producer."""
 
     def _begin(self, put: SpreadPut) -> None:
         """Send the next groups to the least full partition."""
@@ -266,8 +263,8 @@ class PartitionedProducer:
 
     def _fitted(self, batch: PutBatch, number: int) -> PutBatch:
         """Return groups that were prepared for the first partition as another one needs them."""
-        home = self._partitions[0].opened.description
-        description = self._partitions[number].opened.description
+        home = self._partitions[0].task.description
+        description = self._partitions[number].task.description
         if batch.revision == description.revision:
             return batch
         alike = (home.tags, home.staleness) == (description.tags, description.staleness)

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from redrb.errors import RankLost, WrongStep
-from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.ranks.calls import RankStep
 from redrb.stream.ranks.rank_requests import Balance
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.lease import Lease
-from redrb.stream.task.numbering import Numbering
 
 
 class PartitionedRanks:
@@ -31,7 +29,6 @@ class PartitionedRanks:
             incarnation: Returns the incarnation of the whole task.
         """
         self._partitions = partitions
-        self._numbering = Numbering(len(partitions))
         self._incarnation = incarnation
 
     def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
@@ -49,8 +46,4 @@ class PartitionedRanks:
             ) from error
         except RankLost as error:
             raise RankLost(task=error.task, step=place.step, ranks=error.ranks) from error
-        parts = [(number, part) for part in lease.parts]
-        return PartitionedLease(parts, self._numbering, self._incarnation())
-
-    def close(self) -> None:
-        """Do nothing: each partition closes its ranks."""
+        return Lease(lease.parts, self._incarnation())

@@ -66,7 +66,7 @@ class RoomPlaces:
     def wait(self) -> None:
         """Block until a partition has room for this put."""
         places = [
-            (self._partitions[number].opened.store, self._puts[number].identity.name)
+            (self._partitions[number].store, self._puts[number].identity.name)
             for number in self._reach.near()
             if number in self._puts
         ]

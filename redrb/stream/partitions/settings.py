@@ -25,19 +25,22 @@ def part_of(settings: TaskSettings, number: int) -> TaskSettings:
     Raises:
         ConfigError: A limit is smaller than the number of partitions, or a setting needs one task.
     """
-    settings.as_stored()  # checks the values
     count = settings.partitions or 1
+    if count == 1:
+        return settings
     limits = {name: getattr(settings, name) for name in (*DIVIDED, "rate")}
     parts = divided({name: most for name, most in limits.items() if most}, number, count)
     return replace(settings, **parts)
 
 
 def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
-    """Return some settings for one of `count` partitions.
+    """Return some settings for one of `count` partitions; the only one has them all.
 
     Raises:
         ConfigError: As `part_of`.
     """
+    if count == 1:
+        return dict(settings)
     if settings.get("rate") is not None:
         raise ConfigError(
             "rate= counts the reads and inserts of one task: with partitions= leave it out, and "
@@ -58,6 +61,8 @@ def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, A
 
 def summed_settings(parts: Sequence[StoredSettings]) -> StoredSettings:
     """Return the settings of the whole task."""
+    if len(parts) == 1:
+        return parts[0]
     values = dict(parts[0].values)
     for name in DIVIDED:
         if name in values:
@@ -80,9 +85,7 @@ def whole_settings(
     count = len(stores)
     Reach(stores).each(
         range(count if changes else 0),
-        lambda number: configure(
-            stores[number], divided(changes, number, count) if count > 1 else changes
-        ),
+        lambda number: configure(stores[number], divided(changes, number, count)),
     )
     found = [settings for settings in map(read_settings, stores) if settings is not None]
     if len(found) < count:  # another process has deleted it meanwhile

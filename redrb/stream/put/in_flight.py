@@ -40,9 +40,6 @@ class Puts(Protocol):
     def abandon(self, pending: Any, /) -> None:
         """End a put."""
 
-    def close(self) -> None:
-        """End the producer."""
-
 
 class PutInFlight:
     """Sends one put at a time and reads its reply later; belongs to one thread.

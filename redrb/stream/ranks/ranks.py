@@ -38,9 +38,6 @@ class RankTakes(Protocol):
     def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
         """Lease this rank's part of a step, when all ranks have asked for it."""
 
-    def close(self) -> None:
-        """Leave."""
-
 
 class Ranks:
     """One process as a rank, which takes its part of every step."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict
 from enum import IntEnum
 from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
 
-import msgpack
+import msgspec
 import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES
@@ -60,7 +59,7 @@ class SaveWriter:
 
     def header(self, header: TaskHeader) -> None:
         """Write the task without its groups."""
-        self._frame(Kind.HEADER, asdict(header))
+        self._frame(Kind.HEADER, header)
 
     def group(self, record: GroupRecord, payload: bytes) -> None:
         """Write one group."""
@@ -85,11 +84,11 @@ class SaveWriter:
 
     def end(self, ending: TaskEnd) -> None:
         """Write the ending and the checksum of the file."""
-        self._frame(Kind.END, asdict(ending))
+        self._frame(Kind.END, ending)
         self._file.write(self._digest.digest())
 
     def _frame(self, kind: Kind, head: Any, payload: bytes = b"") -> None:
-        packed = msgpack.packb(head)
+        packed = msgspec.msgpack.encode(head)
         self._write(FRAME.pack(kind, len(packed), len(payload)))
         self._write(packed)
         self._write(payload)

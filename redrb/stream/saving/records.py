@@ -1,13 +1,20 @@
-"""The records of a saved task: header, groups, dead letters and ending; pure data."""
+"""The records of a saved task: header, groups, dead letters and ending; pure data.
+
+A file may come from an untrusted source: the types say which values are accepted.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, NotRequired, TypeAlias, TypedDict
 
-from redrb.stream.task.facts import Facts
+import msgspec
+from msgspec import Meta
+
+from redrb.codec.wire import MAX_BLOB_BYTES, MAX_SAMPLES
+from redrb.experience import Status
+from redrb.stream.task.tags import MOST_BYTES
 
 COUNTERS = (
     *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
@@ -38,6 +45,9 @@ _TRANSIENT = frozenset(
 )
 """Fields of a task that are not saved."""
 
+MAX_GROUPS: Final = 4096
+"""Most consumer groups."""
+
 MOST_ANCESTORS = 64
 """Incarnations that a restored task knows."""
 
@@ -45,8 +55,27 @@ _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 """Counters of groups that a consumer group does not need any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroup:
+MAX_COUNT: Final = 2**52
+"""Half of what doubles hold exactly: a resumed task counts on from here."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Change: TypeAlias = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
+Version: TypeAlias = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+FieldName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
+GroupName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{1,128}\Z")]
+StalenessName: TypeAlias = Annotated[str, Meta(pattern=r"\A[onfq][0-9]{1,4}\Z")]
+StatusName: TypeAlias = Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)})\Z")]
+Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
+Number: TypeAlias = int | float
+
+Producers: TypeAlias = dict[
+    Annotated[str, Meta(max_length=2048)],
+    Annotated[str, Meta(pattern=r"\A[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}\Z")],
+]
+"""Number, last id and groups of the last put of each producer, by its name."""
+
+
+class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A consumer group of a saved task.
 
     Attributes:
@@ -56,10 +85,10 @@ class ConsumerGroup:
         staleness: How stale the groups were that it took: "o<versions>" or "n<versions>" -> groups.
     """
 
-    name: str
-    counters: dict[str, int]
-    held: int = 0
-    staleness: dict[str, int] = field(default_factory=dict)
+    name: GroupName
+    counters: dict[FieldName, Change]
+    held: Count = 0
+    staleness: dict[StalenessName, Change] = {}
 
     def ledger(self, waiting: int) -> dict[str, int]:
         """Return its counters in the restored task.
@@ -79,8 +108,7 @@ class ConsumerGroup:
         return counters
 
 
-@dataclass(frozen=True, slots=True)
-class TaskHeader:
+class TaskHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A task without its groups.
 
     Attributes:
@@ -91,11 +119,11 @@ class TaskHeader:
         groups: Its consumer groups.
     """
 
-    task: str
-    saved_ms: int
-    settings: dict[str, str]
-    counters: dict[str, int]
-    groups: tuple[ConsumerGroup, ...]
+    task: Annotated[str, Meta(max_length=128)]
+    saved_ms: Count
+    settings: dict[FieldName, Text]
+    counters: dict[FieldName, Change]
+    groups: Annotated[tuple[ConsumerGroup, ...], Meta(max_length=MAX_GROUPS)]
 
     @property
     def partitions(self) -> int:
@@ -124,11 +152,25 @@ class Need(NamedTuple):
         reads: Acknowledged deliveries.
     """
 
-    place: int
-    moved: str
-    expiry: str
-    failed: int
-    reads: int
+    place: Count
+    moved: Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)})?\Z")]
+    expiry: Annotated[str, Meta(max_length=64)]
+    failed: Count
+    reads: Count
+
+
+class SavedFacts(TypedDict):
+    """The facts of a group, without the version that was the newest one when it was put."""
+
+    size: Annotated[int, Meta(ge=0, le=MAX_BLOB_BYTES)]
+    samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
+    status: StatusName
+    score: NotRequired[Number | Literal["-arrival"]]
+    priority: NotRequired[Number]
+    version: NotRequired[Version]
+    newest: NotRequired[Version]
+    reads: NotRequired[Count]
+    tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 
 class GroupRecord(NamedTuple):
@@ -141,9 +183,9 @@ class GroupRecord(NamedTuple):
         needs: Consumer groups that have not acknowledged it yet.
     """
 
-    seq: int
-    facts: Facts
-    archived: str
+    seq: Annotated[int, Meta(gt=0, le=MAX_COUNT)]
+    facts: SavedFacts
+    archived: Annotated[str, Meta(pattern=r"\A[0-9]{0,20}\Z")]
     needs: tuple[Need, ...]
 
 
@@ -154,8 +196,7 @@ class DeadRecord(NamedTuple):
     fields: tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last record of a file: the number of its records.
 
     Attributes:
@@ -165,10 +206,10 @@ class TaskEnd:
         waiting: For each consumer group, the groups in the file that it needs.
     """
 
-    groups: int = 0
-    archived: int = 0
-    dead_letters: int = 0
-    waiting: list[int] = field(default_factory=list)
+    groups: Count = 0
+    archived: Count = 0
+    dead_letters: Count = 0
+    waiting: list[Count] = []
 
 
 def settings_of(fields: Mapping[str, str]) -> dict[str, str]:
@@ -209,6 +250,12 @@ class SourceRecord(NamedTuple):
         records: Id here and digest of each group, by its id there.
     """
 
-    origin: str
-    row: str
-    records: dict[str, str]
+    origin: Annotated[str, Meta(pattern=r"\A[^\x00-\x20]{1,1024}\Z")]
+    row: Annotated[
+        str,
+        Meta(pattern=r"\A[0-9a-f]{1,64} [0-9]{1,15} [0-9]{1,15}( ([0-9]{1,15}(,(?=.)|$))*)?\Z"),
+    ]
+    records: dict[
+        Annotated[str, Meta(pattern=r"\A[1-9][0-9]{0,14}\Z")],
+        Annotated[str, Meta(pattern=r"\A[0-9]{1,15} [0-9a-f]{16}\Z")],
+    ]

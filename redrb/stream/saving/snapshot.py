@@ -8,6 +8,7 @@ has no record, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from redrb.connection.transport import Argument, Reply
 from redrb.damage import Reading, whole
@@ -19,6 +20,7 @@ from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
+    SavedFacts,
     SourceRecord,
     TaskHeader,
     settings_of,
@@ -182,7 +184,7 @@ def _record(seq: int, notes: Notes, packed: bytes) -> GroupRecord | None:
         return None
     facts = unpack_facts(packed)
     facts.pop("current", None)  # the version when it was put: of a run that is over
-    return GroupRecord(seq, facts, notes.archived, notes.needs)
+    return GroupRecord(seq, cast("SavedFacts", facts), notes.archived, notes.needs)
 
 
 @Reading("a hash of a task")

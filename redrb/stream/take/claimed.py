@@ -100,6 +100,8 @@ def claimed_part(
             origin=Origin(store, group, incarnation),
             first_ids=first_ids,
             trace=tracer.taken(store.task, group, traces) if tracer else None,
+            number=store.number,
+            numbering=store.numbering,
         )
     if good or not bad:
         holder.release(ids)

@@ -243,7 +243,7 @@ class PartsLease(ABC, Generic[Ids]):
         for part, error in end_parts(outcome, chosen, reason).items():
             if isinstance(error, LeaseLost):
                 before = self._lost.get(part.task)
-                ids = (*(before.ids if before else ()), *self._names(part, error.ids))
+                ids = (*(before.ids if before else ()), *part.names(error.ids))
                 self._lost[part.task] = LeaseLost(task=part.task, ids=ids, why=error.why)
             else:
                 unfinished[part] = error
@@ -259,7 +259,12 @@ class PartsLease(ABC, Generic[Ids]):
         """Return the error of parts that could not be ended, and are still leased."""
         error, *others = errors.values()
         if isinstance(error, StoreUnavailable) and len(self._parts) > 1:
-            names = ", ".join(map(self._place, errors))
+            names = ", ".join(
+                f"partition {part.number} of task {part.task!r}"
+                if part.numbering.partitions > 1
+                else f"task {part.task!r}"
+                for part in errors
+            )
             error = StoreUnavailable(
                 f"groups of {names} were not ended, and are still leased; all others were ended. "
                 f"Repeat the call: it goes on with these. {error}",
@@ -270,18 +275,6 @@ class PartsLease(ABC, Generic[Ids]):
             error.add_note(str(other))
         return error
 
-    def _place(self, part: LeasePart) -> str:
-        """Return the name of a part in messages."""
-        return f"task {part.task!r}"
-
-    def _names(
-        self,
-        part: LeasePart,  # noqa: ARG002 (the ids of a task with partitions depend on it)
-        seqs: Collection[int],
-    ) -> tuple[int, ...]:
-        """Return the ids of groups of a part."""
-        return tuple(seqs)
-
     def _name_misfits(self, error: RecordError) -> None:
         """Note which groups fit into no batch, here and in the error."""
         places = [(part, seq) for part in self._parts for seq in part.layouts]
@@ -291,7 +284,7 @@ class PartsLease(ABC, Generic[Ids]):
             for part in self._parts
             if (ids := tuple(seq for other, seq in found if other is part))
         ]
-        misfitting = tuple(seq for _, ids in self._misfits for seq in ids)
+        misfitting = tuple(name for part, ids in self._misfits for name in part.names(ids))
         if any(part.rollouts for part in self._parts):  # they may fit with another reader
             self._misfits, self._unfit_rollouts = [], error
             error.add_note(
@@ -330,6 +323,16 @@ class Lease(PartsLease[Collection[int]]):
     and the others are requeued unharmed.
     """
 
+    def __init__(self, parts: Sequence[LeasePart], incarnation: str = "") -> None:
+        """Make a lease.
+
+        Args:
+            parts: Its parts, of one partition of the task or several.
+            incarnation: Incarnation of the whole task; "": that of the only partition.
+        """
+        super().__init__(parts)
+        self._incarnation = incarnation
+
     @property
     def parts(self) -> tuple[LeasePart, ...]:
         """The parts of the lease, each with its holder in Redis."""
@@ -338,22 +341,26 @@ class Lease(PartsLease[Collection[int]]):
     @property
     def ids(self) -> tuple[int, ...]:
         """Ids of the groups that are still leased, in the order of the batch."""
-        return tuple(seq for part in self._parts for seq in part.layouts)
+        return tuple(name for part in self._parts for name in part.names(part.layouts))
 
     @property
     def incarnation(self) -> str:
         """Incarnation of the task in which the groups were leased; `settle` asks for it."""
-        return self._parts[0].incarnation
+        return self._incarnation or self._parts[0].incarnation
 
     @property
     def layouts(self) -> dict[int, GroupLayout]:
         """The groups that are still leased, checked and not decoded yet, by id."""
-        return {seq: layout for part in self._parts for seq, layout in part.layouts.items()}
+        return dict(zip(self.ids, self._layouts(), strict=True))
 
     @property
     def expiries(self) -> dict[int, Expiry | None]:
         """Why groups that were taken with status EXPIRED expired; None if put as expired."""
-        return {seq: expiry for part in self._parts for seq, expiry in part.expiries.items()}
+        return {
+            name: part.expiries[seq]
+            for part in self._parts
+            for seq, name in zip(part.expiries, part.names(part.expiries), strict=True)
+        }
 
     @property
     def probabilities(self) -> list[float]:
@@ -392,6 +399,11 @@ class Lease(PartsLease[Collection[int]]):
 
     def _draw(self) -> tuple[list[float], float]:
         """Return the weight of each group, and the sum of all that waited; nan: not known."""
+        if any(part.numbering.partitions > 1 for part in self._parts):
+            raise ConfigError(
+                "a task with partitions tells no probabilities: each partition draws by its own "
+                "weights, and the partitions are chosen in turn."
+            )
         draws = [part.draw for part in self._parts if part.draw is not None]
         if len(draws) < len(self._parts):
             raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
@@ -440,10 +452,7 @@ class Lease(PartsLease[Collection[int]]):
             raise ConfigError(f"stream={stream!r:.80}: give the ExperienceStream of the next task.")
         options = ForwardOptions(priority=priority, status=status, tags=tags)
         chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
-        parts = [
-            (part, dict(zip(self._names(part, part.layouts), part.layouts, strict=True)), stream)
-            for part in self._parts
-        ]
+        parts = [(part, part.named, stream) for part in self._parts]
         with Deadline(timeout):
             ids, stored = store_in_turn(parts, chosen, options)
         self._end_parts("ack", stored, NO_CAUSE)
@@ -462,15 +471,19 @@ def _cause(method: str, reason: object) -> Cause:
 
 
 def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:
-    """Find groups of one task in the parts of a lease.
+    """Find groups of one task, by their ids, in the parts of a lease.
 
     Raises:
         ConfigError: A group is in none of the parts.
     """
     wanted = dict.fromkeys(checked_ids(ids))
-    chosen = [(part, tuple(seq for seq in wanted if seq in part.layouts)) for part in parts]
-    unknown = set(wanted).difference(*(found for _, found in chosen))
-    if unknown:
-        held = [seq for part in parts for seq in part.layouts]
-        raise ConfigError(f"groups {sorted(unknown)} are not in this lease; it holds {held}.")
+    held = [(part, part.named) for part in parts]
+    known = {name for _, named in held for name in named}
+    if not wanted.keys() <= known:
+        unknown = sorted(wanted.keys() - known)
+        every = [name for _, named in held for name in named]
+        raise ConfigError(f"groups {unknown} are not in this lease; it holds {every}.")
+    chosen = [
+        (part, tuple(named[each] for each in wanted if each in named)) for part, named in held
+    ]
     return [(part, found) for part, found in chosen if found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -14,6 +14,7 @@ from redrb.experience import Status
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.task.numbering import ONE_PARTITION, Numbering
 from redrb.stream.task.origin import Origin
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class LeasePart:
 
     Attributes:
         task: Name of the task.
+        number: Number of the partition.
+        numbering: Ids of the whole task.
         holder: The groups' place in Redis.
         incarnation: Incarnation of the task in which the groups were leased.
         layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
@@ -118,8 +121,11 @@ class LeasePart:
         origin: Origin | None = None,
         first_ids: Mapping[int, int] | None = None,
         trace: LeaseTrace | None = None,
+        number: int = 0,
+        numbering: Numbering = ONE_PARTITION,
     ) -> None:
         self.task = task
+        self.number, self.numbering = number, numbering
         self.holder = holder
         self.incarnation = incarnation
         self.layouts = dict(groups)
@@ -144,6 +150,15 @@ class LeasePart:
     def ids(self) -> tuple[int, ...]:
         """Ids of the groups that are still leased."""
         return tuple(self.layouts)
+
+    @property
+    def named(self) -> dict[int, int]:
+        """The groups that are still leased, by their ids in the whole task."""
+        return dict(zip(self.names(self.layouts), self.layouts, strict=True))
+
+    def names(self, seqs: Iterable[int]) -> tuple[int, ...]:
+        """Return the ids of groups in the whole task."""
+        return self.numbering.ids(self.number, seqs)
 
     @property
     def samples(self) -> int:

@@ -48,14 +48,13 @@ def settle(store: TaskStore, group: str, trained: Mapping[int, int], incarnation
     return Settled(acknowledged, refused)
 
 
-def update_priorities(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int:
+def update_priorities(task: Task, wanted: Mapping[int, float]) -> int:
     """Change the priorities of groups; returns how many of the groups are stored.
 
     Raises:
-        ConfigError: The task keeps no priorities, or there is not one priority for each id.
+        ConfigError: The task keeps no priorities.
     """
-    if len(ids) != len(priorities):
-        raise ConfigError(f"{len(ids)} ids and {len(priorities)} priorities: give one each.")
+    ids, priorities = list(wanted), list(wanted.values())
     if _order_of(task) is None:
         task.reopen()  # another process may have given it an order
     found = _update(task, ids, priorities)

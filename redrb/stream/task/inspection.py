@@ -40,9 +40,13 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
         UnknownTask: There is no such task.
         StoreUnavailable: Redis stayed away.
     """
-    stores = existing_task(client, task, namespace=namespace)
-    parts = Reach(stores).ask(lambda number: stats_of(stores[number], group))
-    missing = [number for number in range(len(stores)) if number not in parts]
+    return summed_stats(Reach(existing_task(client, task, namespace=namespace)), group)
+
+
+def summed_stats(reach: Reach, group: str) -> StreamStats:
+    """Return the counters of a task, the sum of those of the partitions that can be reached."""
+    parts = reach.ask(lambda number: stats_of(reach.stores[number], group))
+    missing = [number for number in range(len(reach.stores)) if number not in parts]
     return StreamStats.summed(list(parts.values()), missing)
 
 

@@ -216,6 +216,8 @@ class StreamStats:
         in each partition, so the largest number of consumers counts. `missing` are partitions that
         could not be reached.
         """
+        if len(parts) == 1 and not missing:
+            return parts[0]
         ledgers = [part.ledger.as_dict() for part in parts]
         ledger = Ledger(**{name: sum(one[name] for one in ledgers) for name in Ledger.__slots__})
         waiting: Counter[Status] = Counter()

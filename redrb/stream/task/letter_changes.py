@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from redrb.errors import ConfigError
 from redrb.stream.task.calls import DropLetters, Requeue
 from redrb.stream.task.entries import texts_of
-from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import TaskStore
 
@@ -37,7 +36,7 @@ def drop(store: TaskStore, group: str, ids: Sequence[int]) -> int:
 
 def change_letters(
     change: Callable[[TaskStore, str, Sequence[int]], int],
-    stores: Sequence[TaskStore],
+    reach: Reach,
     group: str,
     ids: Iterable[int],
 ) -> int:
@@ -45,16 +44,16 @@ def change_letters(
 
     Args:
         change: `requeue` or `drop`.
-        stores: All partitions of the task.
+        reach: The partitions.
         group: Consumer group that gave them up.
         ids: Their ids; those without a letter, and 0, are left out.
     """
-    places = Numbering(len(stores)).by_partition(dict.fromkeys(ids))
+    places = reach.stores[0].numbering.by_partition(dict.fromkeys(ids))
 
     def change_in(number: int) -> int:
-        return change(stores[number], group, [seq for seq in places[number] if seq > 0])
+        return change(reach.stores[number], group, [seq for seq in places[number] if seq > 0])
 
-    return sum(Reach(stores).each(places, change_in).values())
+    return sum(reach.each(places, change_in).values())
 
 
 def _no_place(task: str, order: str, former: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""`Numbering`: ids of groups that name the partition too."""
+"""`Numbering`: ids of groups in the whole task, which name the partition too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The ids of the groups of a task with partitions.
+    """The ids of the groups of a task; of one with a single partition, the numbers there.
 
     Each partition counts its groups from 1 on. The id of a group in the whole task is its number in
     its partition times the number of partitions, plus the number of the partition.
@@ -21,6 +21,8 @@ class Numbering:
 
     def ids(self, partition: int, seqs: Iterable[int]) -> tuple[int, ...]:
         """Return the ids of groups of one partition."""
+        if self.partitions == 1:
+            return tuple(seqs)
         return tuple([seq * self.partitions + partition for seq in seqs])
 
     def partition(self, group: int) -> int:
@@ -37,3 +39,6 @@ class Numbering:
         for group in ids:
             found.setdefault(self.partition(group), []).append(self.seq(group))
         return found
+
+
+ONE_PARTITION = Numbering(1)

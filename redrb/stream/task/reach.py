@@ -23,11 +23,14 @@ class Reach:
 
     It learns that from requests. A node is left out for `AWAY_S` and then asked again, so that an
     outage costs one request in this time and not each of them.
+
+    Attributes:
+        stores: The partitions.
     """
 
     def __init__(self, stores: Sequence[TaskStore]) -> None:
         """Note the stores of the partitions; nothing is sent."""
-        self._stores = stores
+        self.stores = stores
         self._away: dict[str, float] = {}  # node -> when it is asked again
 
     @property
@@ -37,29 +40,29 @@ class Reach:
         nodes = {node for node, until in tuple(self._away.items()) if now < until}
         if not nodes:
             return ()
-        return tuple(number for number, one in enumerate(self._stores) if one.client.node in nodes)
+        return tuple(number for number, one in enumerate(self.stores) if one.client.node in nodes)
 
     @property
     def all_away(self) -> bool:
         """Whether no partition can be reached."""
-        return len(self.away) == len(self._stores)
+        return len(self.away) == len(self.stores)
 
     def near(self) -> list[int]:
         """Return the partitions to ask: all but those left out, or all if none would be left."""
-        away, every = self.away, range(len(self._stores))
+        away, every = self.away, range(len(self.stores))
         return [number for number in every if number not in away] or list(every)
 
     def lose(self, number: int, error: StoreUnavailable) -> None:
         """Note that a partition could not be reached."""
-        node = self._stores[number].client.node
+        node = self.stores[number].client.node
         self._outage(node).failed(error, who=self)
         self._away[node] = time.monotonic() + AWAY_S
 
     def find(self, number: int) -> None:
         """Note that a partition was reached."""
         if self._away:
-            others = {one.client.node for one in self._stores}
-            others.discard(self._stores[number].client.node)
+            others = {one.client.node for one in self.stores}
+            others.discard(self.stores[number].client.node)
             for node in self._away.keys() - others:  # also nodes that serve no partition any more
                 if self._away.pop(node, None) is not None:
                     self._outage(node).over(who=self)
@@ -73,8 +76,10 @@ class Reach:
         Raises:
             StoreUnavailable: None could be reached within the time of the client.
         """
+        if len(self.stores) == 1:
+            return {0: look(0)}
         found: dict[int, T] = {}
-        for number in range(len(self._stores)):
+        for number in range(len(self.stores)):
             if number in self.away:
                 continue
             try:
@@ -83,7 +88,7 @@ class Reach:
                 self.find(number)
             except StoreUnavailable as error:
                 self.lose(number, error)
-        return found or {number: look(number) for number in range(len(self._stores))}
+        return found or {number: look(number) for number in range(len(self.stores))}
 
     def replies(self, request: Callable[[int], Request[T]], among: Collection[int]) -> dict[int, T]:
         """Send a request to each of some partitions, and read the replies when all are sent.
@@ -118,8 +123,10 @@ class Reach:
         return self.replies(request, among) if self.all_away and not patient else found
 
     def answering(self) -> list[int]:
-        """Return the partitions whose nodes answer now."""
-        return [number for number in range(len(self._stores)) if self._answers(number)]
+        """Return the partitions whose nodes answer now; a single one is not asked."""
+        if len(self.stores) == 1:
+            return [0]
+        return [number for number in range(len(self.stores)) if self._answers(number)]
 
     def each(self, numbers: Iterable[int], call: Callable[[int], T]) -> dict[int, T]:
         """Call `call` with the number of each of some partitions, one after the other.
@@ -133,6 +140,8 @@ class Reach:
             StoreUnavailable: Some could not be reached: it names them. All others were called.
             StoreError: Another error of a partition. All others were called.
         """
+        if len(self.stores) == 1:
+            return {number: call(number) for number in numbers}
         found: dict[int, T] = {}
         errors: dict[int, StoreError] = {}
 
@@ -147,7 +156,7 @@ class Reach:
         wanted = list(numbers)
         soon = [number for number in wanted if len(wanted) == 1 or self._answers(number)]
         call_all(soon)
-        with Deadline(self._stores[0].client.retry_s):
+        with Deadline(self.stores[0].client.retry_s):
             call_all(number for number in wanted if number not in soon)
         for error in errors.values():
             if not isinstance(error, StoreUnavailable):
@@ -161,23 +170,21 @@ class Reach:
         numbers = ", ".join(f"partition {number}" for number in errors)
         causes = [error for error in errors.values() if isinstance(error, StoreUnavailable)]
         return StoreUnavailable(
-            f"{numbers} of task {self._stores[0].task!r} could not be reached; the call is done in "
+            f"{numbers} of task {self.stores[0].task!r} could not be reached; the call is done in "
             f"all others. Repeat it when they are back. {causes[0] if causes else ''}".rstrip(),
-            where=self._stores[next(iter(errors))].client.where,
+            where=self.stores[next(iter(errors))].client.where,
             uncertain=any(error.uncertain for error in causes),
         )
 
     def _outage(self, node: str) -> Outage:
         """Return the outage of all partitions on a node."""
-        return shared_outage(
-            f"task {self._stores[0].task!r}: partitions on {node} are left out", ""
-        )
+        return shared_outage(f"task {self.stores[0].task!r}: partitions on {node} are left out", "")
 
     def _answers(self, number: int) -> bool:
         """Return whether the node of a partition answers."""
         if number in self.away:
             return False
-        store = self._stores[number]
+        store = self.stores[number]
         try:
             with Deadline(at_most=GRACE_S):
                 store.client.execute("EXISTS", store.keys.task)

@@ -14,6 +14,7 @@ from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import scripted_request
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.wakes import wait_for_any
 
 P = TypeVar("P", bound=Page)
@@ -28,15 +29,20 @@ MOST_REFUSALS = 3
 
 
 class TaskStore:
-    """A client bound to the keys of one task; safe among threads.
+    """A client bound to the keys of one task, or of one partition of it; safe among threads.
 
     Attributes:
         client: The client for the node that holds the task.
         task: Name of the task.
         keys: Its keys.
+        number: Number of the partition.
+        numbering: Ids of the whole task.
     """
 
-    def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
+    def __init__(
+        self, client: Client, task: str, keys: TaskKeys, number: int = 0, partitions: int = 1
+    ) -> None:
+        self.number, self.numbering = number, Numbering(partitions)
         self.client = client.at(keys.stream)
         self.task = task
         self.keys = keys
@@ -54,8 +60,10 @@ class TaskStore:
     @classmethod
     def of_partitions(cls, client: Client, namespace: str, task: str, count: int) -> list[Self]:
         """Return the stores of all partitions of a task; of a task without, its own store."""
-        keys = [TaskKeys.of_partition(namespace, task, number, count) for number in range(count)]
-        return [cls(client, task, each) for each in keys]
+        return [
+            cls(client, task, TaskKeys.of_partition(namespace, task, each, count), each, count)
+            for each in range(count)
+        ]
 
     @property
     def partitions(self) -> int:

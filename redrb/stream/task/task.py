@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import TaskMismatch
-from redrb.keys import TaskKeys, WeightKeys
+from redrb.keys import WeightKeys
 from redrb.lua.calls import Call
 from redrb.registry import Registry
 from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
@@ -79,13 +79,12 @@ class Task:
     def __init__(
         self,
         client: Client,
-        name: str,
+        store: TaskStore,
         *,
         namespace: str,
         settings: TaskSettings,
         implied: TaskSettings | None = None,
         weights: str | None = None,
-        keys: TaskKeys | None = None,
         create: bool = True,
         like: TaskDescription | None = None,
     ) -> None:
@@ -93,12 +92,11 @@ class Task:
 
         Args:
             client: A client.
-            name: Name of the task.
+            store: The task, or one of its partitions.
             namespace: Its namespace.
             settings: Settings that the task must have.
             implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
-            keys: Its keys, if they are not those of its name.
             create: Whether to create the task when it does not exist.
             like: Description of a task with the same settings. Nothing is sent then: the task,
                 which cannot be reached, is opened by the first script that can.
@@ -106,12 +104,11 @@ class Task:
         Raises:
             UnknownTask: The task does not exist, and `create` is False.
         """
-        self.name = name
-        self.store = TaskStore(client, name, keys or TaskKeys.of(namespace, name))
+        self.name = store.task
+        self.store = store
         self._client = client
         self._namespace = namespace
         self._create = create
-        self._is_listed = self.store.keys == TaskKeys.of(namespace, name)
         self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
         self._declared = settings.as_stored()
@@ -201,7 +198,7 @@ class Task:
         """Delete the task; returns the number of groups that were stored."""
         stored = clear(self.store)
         self.description = replace(self.description, incarnation="")
-        if self._is_listed:
+        if not self.store.number:
             forget_name(self._client, self._namespace, self.store)
         if self._follower is not None and self._create:
             self.reopen()
@@ -278,7 +275,7 @@ class Task:
             raise
         if stored is None:
             raise unknown_task(self._client, self._namespace, self.name)
-        if self._is_listed:
+        if not self.store.number:
             Registry(self._client, self._namespace).add("task", self.name)
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)

@@ -25,8 +25,8 @@ from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
 from redrb.staging import staging
 from redrb.weights.files.safetensors import load_safetensors, read_json, save_safetensors
 from redrb.weights.lora.adapter_state import lora_of_state
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import PEFT_PREFIX, lora_name, pairs
+from redrb.weights.wire.lora_config import LoraConfig
 
 TENSORS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"

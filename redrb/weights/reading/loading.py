@@ -74,13 +74,13 @@ class TargetLoader:
 
         def attempt(pin: Pin) -> WeightVersion | None:
             used = self.version or 0
-            with self.copy.fetch_newest(pin, used=used, needed=selection.chunks) as fetched:
-                if fetched is None:
-                    return None
-                load = self.plan(selection, fetched)
-                with self.lock:
-                    load()
-                return fetched.described
+            fetched = self.copy.fetch_newest(pin, used=used, needed=selection.chunks)
+            if fetched is None:
+                return None
+            load = self.plan(selection, fetched)
+            with self.lock:
+                load()
+            return fetched.described
 
         return fetching(self.catalogue, self.copy.forget, attempt)
 
@@ -95,13 +95,15 @@ class TargetLoader:
             self.version, before = None, self.version
             try:
                 if fetched.state is not None:
-                    selection.load(fetched.state, adopt=fetched.shared)
+                    selection.load(fetched.state, adopt=fetched.loaded is not None)
                 load_adapter()
             except WeightMismatch:  # found before any tensor changed
                 self.version = before
                 raise
             self.version = fetched.described.version
-            self.catalogue.loaded(self.version)
+            self.catalogue.used = fetched.described
+            if fetched.loaded is not None:
+                fetched.loaded()
             if self._in_place is not None:
                 self._in_place.settle()
 
@@ -116,13 +118,13 @@ class TargetLoader:
 
         def receive(pin: Pin) -> WeightVersion | None:
             used = self.version or 0
-            with copy.fetch_newest(pin, used=used, needed=copy.selection.chunks) as fetched:
-                if fetched is None:
-                    return None
-                if fetched.state is not None:  # the tensors have changed
-                    self.version = None
-                self.plan(copy.selection, fetched)()
-                return fetched.described
+            fetched = copy.fetch_newest(pin, used=used, needed=copy.selection.chunks)
+            if fetched is None:
+                return None
+            if fetched.state is not None:  # the tensors have changed
+                self.version = None
+            self.plan(copy.selection, fetched)()
+            return fetched.described
 
         with self.lock:
             try:

@@ -20,7 +20,7 @@ from redrb.weights.reading.state_copies import Adapter, FetchedVersion, PrivateC
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.fitting import Strict
 from redrb.weights.tensors.names import Target
-from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
+from redrb.weights.wire.manifest import WeightVersion
 
 
 class WeightSubscriber:
@@ -163,7 +163,7 @@ class WeightSubscriber:
             DecodeError: A manifest is damaged.
             StoreUnavailable: Redis stayed away.
         """
-        version = checked_int_or_none("version", version, 1, MAX_VERSION)
+        version = checked_int_or_none("version", version, 1)
         fetched = self._fetch(version)
         if fetched.adapter is not None:
             return fetched.adapter.tensors
@@ -197,7 +197,7 @@ class WeightSubscriber:
             StoreUnavailable: Redis stayed away.
         """
         after = (self.version or 0) if newer_than is None else newer_than
-        after = checked_int("newer_than", after, 0, MAX_VERSION)
+        after = checked_int("newer_than", after)
         with Deadline(timeout):
             return self._catalogue.wait(after, larger=newer_than is not None)
 

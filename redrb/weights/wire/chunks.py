@@ -40,19 +40,16 @@ class KeyUsedError(WeightError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A value about to be stored.
+class _Value:
+    """A value of a key.
 
     Attributes:
-        key: Its key.
-        segments: Its bytes; they must not change until `stage` returns.
-        seen: Called with each part, in order, just before it is sent for the first time. A hash
-            computed here leaves the bytes in the processor's cache for the socket.
+        key: The key.
+        segments: Memory of its bytes.
     """
 
     key: str
     segments: Sequence[Bytes]
-    seen: Callable[[memoryview], object] = len
 
     @property
     def nbytes(self) -> int:
@@ -61,25 +58,28 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A value about to be fetched.
+class Outgoing(_Value):
+    """A value about to be stored; its memory must not change until `stage` returns.
 
     Attributes:
-        key: Its key.
-        segments: Memory to receive it into.
+        seen: Called with each part, in order, just before it is sent for the first time. A hash
+            computed here leaves the bytes in the processor's cache for the socket.
+    """
+
+    seen: Callable[[memoryview], object] = len
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming(_Value):
+    """A value about to be fetched into its memory, which has as many bytes.
+
+    Attributes:
         checksum: xxh3_64 of all segments together.
         done: Called after it was received and checked.
     """
 
-    key: str
-    segments: Sequence[Bytes]
     checksum: int
     done: Callable[[], None] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the value must have."""
-        return sum(len(segment) for segment in self.segments)
 
 
 def checksum_of(segments: Iterable[Bytes]) -> int:
@@ -116,7 +116,7 @@ def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
         if client.at(first.key) is client:
             client.retrying(_staging(client, batch, expire_s))
             continue
-        for node, part in _by_node(client, list(batch), lambda value: value.key):
+        for node, part in by_node(client, list(batch), lambda value: value.key):
             node.retrying(_staging(node, part, expire_s))
 
 
@@ -131,7 +131,7 @@ def fetch(client: Client, values: Sequence[Incoming]) -> None:
         StoreError: Redis stayed away.
     """
     fetches = [
-        _Fetch(node, batch) for node, batch in _by_node(client, values, lambda value: value.key)
+        _Fetch(node, batch) for node, batch in by_node(client, values, lambda value: value.key)
     ]
     try:
         for each in fetches if len(fetches) > 1 else ():
@@ -143,8 +143,8 @@ def fetch(client: Client, values: Sequence[Incoming]) -> None:
             each.drop()
 
 
-def _by_node(
-    client: Client, values: Sequence[T], key_of: Callable[[T], str]
+def by_node(
+    client: Client, values: Iterable[T], key_of: Callable[[T], str]
 ) -> Iterator[tuple[Client, list[T]]]:
     """Group values by hash tag, each group with the client of its node."""
     tags: dict[str, list[T]] = {}

@@ -1,0 +1,480 @@
+"""`OpenTask`: an open task is looked at, changed, saved and deleted; nothing is taken from it."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any, TypeVar, Unpack
+
+from redrb.checks import checked_int, checked_int_or_none, checked_number
+from redrb.errors import ConfigError
+from redrb.experience import BufferItem, Status
+from redrb.stream.arguments import (
+    BEFORE_ANY,
+    AnyStatus,
+    checked_ids,
+    checked_letters,
+    checked_status,
+    checked_statuses,
+)
+from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.settings import divided, summed_settings
+from redrb.stream.saving.partitions import resume_partitions, save_partitions
+from redrb.stream.saving.resuming import resume_task
+from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
+from redrb.stream.task.calls import Settled
+from redrb.stream.task.configuring import check_changes
+from redrb.stream.task.dead_letters import DeadLetter, dead_letters
+from redrb.stream.task.description import StalenessRules
+from redrb.stream.task.expiration import StalenessReport
+from redrb.stream.task.group_changes import move, settle, update_priorities
+from redrb.stream.task.history import StoredGroup, history, read_groups
+from redrb.stream.task.inspection import count_waiting, summed_stats
+from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.letter_changes import change_letters, drop, requeue
+from redrb.stream.task.queries import parse_where
+from redrb.stream.task.reach import Reach
+from redrb.stream.task.settings import OnExpired, SettingArguments
+from redrb.stream.task.stored_settings import StoredSettings
+from redrb.weights.wire.calls import Advance
+
+T = TypeVar("T")
+
+_log = logging.getLogger("redrb")
+
+
+class OpenTask:
+    """An open task, with one partition or several, as one consumer group sees it.
+
+    Each method checks its arguments and calls every partition that it is about, one after the
+    other. Where a partition cannot be reached, all others are called, and `StoreUnavailable` names
+    the missing ones: the same call completes it.
+
+    Attributes:
+        task: Name of the task.
+        namespace: Namespace of the task.
+        group: Name of the consumer group.
+    """
+
+    task: str
+    namespace: str
+    group: str
+
+    def __init__(self, partitions: Sequence[Partition], reach: Reach) -> None:
+        self._partitions, self._reach = partitions, reach
+        self._task = partitions[0].task
+        self._numbering = partitions[0].store.numbering
+        self._closed = False
+
+    @property
+    def incarnation(self) -> str:
+        """Random name that the task got when it was created; of partitions, with dots between them.
+
+        After Redis lost its data, or the task was cleared, it is created anew with another name,
+        and its ids begin anew: an id names a group only together with the incarnation.
+        """
+        return ".".join(each.incarnation for each in self._partitions)
+
+    def settle(self, trained: Mapping[int, int], *, incarnation: str) -> int:
+        """Acknowledge groups by id, leased or waiting, when a run resumes from a checkpoint.
+
+        A run may die between its checkpoint and its acknowledgements. The groups that the
+        checkpoint has trained then wait again, or are leased by the dead run; this call prevents
+        that they are taken a second time.
+
+        Groups whose ids may be those of other groups by now are not acknowledged, and a warning
+        says how many: all of them when the task was created anew since, and those that were put
+        after the save when it was restored from a file.
+
+        Args:
+            trained: Samples of each group that the checkpoint has trained, by the group's id.
+            incarnation: `lease.incarnation` of the lease on these groups.
+
+        Returns:
+            How many of them were not acknowledged yet.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        self._check_open()
+        names = incarnation.split(".") if isinstance(incarnation, str) else []
+        if len(names) != len(self._partitions):
+            raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
+        places = self._numbering.by_partition(trained)
+
+        def settled_in(number: int) -> Settled:
+            here = {seq: trained[self._id(number, seq)] for seq in places[number]}
+            return settle(self._partitions[number].store, self.group, here, names[number])
+
+        settled = self._reach.each(places, settled_in).values()
+        refused = sum(each.refused for each in settled)
+        if refused:
+            _log.warning(
+                "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
+                "the task was created anew since: their ids may be those of other groups now",
+                self.task,
+                refused,
+            )
+        return sum(each.acknowledged for each in settled)
+
+    def count(
+        self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
+    ) -> int:
+        """Return how many groups wait for this consumer group in a status; changes nothing.
+
+        For a consumer group that has not joined these are all stored groups of that status. Groups
+        of partitions that cannot be reached are not counted.
+
+        Raises:
+            ConfigError: The query names a tag that the task does not declare.
+        """
+        checked, query = checked_status(status), self._query(where)
+        found = self._reach.ask(
+            lambda each: count_waiting(self._partitions[each].store, self.group, checked, query)
+        )
+        return sum(found.values())
+
+    def counts(self) -> dict[Status, int]:
+        """Return how many groups wait in each status."""
+        return {status: self.count(status) for status in Status}
+
+    def stats(self) -> StreamStats:
+        """Return ledger and counters, all from one moment.
+
+        Those of partitions are added up, each from one moment; partitions that cannot be reached
+        are left out, and named in `missing_partitions`.
+        """
+        return summed_stats(self._reach, self.group)
+
+    def staleness(self, current_version: int | None = None) -> StalenessReport:
+        """Return how stale the waiting, the leased and the taken groups are.
+
+        Args:
+            current_version: Newest weight version; default: the one that the task knows.
+
+        Raises:
+            ConfigError: No current version is known, or the task does not index versions.
+        """
+        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        if version is None and len(self._partitions) > 1:
+            version = self.stats().version or None
+        found = self._reach.ask(lambda each: self._partitions[each].expiration.report(version))
+        return StalenessReport.summed(list(found.values()))
+
+    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
+        """Return groups by id without taking them, in the order of `ids`; None for a deleted one.
+
+        Acknowledged groups are found as long as the task keeps them.
+        """
+        wanted = checked_ids(ids)
+        places = self._places(wanted)
+        found: dict[int, StoredGroup] = {}
+
+        def read(number: int) -> None:
+            for group in read_groups(self._partitions[number].task, places[number]):
+                if group is not None:
+                    named = replace(group, id=self._id(number, group.id))
+                    found[named.id] = named
+
+        self._reach.each(places, read)
+        return [found.get(group) for group in wanted]
+
+    def history(
+        self, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Iterator[StoredGroup]:
+        """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
+
+        Args:
+            since: Earliest time of acknowledgement; times without a zone are local.
+            until: Time before which groups were acknowledged.
+
+        Times are those of the servers. Where partitions cannot be reached, the groups of the others
+        come first, and then `StoreUnavailable`, which names the missing ones.
+        """
+        for name, time in (("since", since), ("until", until)):
+            if not (time is None or isinstance(time, datetime)):
+                raise ConfigError(f"{name}={time!r:.80}: give a datetime.datetime.")
+        return self._history(since, until)
+
+    def _history(self, since: datetime | None, until: datetime | None) -> Iterator[StoredGroup]:
+        def named(number: int) -> Iterator[StoredGroup]:
+            for group in history(self._partitions[number].task, since, until):
+                yield replace(group, id=self._id(number, group.id))
+
+        found = self._reach.answering()
+        yield from heapq.merge(*map(named, found), key=_archived_at)
+        missing = [number for number in range(len(self._partitions)) if number not in found]
+        if missing:
+            raise self._reach.missing(dict.fromkeys(missing))
+
+    def dead_letters(self, count: int = 100) -> list[DeadLetter]:
+        """Return the newest `count` groups of the dead-letter stream, newest first.
+
+        Of several partitions it returns the newest letters of each in turn. Partitions that cannot
+        be reached are left out, and a warning in the log names them.
+        """
+        most = checked_int("count", count)
+        of_each = [
+            [
+                replace(letter, id=letter.id and self._id(number, letter.id))
+                for letter in dead_letters(self._partitions[number].store, most)
+            ]
+            for number in self._reach.answering() or range(len(self._partitions))
+        ]
+        in_turn = [
+            letter for each in zip_longest(*of_each) for letter in each if letter is not None
+        ]
+        return in_turn[:most]
+
+    def requeue(self, ids: Iterable[int]) -> int:
+        """Let dead letters of this consumer group wait again, each in its old place in the order.
+
+        A letter is requeued once, however many callers ask. Its failed deliveries begin at 0, and
+        its reads go on where they were. It waits although the task is at its limit: puts wait until
+        there is room. In the ledger it is waiting instead of dead. If no other consumer group
+        needs the group, it has left the stream, and gets a new id; groups that compare equal in the
+        order, such as those of one priority, sort by that id. A group that is too stale expires, as
+        any other.
+
+        Args:
+            ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
+                incarnations, from which the task was restored, are ids of the same groups.
+
+        Returns:
+            How many letters this call has requeued. Ids without a letter of this consumer group,
+            and letters without a payload, are left out.
+
+        Raises:
+            ConfigError: The task has another order since a letter was given up, and Redis cannot
+                compute the scores of this order, as those of an `Order` object.
+        """
+        return change_letters(requeue, self._reach, self.group, checked_letters(ids))
+
+    def drop_dead_letters(self, ids: Iterable[int]) -> int:
+        """Delete dead letters of this consumer group for good; they still count as dead.
+
+        Returns:
+            How many letters this call has deleted.
+        """
+        return change_letters(drop, self._reach, self.group, checked_letters(ids))
+
+    def settings(self) -> StoredSettings:
+        """Return the settings that the task has now, and who changed which when.
+
+        Limits are those of the whole task; the changes are those of its first partition.
+
+        Raises:
+            UnknownTask: There is no such task, because it was cleared.
+        """
+        return summed_settings([each.task.stored_settings() for each in self._partitions])
+
+    def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
+        """Change settings of the task, in one atomic step, while others work on it.
+
+        Partitions change one after the other. Those with groups come first: one that refuses an
+        order refuses it before any has changed.
+
+        All processes go by the new settings from their next call on. The settings that the task is
+        to have are checked together, as when it is opened. None removes a setting. Every setting
+        but `partitions` and `max_reads` can change; docs/stream.md says what becomes of the groups
+        that are stored.
+
+        Args:
+            changes: Fields of `TaskSettings`, such as `limit=8192` or `max_staleness=None`.
+
+        Returns:
+            The settings that the task has then.
+
+        Raises:
+            ConfigError: A setting cannot change or have this value; nothing was changed.
+            StoreUnavailable: Redis stayed away; the settings may have been changed.
+        """
+        self._check_open()
+        check_changes(changes)
+        count = len(self._partitions)
+        stored = self._reach.ask(self._stored) if count > 1 else {}
+        self._reach.each(
+            sorted(range(count), key=lambda number: stored.get(number, 0), reverse=True),
+            lambda each: self._partitions[each].task.configure(divided(changes, each, count)),
+        )
+        return self.settings()
+
+    def _stored(self, number: int) -> int:
+        store = self._partitions[number].store
+        return int(store.client.execute("XLEN", store.keys.stream))
+
+    def advance(self, version: int) -> int:
+        """Give the task the newest weight version; not needed with `weights=`.
+
+        Returns:
+            The version that the task knows now, which never goes back; of partitions the oldest.
+        """
+        call = Advance(checked_int("version", version))
+        return min(self._each(lambda partition: partition.store.call(call)))
+
+    def move(self, ids: Iterable[int], status: AnyStatus) -> int:
+        """Move waiting groups to another status, each in one atomic step.
+
+        Returns:
+            How many of them wait in that status now; leased and deleted groups are left alone.
+        """
+        checked, places = checked_status(status), self._places(checked_ids(ids))
+
+        def moved(number: int) -> int:
+            return move(self._partitions[number].store, self.group, checked, places[number])
+
+        return sum(self._reach.each(places, moved).values())
+
+    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
+        """Change the priority of groups, waiting or leased, and with it their place in the order.
+
+        Returns:
+            How many of them are stored.
+
+        Raises:
+            ConfigError: There is not one priority for each id, or a priority is not usable.
+        """
+        if isinstance(priorities, str | bytes | Mapping) or not isinstance(priorities, Iterable):
+            raise ConfigError(f"priorities={priorities!r:.80}: give one number an id, in a list.")
+        numbers = [checked_number("priority", priority) for priority in priorities]
+        wanted = checked_ids(ids)
+        if len(wanted) != len(numbers):
+            raise ConfigError(f"{len(wanted)} ids and {len(numbers)} priorities: give one each.")
+        chosen: dict[int, dict[int, float]] = {}
+        for group, priority in zip(wanted, numbers, strict=True):
+            number, seq = self._numbering.partition(group), self._numbering.seq(group)
+            if seq:
+                chosen.setdefault(number, {})[seq] = priority
+
+        def update(number: int) -> int:
+            return update_priorities(self._partitions[number].task, chosen[number])
+
+        return sum(self._reach.each(chosen, update).values())
+
+    def expire(
+        self,
+        current_version: int | None = None,
+        *,
+        max_staleness: int | None = None,
+        max_token_staleness: int | None = None,
+        statuses: Sequence[AnyStatus] = (Status.COMPLETED,),
+        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
+    ) -> int:
+        """Expire the waiting groups that are too stale; its cost depends only on their number.
+
+        Args:
+            current_version: Newest weight version; default: the one that the task knows.
+            max_staleness, max_token_staleness: Rules; default: those of the task.
+            statuses: Statuses of the groups.
+            on_expired: "discard", "keep" (they wait with status EXPIRED), or a function that is
+                called with each group's samples before the group is discarded; default: the
+                setting of the task.
+
+        Returns:
+            How many groups expired for this consumer group.
+
+        Raises:
+            ConfigError: No version or no rule is known, or the task does not index versions.
+        """
+        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        rules = StalenessRules(
+            checked_int_or_none("max_staleness", max_staleness),
+            checked_int_or_none("max_token_staleness", max_token_staleness),
+        )
+        asked = (version, rules, checked_statuses(statuses), on_expired)
+        return sum(self._each(lambda partition: partition.expiration.expire(*asked)))
+
+    def save(self, path: AnyPath) -> SavedTask:
+        """Save the task, with all its consumer groups, to a file; see docs/saving.md.
+
+        Partitions are saved into a directory, one after the other.
+
+        Other processes may go on meanwhile: every group that is stored from the beginning to the
+        end is saved, once. Memory does not grow with the task.
+
+        Raises:
+            ConfigError: The file cannot be written.
+            StoreUnavailable: Redis stayed away; an older file is unchanged.
+        """
+        stores = self._reach.stores
+        return save_partitions(stores, path) if len(stores) > 1 else save_task(stores[0], path)
+
+    def resume(self, path: AnyPath) -> SavedTask:
+        """Fill this task, into which nothing was ever put, from a file, or a directory.
+
+        Leased groups wait again. Settings that this task was not given are those of the file.
+
+        Raises:
+            ConfigError: The file cannot be read, or the task was used.
+            TaskMismatch: The task has another order or other tags.
+            DecodeError: The file is damaged, or of a newer format.
+            StoreUnavailable: Redis stayed away.
+            After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
+        """
+        stores = self._reach.stores
+        if len(stores) > 1:
+            resumed = resume_partitions(stores, path)
+        else:
+            resumed = resume_task(stores[0], path)
+        for each in self._partitions:
+            each.task.reopen()
+        return resumed
+
+    def drop_group(self) -> int:
+        """Remove this consumer group, with its leases and its ledger.
+
+        Returns:
+            Groups that were deleted because no other consumer group needs them.
+        """
+        return sum(self._each(lambda partition: partition.task.drop_group(self.group)))
+
+    def clear(self) -> int:
+        """Delete the task, in one atomic step: groups, leases, dead letters, ledger and settings.
+
+        Puts and takes that wait notice at once, or within a second if there are many. Partitions
+        are deleted one after the other, and meanwhile other processes see those that are left.
+
+        A stream object that goes on using it creates an empty task with the settings that the
+        object was given; with `weights=` this one does so at once, to keep learning versions.
+
+        Returns:
+            Groups that were stored.
+        """
+        return sum(each.task.clear() for each in reversed(self._partitions))
+
+    def _each(self, call: Callable[[Partition], T]) -> list[T]:
+        """Call a function with each partition; raises as `Reach.each` does."""
+        numbers = range(len(self._partitions))
+        return list(self._reach.each(numbers, lambda each: call(self._partitions[each])).values())
+
+    def _places(self, ids: Iterable[int]) -> dict[int, list[int]]:
+        """Return the numbers of groups in their partitions, by partition."""
+        places = self._numbering.by_partition(ids)
+        return {number: [seq for seq in seqs if seq] for number, seqs in places.items()}
+
+    def _id(self, number: int, seq: int) -> int:
+        """Return the id of a group of a partition."""
+        return self._numbering.ids(number, [seq])[0]
+
+    def _query(self, where: Mapping[str, Any] | None) -> str:
+        if where is None:
+            return ""
+        try:
+            return parse_where(where, self._task.description.tags)
+        except ConfigError:
+            self._task.reopen()  # another process may have declared its tags since
+            return parse_where(where, self._task.description.tags)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(
+                f"this stream of task {self.task!r} is closed: open another ExperienceStream."
+            )
+
+
+def _archived_at(group: StoredGroup) -> float:
+    return group.archived_at.timestamp() if group.archived_at else 0.0
