@@ -19,7 +19,7 @@ from redrb.algorithms.advantages import (
     group_relative_advantages,
     token_rewards,
 )
-from redrb.algorithms.batches import REFERENCE_LOG_PROBS
+from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
 from redrb.algorithms.completions import Completions
 from redrb.algorithms.generation import check_options, generate
 from redrb.algorithms.log_probs import action_log_probs
@@ -302,7 +302,9 @@ class GRPOExperienceMaker(CompletionScorer):
 
 
 @torch.no_grad()
-def reference_log_probs(model: nn.Module, done: Completions, *, temperature: float) -> Tensor:
+def reference_log_probs(
+    model: nn.Module, done: Completions | TrainingBatch, *, temperature: float
+) -> Tensor:
     """Return a policy's log-probability of each action, float32 `[B, A]`, 0 on padding."""
     actions = done.action_mask.shape[1]
     logits = action_logits(model, done.sequences, done.attention_mask, actions, inputs=done.inputs)

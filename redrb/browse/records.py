@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 State: TypeAlias = Literal[
     "waiting", "leased", "history", "done", "dead", "parts", "gone", "damaged"
@@ -210,10 +211,4 @@ class Page:
 
 def as_json(view: Any) -> Any:
     """Return a record as `json.dumps` takes it: lists, dicts, and images as base64."""
-    if isinstance(view, bytes):
-        return base64.b64encode(view).decode()
-    if is_dataclass(view):
-        return {each.name: as_json(getattr(view, each.name)) for each in fields(view)}
-    if isinstance(view, tuple):
-        return [as_json(each) for each in view]
-    return view
+    return msgspec.to_builtins(view)

@@ -15,11 +15,17 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from redrb.metrics.metric import Metric
-from redrb.metrics.table import AGE, METRICS, UP
+from redrb.metrics.metric import METRICS, Metric
 from redrb.state.histogram import BOUNDS
 from redrb.state.model import State
 from redrb.state.observer import View
+
+UP = ("redrb_up", "1 if the newest figures of Redis are fresh; 0 if Redis does not answer.")
+AGE = (
+    "redrb_state_age_seconds",
+    "Seconds since the figures were read. Beyond five seconds only this and redrb_up are served.",
+)
+"""The two gauges that are served whatever happens: name and help."""
 
 FRESH_S: Final = 5.0
 """Oldest figures, in seconds, that are served; older ones would look like new ones."""

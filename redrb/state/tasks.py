@@ -32,7 +32,7 @@ def with_holdings(
     Rights are counted by process. Leases are not counted by consumer: a dead worker holds at most
     those that no living worker has announced.
     """
-    living = sum(each.leased for each in workers if not _is_over(each))
+    living = sum(each.leased for each in workers if each.alive)
     leased = max(0, sum(group.stats.ledger.leased for group in groups) - living)
     rights = (groups[0].stats.admission if groups else None) or AdmissionStats()
     unlisted = max(0, rights.held - sum(rights.makers.values()))
@@ -46,11 +46,7 @@ def with_holdings(
             rights=min(worker.rights, found + unlisted),
         )
 
-    return tuple(held(worker) if _is_over(worker) else worker for worker in workers)
-
-
-def _is_over(worker: WorkerState) -> bool:
-    return worker.life in ("dead", "ended")
+    return tuple(worker if worker.alive else held(worker) for worker in workers)
 
 
 _FIELDS = (*STORED_NAMES, "incarnation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
-    from redrb.launch.run import Show
+    from redrb.launch.run import Run
     from redrb.state.history import History
     from redrb.state.observer import Observer, View
 
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         return Top(observer, _where(client, options), task=options.task).show()
 
 
-def job_screen() -> Show | None:
+def job_screen() -> Callable[[Run, Observer, str], None] | None:
     """Return the function that shows a run on this terminal; None: it is none."""
     if not _is_live():
         return None

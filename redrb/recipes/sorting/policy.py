@@ -6,6 +6,9 @@ padded row gives the same numbers as the row alone.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -109,30 +112,25 @@ class Actor(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY_SIZE)
 
     def forward(
-        self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
-    ) -> Tensor:
+        self,
+        sequences: Tensor,
+        attention_mask: Tensor,
+        actions: int | None = None,
+        *,
+        use_cache: bool = False,
+        past_key_values: list[KeyValues] | None = None,
+    ) -> Any:
         """Return the logits that chose each of the last `actions` tokens, `[B, A, vocabulary]`.
 
         Action t of A stands at position S - A + t; what chose it is the output one before. None
-        gives the output of every position, `[B, S, vocabulary]`.
+        gives the output of every position, `[B, S, vocabulary]`. `redrb.algorithms.decoding` says
+        what happens with `use_cache`.
         """
-        hidden: Tensor = self.decoder(sequences, attention_mask)
-        logits: Tensor = self.head(_before(hidden, actions))
-        return logits
-
-    def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[KeyValues]) -> Tensor:
-        """Return the logits of the token after the newest, float32 `[B, vocabulary]`.
-
-        Args:
-            newest: Token ids that `past` does not hold yet, int64 `[B, T]`.
-            attention_mask: 1 where a token counts, tokens in `past` included, int64 `[B, S]`.
-        """
-        logits: Tensor = self.head(self.decoder(newest, attention_mask, past)[:, -1])
-        return logits
-
-    def no_past(self) -> list[KeyValues]:
-        """Return the empty cache that `next_token` starts from."""
-        return [KeyValues() for _ in self.decoder.blocks]
+        past = past_key_values
+        if use_cache and past is None:
+            past = [KeyValues() for _ in self.decoder.blocks]
+        logits = self.head(_before(self.decoder(sequences, attention_mask, past), actions))
+        return SimpleNamespace(logits=logits, past_key_values=past) if use_cache else logits
 
 
 class Critic(nn.Module):

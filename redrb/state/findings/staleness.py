@@ -4,44 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
-from redrb.state.model import Finding, FindingKind, State, TaskState
+from redrb.state.findings.wording import counted, finding_of, redrb_command, subject_of
+from redrb.state.model import Finding, State, TaskState
 from redrb.stream.task.settings import NO_BOUND
 
 EXPIRED_SHARE = 0.05
 LEAST_EXPIRED = 20
 
-EXPIRING_GROUPS = FindingKind(
-    "expiring-groups",
-    "warning",
-    "Groups become staler than max_staleness before they are trained: makers make more than is "
-    "trained, or are behind on weights. groups_per_version, the number of groups that trainers "
-    "train for each published version, bounds what makers begin, so that nothing expires.",
-)
-ABOVE_BOUND = FindingKind(
-    "staleness-above-bound",
-    "warning",
-    "Some groups are staler than max_staleness. Waiting ones expire with the next take; leased "
-    "ones were taken before the newest version, and their trainer is slow. If the task should "
-    "train such groups, raise max_staleness; else start more trainers, or end makers.",
-)
-AT_BOUND = FindingKind(
-    "staleness-at-bound",
-    "info",
-    "The stalest waiting groups expire with the next weight version.",
-)
-UNKNOWN_STALENESS = FindingKind(
-    "unknown-staleness",
-    "info",
-    "The groups were put without policy_version, or nobody has published weights that the task "
-    "follows. max_staleness has no effect on these groups.",
-)
-
 
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about staleness."""
     for task in state.tasks:
-        bound = number_of(task, "max_staleness")
+        bound = task.max_staleness
         if bound is not None and bound < NO_BOUND and task.main is not None:
             yield from _expiring(state, task, bound)
             yield from _near(state, task, bound)
@@ -60,7 +34,8 @@ def _expiring(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
     now = f", {rate:.2g} each second now" if rate else ""
     bounded = "groups_per_version" in task.settings  # what makers begin
     setting = f"max_staleness={bound + 1}" if bounded else "groups_per_version=GROUPS"
-    yield EXPIRING_GROUPS.found(
+    yield finding_of(
+        "expiring-groups",
         subject_of(task),
         f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}.",
         redrb_command(state, "set", task.name, setting),
@@ -81,11 +56,15 @@ def _near(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
         text = " and ".join(texts)
-        yield ABOVE_BOUND.found(
-            subject_of(task), f"{text[0].upper()}{text[1:]}; the bound is {bound:,}.", command
+        yield finding_of(
+            "staleness-above-bound",
+            subject_of(task),
+            f"{text[0].upper()}{text[1:]}; the bound is {bound:,}.",
+            command,
         )
     elif places["waiting"].largest == bound and "groups_per_version" not in task.settings:
-        yield AT_BOUND.found(
+        yield finding_of(
+            "staleness-at-bound",
             subject_of(task),
             f"The stalest waiting group is {counted(bound, 'version')} old, the bound.",
             command,
@@ -95,7 +74,8 @@ def _near(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
 def _unknown(state: State, task: TaskState) -> Iterator[Finding]:
     waiting = task.main.staleness.waiting if task.main else None
     if waiting is not None and waiting.unknown and not waiting.total:
-        yield UNKNOWN_STALENESS.found(
+        yield finding_of(
+            "unknown-staleness",
             subject_of(task),
             f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known.",
             redrb_command(state, "weights", "ls"),

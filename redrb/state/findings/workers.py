@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 from redrb.state.findings.wording import (
     counted,
-    number_of,
+    finding_of,
     of_workers,
     redrb_command,
     seconds,
     worker_command,
 )
-from redrb.state.model import Finding, FindingKind, State, TaskState, WorkerState
+from redrb.state.model import Finding, State, TaskState, WorkerState
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
@@ -26,48 +26,6 @@ LONGER = 10
 
 LEAST_HANG_S = 60.0
 """A step does not hang before, unless its owner has given a limit."""
-
-DEAD_WORKER = FindingKind(
-    "dead-worker",
-    "warning",
-    "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
-    "machine has no network. Its leased groups and its rights to begin groups go to others, with "
-    "the next heartbeat of any of these. `redrb run` restarts those of its workers "
-    "that have ended; start any other program again as it was started before.",
-)
-SILENT_WORKER = FindingKind(
-    "silent-worker",
-    "info",
-    "A heartbeat did not come in time: the process ended a moment ago, or its machine or Redis is "
-    "overloaded. If none comes, the worker counts as dead. On its host, ps shows whether the "
-    "process is there, and T if it was stopped.",
-)
-HANGING_TRAINER = FindingKind(
-    "hanging-trainer",
-    "warning",
-    "The process sends heartbeats and does not get on, so that no other trainer gets the groups "
-    "that it holds: its step waits for another rank, a file, a lock or the network, or loops. Or "
-    "it does something rare, such as an evaluation: then give a longer step_limit. On its host, "
-    "`py-spy dump --pid` shows where it stands. A trainer that hangs does not end after SIGTERM: "
-    "kill -KILL ends it, and its groups wait again when its lease is over.",
-)
-MAKER_BEHIND = FindingKind(
-    "maker-behind",
-    "warning",
-    "The maker loads new weights too seldom, or more slowly than the trainer publishes them. Its "
-    "groups are too stale when they are taken, and expire if the task has max_staleness. If it "
-    "does not catch up, end it on its host and start it again.",
-)
-WAITS_FOR_WEIGHTS = FindingKind(
-    "waits-for-weights",
-    "warning",
-    "No trainer publishes these weights, or the maker reads them under another name or namespace.",
-)
-MIXED_REDRB = FindingKind(
-    "mixed-redrb",
-    "warning",
-    "An upgrade has not reached all machines. Versions may disagree on what they store.",
-)
 
 
 def find(state: State) -> Iterator[Finding]:
@@ -85,7 +43,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     ]
     taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
-        *(DEAD_WORKER, task, dead, _death),
+        *("dead-worker", task, dead, _death),
         lambda worker: (
             _start_command(state, task, worker)
             if taken_over or not (worker.leased or worker.rights)
@@ -95,7 +53,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
-        *(SILENT_WORKER, task, silent),
+        *("silent-worker", task, silent),
         lambda worker: (
             f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
             f"{seconds(worker.period_s)}."
@@ -143,7 +101,7 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
         )
 
     yield from of_workers(
-        *(HANGING_TRAINER, task, hanging(task), summary),
+        *("hanging-trainer", task, hanging(task), summary),
         lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
     )
 
@@ -179,18 +137,18 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         if maker.waits_for == "weights" and maker.waits_s >= LONG_WITHOUT_WEIGHTS_S
     ]
     yield from of_workers(
-        *(WAITS_FOR_WEIGHTS, task, waiting),
+        *("waits-for-weights", task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         redrb_command(state, "weights", "ls"),
     )
-    set_bound = number_of(task, "max_staleness")
+    set_bound = task.max_staleness
     bound = BEHIND if set_bound is None else set_bound
     figures = redrb_command(state, "stats", task.name)
     behind = [  # one that waits loads the newest weights before it begins
         maker for maker in makers if maker.behind > bound and not maker.waits_for
     ]
     yield from of_workers(
-        *(MAKER_BEHIND, task, behind),
+        *("maker-behind", task, behind),
         lambda maker: (
             f"At its heartbeat {seconds(maker.seen_s)} ago it used weight version "
             f"{maker.weight_version:,}, {maker.behind:,} behind the newest; "
@@ -205,12 +163,13 @@ def _versions(state: State) -> Iterator[Finding]:
         (worker.host, worker.pid): worker.redrb
         for task in state.tasks
         for worker in task.workers
-        if worker.redrb and worker.life in ("live", "silent")
+        if worker.redrb and worker.alive
     }
     numbers = Counter(workers.values())
     if len(numbers) > 1:
         texts = (f"{counted(n, 'worker')} of {version}" for version, n in sorted(numbers.items()))
-        yield MIXED_REDRB.found(
+        yield finding_of(
+            "mixed-redrb",
             f"namespace {state.namespace}",
             f"Several versions of redrb work together: {', '.join(texts)}.",
             "pip install --upgrade CLONE_OR_WHEEL",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from typing import Protocol
 
 from redrb.connection.deadline import here
 from redrb.errors import AdmissionRefused, AdmissionTimeout, ConfigError
@@ -31,20 +30,6 @@ QUEUE_TTL_MS = 30_000
 """Time for which a maker that stopped looking keeps its place in the queue."""
 
 _log = logging.getLogger("redrb")
-
-
-class Admits(Protocol):
-    """Gives rights to begin groups: `Admitter`, or the refusal of a task with partitions."""
-
-    def admit(self, count: int, least: int, hold_s: float) -> Admission:
-        """Wait for rights."""
-
-    @property
-    def held(self) -> int:
-        """Rights that are held."""
-
-    def close(self) -> None:
-        """Return all rights that are held."""
 
 
 class Admitter:

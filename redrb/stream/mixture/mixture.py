@@ -17,7 +17,6 @@ from redrb.forks import in_child
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.ratio import Ratio, Split
-from redrb.stream.mixture.starvation import Shortages, Starvation, Waiting
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
@@ -88,7 +87,7 @@ class Mixture:
         """Count from 0; in a forked process no thread is left that could end its turn."""
         self._turn = threading.Lock()
         self._split = Split(self._ratio)
-        self._shortages = Shortages()
+        self._waits_for: tuple[str, int] | None = None  # task, and groups of it
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
@@ -150,10 +149,6 @@ class Mixture:
         """
         return dict(self._split.taken)
 
-    def starvation(self) -> dict[str, Starvation]:
-        """Return for each task how the takes of this object have waited for it."""
-        return {task: self._shortages.of(task) for task in self._ratio.parts}
-
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
         with Deadline(self._client.retry_s), ExitStack() as scope:
@@ -165,7 +160,7 @@ class Mixture:
         """Wait until no other thread takes; a take that waits for no task is over soon."""
         deadline = here()
         while not self._turn.acquire(timeout=deadline.slice_s()):
-            starving = self._shortages.now
+            starving = self._waits_for
             if starving is None and self._turn.acquire(timeout=min(SHORT_OUTAGE_S, here().left_s)):
                 break
             if deadline.over:
@@ -173,7 +168,7 @@ class Mixture:
             if starving is not None:
                 deadline.log(
                     f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
-                    f"one waits for task {starving.task!r}"
+                    f"one waits for task {starving[0]!r}"
                 )
         try:
             yield
@@ -201,20 +196,18 @@ class Mixture:
         stream = self._streams[task]
         try:
             return stream.take(share, timeout=0)
-        except (BatchTimeout, StoreUnavailable) as error:
-            if isinstance(error, BatchTimeout):
-                self._shortages.add(task)
+        except (BatchTimeout, StoreUnavailable):
             if here().over:
                 raise
-        with self._shortages.waiting(task, share):
+        self._waits_for = (task, share)
+        try:
             return stream.take(share)
+        finally:
+            self._waits_for = None
 
-    def _behind(self, starving: Waiting | None, count: int) -> BatchTimeout:
+    def _behind(self, starving: tuple[str, int] | None, count: int) -> BatchTimeout:
         """Return the error of a take while another thread's take had not ended in time."""
-        needed = self._split.shares(count)
-        if starving is not None:
-            needed = {starving.task: starving.share}
-            self._shortages.add(starving.task)
+        needed = self._split.shares(count) if starving is None else dict([starving])
         counts = {task: (self._available(task), share) for task, share in needed.items()}
         note = (
             f"An earlier take from the mixture {self._ratio} has not ended: it needs these groups."
@@ -234,7 +227,6 @@ class Mixture:
                 available = self._available(task)
                 if available < share:
                     counts[task] = (available, share)
-                    self._shortages.add(task)
         note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
         return self._timeout(counts, note, error)
 
