@@ -15,7 +15,6 @@ from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
 from redrb.replay.operations import ReplayOperations, acknowledge, release
 from redrb.replay.rollout_fields import checked_status, checked_step
-from redrb.replay.rollout_objects import check_rollout_type
 from redrb.replay.staleness import Thresholds
 from redrb.replay.tasks import ReplayOrder, Tasks
 from redrb.stream.task.settings import LEASE_MS
@@ -87,7 +86,9 @@ class ReplayBuffer:
             ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
-        self._operations = ReplayOperations(self._tasks, check_rollout_type(rollout_type))
+        if rollout_type is not None and not isinstance(rollout_type, type):
+            raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
+        self._operations = ReplayOperations(self._tasks, rollout_type)
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
         self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
 

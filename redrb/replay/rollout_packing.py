@@ -50,7 +50,7 @@ class StoredRollout:
 
 def unpack_group(items: Iterable[BufferItem]) -> list[StoredRollout]:
     """Return the rollouts of a group that `pack_group` has packed."""
-    return [_unpack(item) for item in items]
+    return list(map(_unpack, items))
 
 
 def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
