@@ -36,11 +36,7 @@ class Ping:
 
 
 def ping(client: Client) -> Ping:
-    """Send a few requests to one server.
-
-    Raises:
-        StoreUnavailable: It stayed away.
-    """
+    """Send a few requests to one server."""
     times, skews = [], []
     for _ in range(PINGS):
         began, wall = time.perf_counter(), time.time()

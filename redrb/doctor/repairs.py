@@ -70,11 +70,7 @@ class Repair:
 def repair(
     client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
 ) -> Iterator[Repair]:
-    """Mend what is safe to mend; yields each repair when it is done, or has failed.
-
-    Raises:
-        StoreUnavailable: Redis stayed away.
-    """
+    """Mend what is safe to mend; yields each repair when it is done, or has failed."""
     for task in examined:
         for code, mend in _of_task(task):
             yield _attempted(code, task.subject, mend)
