@@ -41,7 +41,6 @@ class Examination(TaskFigures, frozen=True, kw_only=True):
     Attributes:
         partition: Number of the partition; None for a task without partitions.
         lost_rights: Rights of dead makers, and rights that are held for too long.
-        consumer_groups: Its consumer groups.
     """
 
     store: TaskStore

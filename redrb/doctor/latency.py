@@ -23,7 +23,6 @@ class Ping:
     """The replies of a server to a few small requests.
 
     Attributes:
-        median_s: Median of the seconds until a reply.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
         cli: Options with which redis-cli reaches the server.
     """

@@ -45,7 +45,7 @@ def left_names(client: Client, state: State) -> list[LeftName]:
 
 
 def unread_tasks(client: Client, state: State) -> list[str]:
-    """Return names of tasks that the state lacks although they have keys: their settings are lost."""
+    """Return names of tasks that have keys, and that the state lacks: their settings are lost."""
     known = {task.name for task in state.tasks}
     return [
         name

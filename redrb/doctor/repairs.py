@@ -55,11 +55,7 @@ Outcome: TypeAlias = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Something that was mended, or could not be.
-
-    Attributes:
-        summary: What was done, or why it failed.
-    """
+    """Something that was mended, or could not be."""
 
     code: str
     subject: str

@@ -40,7 +40,6 @@ class StoredRollout:
     """The fields of a stored rollout.
 
     Attributes:
-        state: The fields; they may be changed.
         train_step: Train step at which the staleness was written; None: it was not written.
     """
 

@@ -24,7 +24,6 @@ class SaveIndex(msgspec.Struct, frozen=True):
     """The index of a save.
 
     Attributes:
-        order: Order of the buffer that was saved.
         files: Part -> name of its file. A part is the name of a task; its further partitions are
             "<task>:<number>".
         refreshes: "<part> <status>" -> last refresh, "<train step> <newest id>".
