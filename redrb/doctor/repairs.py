@@ -54,11 +54,7 @@ Outcome: TypeAlias = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Something that was mended, or could not be.
-
-    Attributes:
-        summary: What was done, or why it failed.
-    """
+    """Something that was mended, or could not be."""
 
     code: str
     subject: str
@@ -69,11 +65,7 @@ class Repair:
 def repair(
     client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
 ) -> Iterator[Repair]:
-    """Mend what is safe to mend; yields each repair when it is done, or has failed.
-
-    Raises:
-        StoreUnavailable: Redis stayed away.
-    """
+    """Mend what is safe to mend; yields each repair when it is done, or has failed."""
     for task in examined:
         for code, mend in _of_task(task):
             yield _attempted(code, task.subject, mend)
