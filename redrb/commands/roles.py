@@ -106,12 +106,7 @@ class Rules:
 
 
 def rights(
-    role: Role,
-    tasks: Sequence[str],
-    namespace: str,
-    weights: str | None,
-    *,
-    to: str | None = None,
+    role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
 ) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
 
