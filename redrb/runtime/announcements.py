@@ -141,7 +141,10 @@ class Agreement:
             if self.pending is not None and time.monotonic() >= self._ends:
                 raise self.pending
             return False
-        differing = self._differing(announcement.settings)
+        mine, others = self._settings, announcement.settings
+        names = sorted(mine.keys() | others.keys()) if mine and others else ()
+        pairs = [(name, others.get(name, "unknown"), mine.get(name, "unknown")) for name in names]
+        differing = ", ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b)
         if not differing:
             self.pending = None
             return True
@@ -176,14 +179,6 @@ class Agreement:
         raise self.pending or WeightTimeout(
             name=trainer, newer_than=0, newest=None, waited_s=timeout
         )
-
-    def _differing(self, others: Mapping[str, str]) -> str:
-        mine = self._settings
-        if not mine or not others:
-            return ""
-        names = sorted(mine.keys() | others.keys())
-        pairs = [(name, others.get(name, "unknown"), mine.get(name, "unknown")) for name in names]
-        return ", ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b)
 
 
 GRACE_S = 30.0
