@@ -214,11 +214,12 @@ class TrainingBatch:
             values: For each part a value of each of its actions.
         """
         found = values[0].new_zeros(self.action_mask.shape)
+        columns = torch.arange(found.shape[1], device=found.device)[None]
         for part, value in zip(parts, values, strict=True):
             value = value.masked_fill(~part.action_mask, 0.0)
             if part.place is None:
                 return value
-            found[part.place.rows[:, None], part.place.columns_of(found)] += value
+            found[part.place.rows[:, None], columns[:, part.place.columns]] += value
         return found
 
 
@@ -235,10 +236,6 @@ class Place:
         if tensor.dim() == 1 or tensor.shape[1] != self.whole.actions:
             return tensor[self.rows]
         return tensor[self.rows, self.columns]
-
-    def columns_of(self, tensor: Tensor) -> Tensor:
-        """Return the columns as indices, int64 `[1, A of the part]`."""
-        return torch.arange(tensor.shape[1], device=tensor.device)[None, self.columns]
 
 
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:

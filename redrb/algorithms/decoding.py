@@ -38,7 +38,7 @@ def decoder_of(
     cache = next((name for name in ("cache", "past_key_values") if name in names), None)
     if not use_cache or cache is None or "use_cache" not in names:
         return _whole(model, names, inputs)
-    if inputs.taken_by(names) & GRIDS:  # positions are not those of the mask
+    if names & inputs.others.keys() & GRIDS:  # positions are not those of the mask
         return _whole(model, names, inputs)
     options: dict[str, Any] = {"use_cache": True}
     if "logits_to_keep" in names:

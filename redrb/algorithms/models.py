@@ -105,10 +105,6 @@ class ModelInputs:
         }
         return replace(self, aligned=aligned)
 
-    def taken_by(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the names of the inputs that a `forward` with these argument names takes."""
-        return names & (self.aligned.keys() | self.others.keys())
-
     def for_forward(self, names: frozenset[str], device: torch.device) -> dict[str, Tensor]:
         """Return the inputs that a `forward` with these argument names takes, on a device."""
         found = {name: each for name, each in self.aligned.items() if name in names}

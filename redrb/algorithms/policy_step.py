@@ -148,7 +148,15 @@ class PolicyStep:
             mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
         metrics = {"actor_loss": loss, "entropy": mean_entropy}
         with torch.no_grad():
-            metrics |= self._ratio_metrics(batch, log_probs)
+            ratio = action_ratio(log_probs, batch.old_log_probs, mask)
+            high = self.clip if self.clip_high is None else self.clip_high
+            outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
+            metrics |= {
+                "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),  # k3
+                "clip_fraction": masked_mean(outside.float(), mask, totals),
+                "ratio_mean": masked_mean(ratio, mask, totals),
+                "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
+            }
             if reference is not None:
                 kl = kl_estimate(log_probs, reference, mask)
                 metrics["reference_kl"] = masked_mean(kl, mask, totals)
@@ -227,17 +235,13 @@ class PolicyStep:
             optimizer.step()
         lengths = batch.action_mask.sum(1).float()
         of_lengths = {"length_mean": row_mean(lengths, batch.totals), "length_max": lengths.amax()}
-        return self._of_all_ranks({**metrics, **of_lengths, **norms})
-
-    def _of_all_ranks(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return metrics as floats; metrics on one device are copied to the host at once."""
-        found = {name: value.detach().float() for name, value in metrics.items()}
-        by_device: dict[torch.device, list[str]] = {}
+        found = {**metrics, **of_lengths, **norms}
+        by_device: dict[torch.device, list[str]] = {}  # each is copied to the host at once
         for name, value in found.items():
             by_device.setdefault(value.device, []).append(name)
         floats: dict[str, float] = {}
         for names in by_device.values():
-            values = torch.stack([found[name] for name in names])
+            values = torch.stack([found[name].detach().float() for name in names])
             means, largest = self._mean(values).tolist(), self._most(values).tolist()
             for name, mean, most in zip(names, means, largest, strict=True):
                 floats[name] = most if name.endswith(LARGEST) else mean
@@ -299,16 +303,3 @@ class PolicyStep:
     def _advantages(self, batch: TrainingBatch) -> Tensor:
         """Return the advantages `[B, A]`."""
         return batch.per_action("advantages")
-
-    def _ratio_metrics(self, batch: TrainingBatch, log_probs: Tensor) -> dict[str, Tensor]:
-        """Return `approx_kl` (k3, old from current policy), `clip_fraction` and ratios."""
-        mask, totals = batch.action_mask, batch.totals
-        ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-        high = self.clip if self.clip_high is None else self.clip_high
-        outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
-        return {
-            "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),
-            "clip_fraction": masked_mean(outside.float(), mask, totals),
-            "ratio_mean": masked_mean(ratio, mask, totals),
-            "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
-        }

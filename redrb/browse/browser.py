@@ -54,9 +54,6 @@ class Browser:
         """Prepare to read; nothing is read yet.
 
         Args:
-            client: A client.
-            task: Name of the task.
-            namespace: Its namespace.
             group: Consumer group whose view of the groups is shown.
             tokenizer: Decodes token ids; None: samples are shown without text.
             limits: How much of each group is decoded.
@@ -80,7 +77,6 @@ class Browser:
         """Return the groups that are chosen.
 
         Args:
-            choice: Which groups.
             full: Whether to decode their samples; else only the rewards.
 
         Raises:

@@ -24,8 +24,6 @@ class Browsed(msgspec.Struct, frozen=True):
 
     Attributes:
         reads: Acknowledged deliveries; None if their number is damaged, as `failed`.
-        failed: Failed deliveries.
-        status: Status in which it waits.
         slot: Slot of its lease, `<consumer>/<number>`, which was delivered `idle_ms` ago.
         ended_ms: When it became history.
     """
@@ -74,9 +72,7 @@ class BrowsedPage(msgspec.Struct, frozen=True):
     Attributes:
         indexed: False: the task does not sort groups by version.
         place: Where the next page begins; "" at the end.
-        total: Groups of the source.
         version: Newest weight version that the task knows.
-        groups: The groups that match.
         facts: Their facts, packed; b"" where there are none.
     """
 
@@ -107,7 +103,6 @@ class Browse(Call[BrowsedPage], frozen=True):
         most: Groups to return, at least, if there are as many; a query returns all that match of
             those that a page looks at.
         where: Query that the groups match, as Redis reads it; "" for any.
-        seqs: The groups that are given.
     """
 
     script: ClassVar = "browse/groups"

@@ -25,7 +25,6 @@ class Walk:
 
     Attributes:
         total: Groups of the source, in the pages that were read.
-        stores: All partitions.
         cut: Whether the bound ended it before all groups were looked at.
     """
 

@@ -55,7 +55,7 @@ class Report:
 
     Attributes:
         findings: The troubles, the worst first; after repairs, those that remain.
-        state: The state of the namespace, or of the one task; None if Redis is away.
+        state: None if Redis is away.
     """
 
     findings: tuple[Finding, ...]
@@ -131,7 +131,6 @@ class Checkup:
     """All checks, one after the other; one that fails or is not allowed is a finding.
 
     Attributes:
-        findings: The troubles, the worst first.
         left_names: Names in the registry that name nothing.
     """
 

@@ -23,7 +23,6 @@ class Ping:
     """The replies of a server to a few small requests.
 
     Attributes:
-        median_s: Median of the seconds until a reply.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
         cli: Options with which redis-cli reaches the server.
     """
@@ -36,11 +35,7 @@ class Ping:
 
 
 def ping(client: Client) -> Ping:
-    """Send a few requests to one server.
-
-    Raises:
-        StoreUnavailable: It stayed away.
-    """
+    """Send a few requests to one server."""
     times, skews = [], []
     for _ in range(PINGS):
         began, wall = time.perf_counter(), time.time()

@@ -17,22 +17,20 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
     if examined.lost_rights:
         text = f"{counted(examined.lost_rights, 'right')} to begin groups of makers that died."
         yield finding_of("lost-rights", examined.subject, text, command)
-    takes = sum(group.stuck_takes for group in examined.consumer_groups)
-    numbers = (
-        (examined.stuck_puts, "put"),
-        (takes, "take"),
-        (examined.stuck_admissions, "request for rights"),
-    )
-    texts = [counted(number, noun) for number, noun in numbers[:2] if number]
-    if examined.stuck_admissions:
-        texts.append(f"{examined.stuck_admissions:,} for rights")
-    if texts:
-        yield finding_of(
-            "stuck-waiters",
-            examined.subject,
-            f"In the queues, of processes that do not look any more: {', '.join(texts)}.",
-            redrb_command(state, "stats", examined.store.task),
+    texts = [
+        counted(number, noun)
+        for number, noun in (
+            (examined.stuck_puts, "put"),
+            (sum(group.stuck_takes for group in examined.consumer_groups), "take"),
+            (examined.stuck_admissions, "request"),
         )
+        if number
+    ]
+    if texts:
+        text = f"In the queues, of processes that do not look any more: {', '.join(texts)}"
+        rights = " for rights" if examined.stuck_admissions else ""
+        command = redrb_command(state, "stats", examined.store.task)
+        yield finding_of("stuck-waiters", examined.subject, f"{text}{rights}.", command)
 
 
 def _of_group(subject: str, group: ExaminedGroup, command: str) -> Iterator[Finding]:

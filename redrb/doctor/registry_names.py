@@ -29,9 +29,6 @@ def left_names(client: Client, state: State) -> list[LeftName]:
     """Return names that name nothing, of those that the user may look up.
 
     Names whose task or weights the state has are not looked up.
-
-    Raises:
-        StoreDenied: The user may not read the registry.
     """
     registry = Registry(client, state.namespace)
     known: dict[Kind, set[str]] = {
@@ -48,11 +45,7 @@ def left_names(client: Client, state: State) -> list[LeftName]:
 
 
 def unread_tasks(client: Client, state: State) -> list[str]:
-    """Return names of tasks that the state lacks although they have keys: their settings are lost.
-
-    Raises:
-        StoreDenied: The user may not read the registry.
-    """
+    """Return names of tasks that have keys, and that the state lacks: their settings are lost."""
     known = {task.name for task in state.tasks}
     return [
         name

@@ -26,8 +26,7 @@ from redrb.state.model import State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
-from redrb.weights.inspection.listing import catalogue_of
-from redrb.weights.reading.catalogue import Pin
+from redrb.weights.reading.catalogue import Catalogue, Pin
 
 TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
 """Time in which a living consumer whose record was lost sends a heartbeat, and is known again."""
@@ -55,11 +54,7 @@ Outcome: TypeAlias = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Something that was mended, or could not be.
-
-    Attributes:
-        summary: What was done, or why it failed.
-    """
+    """Something that was mended, or could not be."""
 
     code: str
     subject: str
@@ -70,11 +65,7 @@ class Repair:
 def repair(
     client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
 ) -> Iterator[Repair]:
-    """Mend what is safe to mend; yields each repair when it is done, or has failed.
-
-    Raises:
-        StoreUnavailable: Redis stayed away.
-    """
+    """Mend what is safe to mend; yields each repair when it is done, or has failed."""
     for task in examined:
         for code, mend in _of_task(task):
             yield _attempted(code, task.subject, mend)
@@ -158,7 +149,7 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
 
 def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
     """Remove expired pins as a reader does, some at a time: by a pin, which ends at once."""
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
 
     def expired() -> int:
         now_s, _ = map(int, catalogue.client.execute("TIME"))

@@ -33,29 +33,22 @@ def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
     subject = f"server {server.address}"
     fork_us = figure_of(info, "latest_fork_usec")
     if fork_us >= LONG_FORK_US:
+        text = f"The last fork took {fork_us / 1e6:.2f} s."
         command = "cat /sys/kernel/mm/transparent_hugepage/enabled"
-        yield finding_of(
-            "long-fork", subject, f"The last fork took {fork_us / 1e6:.2f} s.", command
-        )
+        yield finding_of("long-fork", subject, text, command)
     used, resident = server.used_memory, figure_of(info, "used_memory_rss")
     if used >= LEAST_BYTES and resident >= FRAGMENTED * used:
-        yield finding_of(
-            "fragmented-memory",
-            subject,
-            f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data.",
-            server_command(server, "MEMORY", "PURGE"),
-        )
+        text = f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data."
+        command = server_command(server, "MEMORY", "PURGE")
+        yield finding_of("fragmented-memory", subject, text, command)
     if server.allocator.startswith("libc"):
         command = server_command(server, "INFO", "memory")
         yield finding_of("libc-allocator", subject, "Its allocator is libc's.", command)
     most = figure_of(info, "maxclients")
     if most and server.clients >= NEAR_MOST_CLIENTS * most:
-        yield finding_of(
-            "many-clients",
-            subject,
-            f"{server.clients:,} of at most {most:,.0f} connections are open.",
-            server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}"),
-        )
+        text = f"{server.clients:,} of at most {most:,.0f} connections are open."
+        command = server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}")
+        yield finding_of("many-clients", subject, text, command)
 
 
 def find_in_cluster(client: Client) -> Iterator[Finding]:
@@ -68,9 +61,6 @@ def find_in_cluster(client: Client) -> Iterator[Finding]:
         for node in nodes
     )
     if served < SLOTS:
-        yield finding_of(
-            "missing-slots",
-            f"cluster {client.where}",
-            f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
-            server_command(server_of(nodes[0], {}), "CLUSTER", "NODES"),
-        )
+        text = f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node."
+        command = server_command(server_of(nodes[0], {}), "CLUSTER", "NODES")
+        yield finding_of("missing-slots", f"cluster {client.where}", text, command)

@@ -22,7 +22,6 @@ class Fault:
     Attributes:
         fixed: First patch with the fix, by line of versions: {(8, 2): 6} is 8.2.6. Lines between
             these have no release with the fix, and later ones have it from their first release.
-        since: First line with the fault.
     """
 
     number: str

@@ -17,11 +17,7 @@ LEAST_OUTPUT_BYTES = 256 << 20
 
 
 def find(client: Client, server: ServerState) -> Iterator[Finding]:
-    """Yield the findings about one server's settings.
-
-    Raises:
-        StoreDenied: The user may not run CONFIG GET.
-    """
+    """Yield the findings about one server's settings, or raise StoreDenied."""
     flat = client.execute("CONFIG", "GET", *_NAMES)
     words = [word.decode("utf-8", "backslashreplace") for word in flat]
     settings = dict(zip(words[::2], words[1::2], strict=True))

@@ -15,11 +15,7 @@ Kept: TypeAlias = Literal["aclfile", "config", "memory"]
 
 
 def kept_in(client: Client) -> Kept:
-    """Return where a server keeps its users.
-
-    Raises:
-        StoreDenied: The user may not run CONFIG GET.
-    """
+    """Return where a server keeps its users, or raise StoreDenied."""
     _, aclfile = client.execute("CONFIG", "GET", "aclfile") or (b"", b"")
     if aclfile:
         return "aclfile"
@@ -27,11 +23,7 @@ def kept_in(client: Client) -> Kept:
 
 
 def find(client: Client, server: ServerState) -> Iterator[Finding]:
-    """Yield the finding about one server's users.
-
-    Raises:
-        StoreDenied: The user may not run CONFIG GET and ACL USERS.
-    """
+    """Yield the finding about one server's users, or raise StoreDenied."""
     kept = kept_in(client)
     if kept == "aclfile":  # whether ACL SAVE was run since the last change, no command tells
         return

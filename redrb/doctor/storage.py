@@ -11,32 +11,21 @@ from redrb.state.model import Finding, State
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
     """Yield the findings about a task's storage."""
+    subject, task, keys = examined.subject, examined.store.task, examined.store.keys
+    repair = redrb_command(state, "doctor", task, "--repair")
     if examined.lost_settings:
-        yield finding_of(
-            "lost-settings",
-            examined.subject,
-            f"The key {examined.store.keys.task} is lost. Groups stored: {examined.entries:,}.",
-            redrb_command(state, "doctor", examined.store.task, "--repair"),
-        )
+        text = f"The key {keys.task} is lost. Groups stored: {examined.entries:,}."
+        yield finding_of("lost-settings", subject, text, repair)
     if examined.lost_puts:
-        yield finding_of(
-            "lost-puts",
-            examined.subject,
-            f"The key {examined.store.keys.puts} is lost, or it is wrong. Groups stored: "
-            f"{examined.facts:,}.",
-            redrb_command(state, "doctor", examined.store.task, "--repair"),
-        )
+        text = f"The key {keys.puts} is lost, or it is wrong. Groups stored: {examined.facts:,}."
+        yield finding_of("lost-puts", subject, text, repair)
     if examined.orphans:
+        text = f"Entries of the stream beyond those that it counts: {examined.orphans:,}"
         most = ", at least" if examined.more_orphans else ""
-        yield finding_of(
-            "orphaned-entries",
-            examined.subject,
-            f"Entries of the stream beyond those that it counts: {examined.orphans:,}{most}.",
-            redrb_command(state, "doctor", examined.store.task, "--repair"),
-        )
-    command = redrb_command(state, "save", examined.store.task, f"{examined.store.task}.redrb")
+        yield finding_of("orphaned-entries", subject, f"{text}{most}.", repair)
+    command = redrb_command(state, "save", task, f"{task}.redrb")
     for text in _differences(examined):
-        yield finding_of("different-storage", examined.subject, text, command)
+        yield finding_of("different-storage", subject, text, command)
 
 
 def _differences(examined: Examination) -> Iterator[str]:

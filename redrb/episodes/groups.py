@@ -112,11 +112,6 @@ def with_group_advantages(items: list[BufferItem]) -> list[BufferItem]:
     return items
 
 
-def can_go_on(item: BufferItem) -> bool:
-    """Return whether a sample is finished, or holds the prompt with which its episode goes on."""
-    return item.status is not Status.ABORTED or PROMPT in item.extras
-
-
 def is_aborted(items: Sequence[BufferItem]) -> bool:
     """Return whether some samples are unfinished."""
     return any(item.status is Status.ABORTED for item in items)
@@ -193,7 +188,7 @@ class Groups:
         """Finish the episodes of a group of unfinished samples, and put it in its place."""
         try:
             [group] = lease.groups()
-            if not all(map(can_go_on, group)):
+            if any(is_aborted([item]) and PROMPT not in item.extras for item in group):
                 self.resumes = False
                 _log.warning(
                     "task %r has an unfinished group of another kind of maker: this maker finishes "

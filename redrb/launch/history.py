@@ -44,10 +44,7 @@ class History:
         reward_last: Newest evaluated reward; None until there is one.
         staleness_newest: Mean and largest staleness of the newest step of this run, in versions;
             None: it had no step.
-        staleness_max: Largest staleness of a sample trained, in versions.
-        versions_by_kind: Versions published: "full" and "delta".
         weights_bytes_full: Bytes of these versions if each were published in full.
-        weights_bytes_sent: Bytes that were published.
         steps: Optimizer steps of the job, as its newest trainer counts them: steps that a restarted
             trainer repeats after its checkpoint count once.
         wait_for_batch_s: Seconds for which trainers waited for batches, after their first ones.
@@ -56,7 +53,6 @@ class History:
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
         ended: Why the newest trainer ended by itself; "": it has not.
-        faults: Why groups were filtered, by kinds.
     """
 
     reward_first: float | None = None

@@ -54,7 +54,6 @@ class Run:
     Attributes:
         temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
             own server keeps no data, and records of earlier runs are deleted.
-        fresh: Earlier runs of the job are deleted first.
         show: Shows it on a terminal until `follow`, which it calls in a thread, returns, and then
             calls `screen_ended`; SIGINT ends the run. It is given the run, an observer of the job's
             namespace, and this namespace for people. None: a line is printed every few seconds.
@@ -290,11 +289,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """The signal that asked the run to end.
-
-    Attributes:
-        number: Its number; 0: none came.
-    """
+    """The signal that asked the run to end."""
 
     number: int = 0
 

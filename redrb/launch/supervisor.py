@@ -39,12 +39,7 @@ class State(Enum):
 
 @dataclass
 class _Process:
-    """The server or a worker.
-
-    Attributes:
-        restarts: Most restarts in a row.
-        deaths: Deaths since it last ran well.
-    """
+    """The server or a worker."""
 
     name: str
     start: Callable[[OnEnd], WorkerProcess | None]

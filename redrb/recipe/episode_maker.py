@@ -25,12 +25,11 @@ from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of, 
 from redrb.recipe.groups import group_names
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import StepTimes, reference_policy, seed_everything
+from redrb.recipe.maker import StepTimes, placed_models, seed_everything
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import Strategy
 from redrb.runtime.following import MakerWeights
-from redrb.runtime.strategy import place_models
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
@@ -104,7 +103,11 @@ class EpisodeRecipeMaker(EpisodeMaker):
         stream.worker.begins()
         with ExitStack() as undo:
             undo.callback(stream.close)
-            self._reference = self._place_models(client, stream)
+            strategy = Strategy(recipe.device or None)
+            waiting = partial(stream.worker.waiting, "weights")
+            self._models, self._reference = placed_models(client, recipe, strategy, waiting)
+            generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+            self._generation = recipe.generation(generator)
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
             self._report = EpisodeReport(self, recipe.prompts_per_step, write)
             self._names = group_names(recipe)
@@ -125,19 +128,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
                 agree=agreed_settings(recipe),
             )
             undo.pop_all()
-
-    def _place_models(self, client: Client, stream: ExperienceStream) -> Any:
-        """Make the models; wait for the reference policy and return it; None: there is none."""
-        recipe = self._recipe
-        strategy = Strategy(recipe.device or None)
-        models = recipe.models()
-        waiting = partial(stream.worker.waiting, "weights")
-        reference = reference_policy(client, recipe, models, waiting)
-        placed = place_models(lambda: strategy, lambda: (*models.values(), reference), None)
-        self._models = dict(zip(models, placed.models[:-1], strict=True))
-        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-        self._generation = recipe.generation(generator)
-        return placed.models[-1]
 
     def __enter__(self) -> Self:
         return self

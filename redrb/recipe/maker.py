@@ -6,7 +6,7 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
 from redrb.runtime.announcements import Agreement
+from redrb.runtime.strategy import place_models
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
@@ -103,21 +104,13 @@ class RecipeMaker(ExperienceMakerHolder):
             WeightTimeout: No trainer published weights in time.
         """
         self._recipe = recipe
-        self._models: dict[str, nn.Module] = {}
         seed_everything(recipe.worker_seed)
         strategy = Strategy(recipe.device or None)
         generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-
-        def models() -> tuple[Any, ...]:
-            self._models = recipe.models()
-            waiting = self._waiting_for_weights
-            reference = reference_policy(client, recipe, self._models, waiting)
-            return nn.ModuleDict(self._models), None, None, reference
-
         super().__init__(
             [recipe.task_name],
             lambda: strategy,
-            models,
+            lambda: (None, None, None, None),  # `_place_models` makes the recipe's
             sync_models_from_trainers=True,
             callbacks=[MakerReport(self, write)],
             name=recipe.worker,
@@ -135,21 +128,6 @@ class RecipeMaker(ExperienceMakerHolder):
             },
             **recipe.generation(generator),
         )
-
-    def build_experience_maker(
-        self,
-        actor: Any,  # noqa: ARG002 (the recipe names its models)
-        critic: Any,  # noqa: ARG002
-        reward_model: Any,  # noqa: ARG002
-        initial_model: Any,
-        kl_coef: float,  # noqa: ARG002
-    ) -> ExperienceMaker:
-        """Return the recipe's maker of experience."""
-        return self._recipe.experience_maker(self._models, initial_model)
-
-    def models_to_follow(self, actor: Any, critic: Any) -> dict[str, Any]:  # noqa: ARG002
-        """Return the recipe's models."""
-        return dict(self._models)
 
     def run(self) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
@@ -177,12 +155,34 @@ class RecipeMaker(ExperienceMakerHolder):
             except StoreError as error:
                 _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
 
+    def _place_models(
+        self, strategy_fn: Any, *_: Any
+    ) -> tuple[ExperienceMaker, dict[str, nn.Module], Sequence[int]]:
+        recipe, waiting = self._recipe, self._waiting_for_weights
+        models, reference = placed_models(self._client, recipe, strategy_fn(), waiting)
+        return recipe.experience_maker(models, reference), models, ()
+
     def _batches(self) -> Iterator[list[Prompt]]:
         """Yield batches of `prompts_per_step` prompts for ever; a batch may span two passes."""
         recipe = self._recipe
         prompts = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
         while True:
             yield list(islice(prompts, recipe.prompts_per_step))
+
+
+def placed_models(
+    client: Client,
+    recipe: Recipe,
+    strategy: Strategy,
+    waiting: Callable[[], AbstractContextManager[None]],
+) -> tuple[dict[str, nn.Module], nn.Module | None]:
+    """Return a maker's models by name, and its reference policy, on their device."""
+    models = recipe.models()
+    reference = reference_policy(client, recipe, models, waiting)
+    *placed, reference = place_models(
+        lambda: strategy, lambda: (*models.values(), reference), None
+    ).models
+    return dict(zip(models, placed, strict=True)), reference
 
 
 def reference_policy(

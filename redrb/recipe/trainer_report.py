@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
@@ -133,25 +133,16 @@ class TrainerReport(TrainerEvents):
                 self._stop_at_target(trainer.reward_at_end, "the last reward of the job,")
                 return
             found = {"reward": total / batches}
-        if "reward" in found:
-            self._write_evaluation(found)
-
-    def _write_evaluation(self, found: Mapping[str, Any]) -> None:
-        self._write(
-            "evaluation",
-            **{
-                **found,
-                "step": self.steps,
-                "weight_version": self._trainer.weight_version,
-                "seconds": time.perf_counter() - self._started,
-            },
-        )
-        failed = found.get("failed")
-        if failed:
+        if "reward" not in found:
+            return
+        place = {"step": self.steps, "weight_version": trainer.weight_version}
+        seconds = time.perf_counter() - self._started
+        self._write("evaluation", **{**found, **place, "seconds": seconds})
+        if found.get("failed"):
             _log.warning(
                 "at step %d %d held-out rewards failed, which cannot reach the target: let the "
                 "reward return a number for every completion. The most frequent reason: it %s",
-                *(self.steps, failed, found.get("why_failed")),
+                *(self.steps, found["failed"], found.get("why_failed")),
             )
         else:
             self._stop_at_target(found["reward"], "held-out reward")

@@ -15,7 +15,6 @@ from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
 from redrb.replay.operations import ReplayOperations, acknowledge, release
 from redrb.replay.rollout_fields import checked_status, checked_step
-from redrb.replay.rollout_objects import check_rollout_type
 from redrb.replay.staleness import Thresholds
 from redrb.replay.tasks import ReplayOrder, Tasks
 from redrb.stream.task.settings import LEASE_MS
@@ -65,10 +64,8 @@ class ReplayBuffer:
         """Make a buffer, without a request to Redis.
 
         Args:
-            client: Result of `redrb.connect`.
             order: "fifo", by arrival, or "stalest": the oldest policy version first, ties by
                 arrival. All processes must use the same order.
-            namespace: Keeps experiments on one server apart.
             rollout_type: Class of the rollouts that `get` returns. A pydantic model is made by its
                 `model_validate`, a msgspec Struct by `msgspec.convert`, both with the objects in
                 their fields; a dataclass or other class by its constructor, with its fields by
@@ -87,7 +84,9 @@ class ReplayBuffer:
             ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
-        self._operations = ReplayOperations(self._tasks, check_rollout_type(rollout_type))
+        if rollout_type is not None and not isinstance(rollout_type, type):
+            raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
+        self._operations = ReplayOperations(self._tasks, rollout_type)
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
         self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
 
@@ -135,7 +134,6 @@ class ReplayBuffer:
 
         Args:
             items: Rollouts of one prompt; an empty group is ignored.
-            task_name: Name of the task.
             model_step: Model step of response tokens that have no step.
             current_train_step: The trainer's step, from which staleness is computed. None: the
                 rollouts keep their `seq_staleness`, and tokens have no staleness.
@@ -188,7 +186,6 @@ class ReplayBuffer:
 
         Args:
             batch_size: Most groups to return; fewer may wait, and 0 returns none.
-            task_name: Name of the task.
             group_status: A `redrb.Status`, its name, or a member of an enum with the same values.
             where: Conditions on declared tags, such as `source="gsm8k", scores_gt=0.8`; see
                 docs/queries.md.
@@ -220,7 +217,6 @@ class ReplayBuffer:
         """Return the number of groups of one status that wait in a task.
 
         Args:
-            task_name: Name of the task.
             group_status: As for `get`.
             where: Conditions on declared tags, as for `get`.
         """
@@ -269,7 +265,6 @@ class ReplayBuffer:
             task_token_stale_thresholds: Task -> `token_stale_threshold` of `put`.
             expired_groups_retryable_by_task: Task -> `expired_groups_retryable` of `put`; default:
                 True.
-            current_train_step: The trainer's step.
             statuses: Statuses of groups that may expire; default: completed and aborted.
 
         Returns:

@@ -68,10 +68,7 @@ class AnnouncementReader:
         self._messages = MessageReader(client, key)
 
     def newest(self, wait_s: float = 0.0) -> Announcement | None:
-        """Return the newest announcement, or None if it was returned before.
-
-        Args:
-            wait_s: Seconds to wait for one, without polling.
+        """Return the newest announcement, unless it was returned before; wait so long for one.
 
         Raises:
             DecodeError: The announcement is damaged; the next call skips it.
@@ -116,7 +113,7 @@ _log = logging.getLogger("redrb")
 
 
 class Agreement:
-    """Compares a maker's settings with those that trainers announce.
+    """Compares a maker's settings with those that trainers announce, if both have any.
 
     An announcement that a maker finds when it begins may be that of an earlier run, whose successor
     starts at the same moment. Such a one is logged, and refused only if no trainer with the maker's
@@ -127,12 +124,6 @@ class Agreement:
     """
 
     def __init__(self, maker: str, settings: Mapping[str, str]) -> None:
-        """Make it.
-
-        Args:
-            settings: Text of each setting in which makers and trainer must agree; with none, every
-                trainer is accepted, as are trainers that announce none.
-        """
         self._maker = maker
         self._settings = settings
         self._began = False
@@ -140,10 +131,7 @@ class Agreement:
         self._ends = 0.0
 
     def accepts(self, announcement: Announcement | None) -> bool:
-        """Return whether a trainer has the maker's settings.
-
-        Args:
-            announcement: What the maker's newest look has found; None: nothing new.
+        """Return whether a trainer that was found has the maker's settings.
 
         Raises:
             ConfigError: The trainer has other settings; the message names those that differ.

@@ -142,9 +142,31 @@ class MakerWeights(BackgroundFetch):
             ConfigError: The trainer has other settings than the maker.
             DecodeError: An announcement or the weights are damaged.
         """
-        if not self.initialised:
-            with Deadline(stop=self._maker_stop):
-                self._wait_for_first()
+        started = time.monotonic()
+        missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
+        cause: Exception | None = None
+        outage = Outage(f"maker {self._maker!r} still waits for weights")
+        with Deadline(stop=self._maker_stop):
+            while not (self.initialised or self._maker_stop):
+                left = started + self._first_timeout - time.monotonic()
+                if left <= 0:
+                    raise self._agreement.pending or WeightTimeout(
+                        name=f"of {self.name} for maker {self._maker}",
+                        newer_than=0,
+                        newest=None,
+                        waited_s=time.monotonic() - started,
+                    ) from cause
+                try:
+                    found = self.load_announced(min(left, _WAIT_S))
+                    if not found and not self._agreement.pending:
+                        missing.log()
+                    outage.over()
+                except WeightMismatch:
+                    raise
+                except (StoreUnavailable, WeightError) as error:
+                    cause = error
+                    outage.failed(error)
+                    here().pause(min(left, _WAIT_S))
         return self.initialised
 
     def refresh(self, least: int | None = None) -> None:
@@ -163,16 +185,20 @@ class MakerWeights(BackgroundFetch):
                 with Deadline(stop=_ONE_ATTEMPT if self._outage.lasts else self._maker_stop):
                     self.load_announced()
             else:
-                self._raise_error()
+                error = self._error
+                if not isinstance(error, StoreUnavailable):  # of an outage until it is over
+                    self._error = None
+                if error is not None:
+                    raise error
                 if least is not None and self.version is not None:
                     self._await_version(least)
-        except StoreUnavailable as error:
+        except StoreUnavailable as outage:
             if not self._maker_stop:
-                self._outage.failed(error)
-        except (WeightError, DecodeError) as error:
+                self._outage.failed(outage)
+        except (WeightError, DecodeError) as wrong:
             if self.version is None:
                 raise
-            _log.error("maker %r keeps the weights it has: %s", self._maker, error)
+            _log.error("maker %r keeps the weights it has: %s", self._maker, wrong)
         else:
             self._outage.over()
         finally:
@@ -282,32 +308,6 @@ class MakerWeights(BackgroundFetch):
                 *(announcement.version, trainer, self._maker),
             )
 
-    def _wait_for_first(self) -> None:
-        started = time.monotonic()
-        keys = WeightKeys.of(self.namespace, self.name)
-        missing = MissingWeights(self.client, keys, self.name)
-        cause: Exception | None = None
-        outage = Outage(f"maker {self._maker!r} still waits for weights")
-        while not (self.initialised or self._maker_stop):
-            left = started + self._first_timeout - time.monotonic()
-            if left <= 0:
-                raise self._agreement.pending or WeightTimeout(
-                    name=f"of {self.name} for maker {self._maker}",
-                    newer_than=0,
-                    newest=None,
-                    waited_s=time.monotonic() - started,
-                ) from cause
-            try:
-                if not self.load_announced(min(left, _WAIT_S)) and not self._agreement.pending:
-                    missing.log()
-                outage.over()
-            except WeightMismatch:
-                raise
-            except (StoreUnavailable, WeightError) as error:
-                cause = error
-                outage.failed(error)
-                here().pause(min(left, _WAIT_S))
-
     def _await_version(self, least: int) -> None:
         """Load what the thread fetches until the models have version `least`, for a while."""
         end = time.monotonic() + FETCH_S
@@ -318,14 +318,6 @@ class MakerWeights(BackgroundFetch):
             left = end - time.monotonic()
             if left <= 0 or not self._fetched.wait(left):
                 return
-
-    def _raise_error(self) -> None:
-        """Raise the error since the last call; while Redis is away, raise that at each call."""
-        error = self._error
-        if error is not None:
-            if not isinstance(error, StoreUnavailable):
-                self._error = None
-            raise error
 
     def _fetch_next(self, wait_s: float) -> None:
         if self.prepare(wait_s):

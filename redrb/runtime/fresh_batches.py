@@ -32,18 +32,7 @@ _log = logging.getLogger("redrb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How a trainer takes batches, when it acknowledges them, and when it writes checkpoints.
-
-    Attributes:
-        device: Device on which batches are trained.
-        pin_memory: Whether batches are pinned for the copy to an accelerator.
-        prefetch: Batches prepared while a step runs.
-        timeout: Seconds to wait for a full batch; None waits for ever.
-        rank: Rank among the trainers that share a task; None: the trainer shares no task.
-        world_size: Number of these trainers; None with `rank` None.
-        ack: When a batch is acknowledged.
-        checkpoint_dir: Directory of the checkpoints; None: none are written.
-        checkpoint_every: Episodes between two checkpoints.
+    """How a trainer takes and acknowledges batches, and writes checkpoints; see `DetachedTrainer`.
 
     Raises:
         ConfigError: Only one of `rank` and `world_size` is given; `ack` is unknown or needs a

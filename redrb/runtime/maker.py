@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
@@ -77,11 +77,11 @@ class ExperienceMaker(Protocol):
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
-    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
-    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
-    none. Weights may change after the first part; while later ones are made they stay only if its
-    attribute `parts_use_models` is true.
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. A method
+    `make_parts` is called in place of `make_experience`, with the same arguments: it yields the
+    groups of a batch in one or several parts, which are sent one by one, or none. Weights may
+    change after the first part; while later ones are made they stay only if its attribute
+    `parts_use_models` is true.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -237,7 +237,7 @@ class ExperienceMakerHolder:
         with ExitStack() as undo:
             undo.push(self._client_scope)
             self._streams: list[ExperienceStream] = []
-            for task in names:  # announce the maker there: to load models may take long
+            for task in names:
                 stream = ExperienceStream(
                     *(self._client, task),
                     namespace=namespace,
@@ -247,24 +247,20 @@ class ExperienceMakerHolder:
                 stream.worker.label = self.name
                 stream.worker.begins()
                 self._streams.append(stream)
-            placed = place_models(strategy_fn, model_fn, env_info)
-            actor, critic, reward_model, initial_model = placed.models
-            self.experience_maker = self.build_experience_maker(
-                actor, critic, reward_model, initial_model, kl_coef
-            )
+            placed = self._place_models(strategy_fn, model_fn, env_info, kl_coef)
+            self.experience_maker, followed, parameters = placed
             check_options(self.experience_maker, generate_kwargs)
             self.generate_kwargs = generate_kwargs
             evaluators = []
             if eval_performance:
-                of_actor, of_critic, of_reward, of_initial = placed.parameters
+                of_actor, of_critic, of_reward, of_initial = parameters
                 evaluators = [
                     ExperienceMakerPerformanceEvaluator(of_actor, of_critic, of_initial, of_reward)
                 ]
             self._callbacks = Callbacks([*callbacks, *evaluators], MakerCallback)
             self._call = self._callbacks.call
             self._weights = MakerWeights(
-                *(self._client, namespace, self.name, self.models_to_follow(actor, critic)),
-                self._stop,
+                *(self._client, namespace, self.name, followed, self._stop),
                 follow=follow or names[0],
                 wait_for_first=sync_models_from_trainers,
                 first_timeout=weights_timeout,
@@ -446,6 +442,18 @@ class ExperienceMakerHolder:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
 
+    def _place_models(
+        self, strategy_fn: Any, model_fn: Any, env_info: Any, kl_coef: float
+    ) -> tuple[ExperienceMaker, Mapping[str, nn.Module | None], Sequence[int]]:
+        """Return the maker of experience, the models that follow trainers, numbers of parameters.
+
+        The maker is announced before, since to load models may take long.
+        """
+        placed = place_models(strategy_fn, model_fn, env_info)
+        actor, critic, reward_model, initial_model = placed.models
+        maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
+        return maker, self.models_to_follow(actor, critic), placed.parameters
+
     @contextmanager
     def _waiting_for_weights(self) -> Iterator[None]:
         """Announce in this block that the maker waits for weights."""
@@ -530,11 +538,11 @@ class ExperienceMakerHolder:
                     self._call("on_make_experience_end", experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
-        if not getattr(self.experience_maker, "makes_parts", False):
+        make_parts = getattr(self.experience_maker, "make_parts", None)
+        if make_parts is None:
             yield self.make_experience(inputs)
             return
         version, options = self._begin_batch()
-        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
             self._note(experience, version)
             yield experience

@@ -157,9 +157,20 @@ class ModelUpdates:
             tensors.update(copied)
             configs.update(lora_configs)
 
+    @torch.no_grad()
     def _load(self, staged: _Staged) -> None:
-        """Load weights and LoRA products, after all of them were checked."""
-        planned = [self._plan(model, state) for model, state in staged.states.items()]
+        """Load the weights that the models have, and LoRA products, after all were checked."""
+        planned: list[Callable[[], object]] = []
+        for model, state in staged.states.items():
+            live = module_tensors(self.models[model])
+            for name, tensor in state.items():
+                if name in live and tensor.shape != live[name].shape:
+                    raise WeightMismatch(
+                        f"{model}.{name} is {list(tensor.shape)} in the update and "
+                        f"{list(live[name].shape)} in the model. Nothing was loaded."
+                    )
+                if name in live:
+                    planned.append(partial(live[name].copy_, tensor))
         for model, (tensors, configs) in staged.loras.items():
             merger = self._mergers[model]
             planned.append(partial(merger.apply, merger.plan(tensors, configs)))
@@ -167,21 +178,3 @@ class ModelUpdates:
             change()
         for model in staged.states:
             self._mergers[model].forget()
-
-    def _plan(self, model: str, state: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Return a function that loads tensors, as `load_state_dict(strict=False)` would."""
-        live = module_tensors(self.models[model])
-        fitting = {name: tensor for name, tensor in state.items() if name in live}
-        for name, tensor in fitting.items():
-            if tensor.shape != live[name].shape:
-                raise WeightMismatch(
-                    f"{model}.{name} is {list(tensor.shape)} in the update and "
-                    f"{list(live[name].shape)} in the model. Nothing was loaded."
-                )
-
-        @torch.no_grad()
-        def load() -> None:
-            for name, tensor in fitting.items():
-                live[name].copy_(tensor)
-
-        return load

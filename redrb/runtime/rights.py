@@ -40,9 +40,7 @@ class TaskRights:
     def wait(self, count: int = 1, *, least: int = 1) -> Admission | None:
         """Wait for the rights of `count` groups, or of at least `least` of them.
 
-        Returns:
-            The rights; None: the task gives none, as far as this process knows, or the maker is to
-            end.
+        None: the task gives none, as far as this process knows, or the maker is to end.
         """
         stream = self.stream
         while not self._stop and (stream.bounded or not self._refused):
@@ -85,11 +83,7 @@ class Granted:
         return None if right is None else right.version
 
     def check(self, made: int, experience_maker: object) -> None:
-        """Check that a maker made no more groups than it has rights for.
-
-        Raises:
-            ConfigError: It made more.
-        """
+        """Raise ConfigError if a maker made more groups than it has rights for."""
         if made > self.groups and any(right is not None for right in self.each):
             raise ConfigError(
                 f"{type(experience_maker).__name__} made {made} groups where {self.groups} were "
@@ -138,11 +132,7 @@ class BatchRights:
 
 
 def rows_of(inputs: Any) -> int:
-    """Return the number of prompts in a batch.
-
-    Raises:
-        RecordError: It is neither a tensor, a dict of tensors nor a list of dicts.
-    """
+    """Return the number of prompts in a batch, or raise RecordError if it is none."""
     if isinstance(inputs, list) and all(isinstance(prompt, Mapping) for prompt in inputs):
         return len(inputs)
     if isinstance(inputs, Mapping):

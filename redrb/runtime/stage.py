@@ -37,25 +37,6 @@ Result: TypeAlias = ForwardedGroup | Exception
 """The group to forward, None to filter it, or the error that the function raised."""
 
 
-def check_function(function: object) -> None:
-    """Check that a stage can call a function.
-
-    Raises:
-        ConfigError: It cannot be called with one argument.
-    """
-    if not callable(function):
-        raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"function={function!r:.80} cannot be called with one argument ({error}): give a "
-            "function of a group's samples, or with batched=True of a list of groups."
-        ) from error
-    except ValueError:  # a function of C that does not say what it takes
-        pass
-
-
 async def together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
     """Return the results of coroutines that run at the same time, an error where one raised it."""
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -129,7 +110,17 @@ class Stage:
                 f"source and target are the same task {source.task!r}: the stage would take the "
                 "groups that it has forwarded again, without end. Forward them to another task."
             )
-        check_function(function)
+        if not callable(function):
+            raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise ConfigError(
+                f"function={function!r:.80} cannot be called with one argument ({error}): give a "
+                "function of a group's samples, or with batched=True of a list of groups."
+            ) from error
+        except ValueError:  # a function of C that does not say what it takes
+            pass
         self.source = source
         self.target = target
         source.worker.role = target.worker.role = "stage"
@@ -269,11 +260,21 @@ class Stage:
         return results
 
     def _forward(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
-        """Forward groups; those that the next task refuses fail, the others are forwarded."""
+        """Forward groups; those that the next task refuses fail, the others are forwarded.
+
+        It waits for room however long there is none, for a short time once the stage ends.
+        """
         if not groups:
             return
         try:
-            self._put_on(lease, groups)
+            try:
+                with Deadline(stop=self._stop):
+                    lease.forward(self.target, groups)
+            except (StoreFull, StoreUnavailable):
+                if not self._stop:
+                    raise
+                seconds = min(self._stop_timeout, here().left_s) / 2
+                lease.forward(self.target, groups, timeout=seconds)
         except (RecordError, EncodeError, ConfigError, StoreError) as error:
             if not isinstance(error, RecordError | EncodeError) and not error.bad_groups:
                 with suppress(LeaseLost, StoreError):  # the error that ended it matters more
@@ -284,16 +285,6 @@ class Stage:
                 return
             for seq, group in groups.items():
                 self._forward(lease, {seq: group})
-
-    def _put_on(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
-        """Forward groups, however long there is no room; for a short time once the stage ends."""
-        try:
-            with Deadline(stop=self._stop):
-                lease.forward(self.target, groups)
-        except (StoreFull, StoreUnavailable):
-            if not self._stop:
-                raise
-            lease.forward(self.target, groups, timeout=min(self._stop_timeout, here().left_s) / 2)
 
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         again, self._failure = repr(error) == self._failure, repr(error)

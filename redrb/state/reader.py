@@ -98,12 +98,9 @@ class StateReader:
         """Make a reader; nothing is read yet.
 
         Args:
-            client: A client.
-            namespace: The namespace.
             task: The only task to read, for a user who may not read the registry; None: all.
             group: Consumer group that comes first in each task, also if it has not joined; None:
                 "default", unless only others have joined.
-            most_names: Most tasks, and most weights, of one look.
             window: Counters of looks by earlier readers, for rates from the first look on.
         """
         self._client = client

@@ -253,9 +253,6 @@ def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
     """Return the replies about each of several things, each of which a client reaches.
 
     An error that concerns one thing alone, and comes again, takes the place of its reply.
-
-    Raises:
-        StoreUnavailable: Redis does not answer.
     """
     found: dict[int, list[Reply]] = {}
 

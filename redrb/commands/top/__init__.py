@@ -92,11 +92,7 @@ def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
 
 
 def _print_pictures(options: argparse.Namespace) -> int:
-    """Print one picture, or one after another.
-
-    Raises:
-        StoreUnavailable: Redis did not answer; the finding that says what to do was printed.
-    """
+    """Print one picture, or one after another."""
     from redrb import environment
     from redrb.errors import StoreUnavailable
 
@@ -116,11 +112,7 @@ def _print_pictures(options: argparse.Namespace) -> int:
 
 
 def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
-    """Print one picture, or one after another.
-
-    Raises:
-        StoreUnavailable: No picture was printed, because Redis did not answer.
-    """
+    """Print one picture, or one after another."""
     from redrb.errors import StoreUnavailable
     from redrb.stream.task.similar_tasks import unknown_task
 

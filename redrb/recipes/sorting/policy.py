@@ -96,7 +96,10 @@ class Decoder(nn.Module):
         newest = tokens.shape[1]
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -newest:]
         hidden = self.token_embedding(tokens) + self.position_embedding(positions)
-        allowed = attend_to(attention_mask)[:, :, -newest:]
+        causal = attention_mask.new_ones(attention_mask.shape[1], attention_mask.shape[1]).tril()
+        # every position sees itself, padding too, so that no row of the softmax is empty
+        allowed = (causal * attention_mask[:, None] + torch.eye(len(causal)).to(causal)).bool()
+        allowed = allowed[:, None, -newest:]
         for index, block in enumerate(self.blocks):
             hidden = block(hidden, allowed, None if past is None else past[index])
         normed: Tensor = self.norm(hidden)
@@ -159,17 +162,6 @@ class ActorCritic(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.actor, self.critic = Actor(), Critic()
-
-
-def attend_to(attention_mask: Tensor) -> Tensor:
-    """Return where queries may look, bool `[B, 1, S, S]`: back, at tokens that count.
-
-    Every position sees itself as well, padding too, so that no row of the softmax is empty.
-    """
-    length = attention_mask.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=attention_mask.device).tril()
-    itself = torch.eye(length, dtype=torch.bool, device=attention_mask.device)
-    return ((causal & attention_mask.bool()[:, None, :]) | itself)[:, None]
 
 
 def _before(hidden: Tensor, actions: int | None) -> Tensor:

@@ -12,16 +12,14 @@ from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about dead letters and ledgers."""
     for task in state.tasks:
-        if task.readable:
-            yield from _dead_letters(state, task)
-            yield from _ledger(state, task)
+        if task.main is not None and task.main.stats.dead_letters:
+            yield _dead_letters(state, task, task.main.stats.dead_letters)
+        command = redrb_command(state, "save", task.name, f"{task.name}.redrb")
+        for text in _imbalances(task):
+            yield finding_of("unbalanced-ledger", subject_of(task), text, command)
 
 
-def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
-    stats = task.main.stats if task.main else None
-    letters = stats.dead_letters if stats else 0
-    if not letters:
-        return
+def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:
     given = task.number("max_dead")
     most = DEFAULT_MAX_DEAD if given is None else given
     rate = task.rates.dead if task.rates else 0.0
@@ -32,38 +30,28 @@ def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
         kind, text = "growing-dead-letters", f"{text}, {rate:.2g} more each second."
     else:
         kind, text = "dead-letters", f"{text}."
-    yield finding_of(kind, subject_of(task), text, redrb_command(state, "dead", "ls", task.name))
+    return finding_of(kind, subject_of(task), text, redrb_command(state, "dead", "ls", task.name))
 
 
-def _ledger(state: State, task: TaskState) -> Iterator[Finding]:
-    command = redrb_command(state, "save", task.name, f"{task.name}.redrb")
+def _imbalances(task: TaskState) -> Iterator[str]:
     for group in task.groups:
         ledger = group.stats.ledger
         if not ledger.balanced:
             ended = ledger.acked + ledger.expired + ledger.filtered + ledger.evicted + ledger.dead
-            yield finding_of(
-                "unbalanced-ledger",
-                subject_of(task),
+            yield (
                 f"Of {ledger.put:,} groups put, consumer group {group.name} has ended {ended:,}, "
                 f"leases {ledger.leased:,} and has {ledger.waiting:,} that wait: "
-                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for.",
-                command,
+                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for."
             )
-    stats = task.main.stats if task.main else None
-    if stats and stats.admission and not stats.admission.balanced:
-        rights = stats.admission
-        yield finding_of(
-            "unbalanced-ledger",
-            subject_of(task),
+    rights = task.main.stats.admission if task.main else None
+    if rights and not rights.balanced:
+        yield (
             f"Of {rights.granted:,} rights to begin groups, {rights.used:,} were used, "
-            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held.",
-            command,
+            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held."
         )
-    if stats and stats.parts and not stats.parts.balanced:
-        yield finding_of(
-            "unbalanced-ledger",
-            subject_of(task),
-            f"Of {stats.parts.begun:,} groups begun in parts, {stats.parts.groups:,} wait and the "
-            "others are not all accounted for.",
-            command,
+    parts = task.main.stats.parts if task.main else None
+    if parts and not parts.balanced:
+        yield (
+            f"Of {parts.begun:,} groups begun in parts, {parts.groups:,} wait and the others are "
+            "not all accounted for."
         )

@@ -27,8 +27,7 @@ def find(state: State) -> Iterator[Finding]:
             if each.damage:
                 yield finding_of("failed-check", f"{kind} {each.name}", each.damage, command)
     for server in state.servers:
-        yield from _memory(server)
-        yield from _health(server)
+        yield from _of_server(server)
 
 
 def connection_finding(where: str, error: str, url: str | None = None) -> Finding:
@@ -40,49 +39,30 @@ def connection_finding(where: str, error: str, url: str | None = None) -> Findin
     return finding_of("connection", "server", f"{where} could not be read: {error}", command)
 
 
-def _memory(server: ServerState) -> Iterator[Finding]:
-    share = server.used_memory / server.maxmemory if server.maxmemory > 0 else 0.0
-    if share >= NEAR_LIMIT:
-        kind = "memory-full" if share >= AT_LIMIT else "memory-near-limit"
-        yield finding_of(
-            kind,
-            _subject(server),
-            f"{server.used_memory / 1e6:,.1f} MB of {server.maxmemory / 1e6:,.1f} MB are used "
-            f"({share:.0%}).",
-            server_command(server, "CONFIG", "SET", "maxmemory", str(2 * server.maxmemory)),
-        )
-
-
-def _health(server: ServerState) -> Iterator[Finding]:
+def _of_server(server: ServerState) -> Iterator[Finding]:
+    subject, used, most = f"server {server.address}", server.used_memory, server.maxmemory
+    if most > 0 and used / most >= NEAR_LIMIT:
+        kind = "memory-full" if used / most >= AT_LIMIT else "memory-near-limit"
+        text = f"{used / 1e6:,.1f} MB of {most / 1e6:,.1f} MB are used ({used / most:.0%})."
+        command = server_command(server, "CONFIG", "SET", "maxmemory", str(2 * most))
+        yield finding_of(kind, subject, text, command)
     if server.evicts_keys:
-        kind = "evicts-keys" if server.maxmemory > 0 else "would-evict-keys"
-        yield finding_of(
-            kind,
-            _subject(server),
-            f"maxmemory-policy is {server.maxmemory_policy}.",
-            server_command(server, "CONFIG", "SET", "maxmemory-policy", "noeviction"),
-        )
+        kind = "evicts-keys" if most > 0 else "would-evict-keys"
+        text = f"maxmemory-policy is {server.maxmemory_policy}."
+        command = server_command(server, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        yield finding_of(kind, subject, text, command)
     if not server.last_save_ok:
         text = "The last snapshot, or the last write of the append-only file, failed."
-        yield finding_of(
-            "failed-save", _subject(server), text, server_command(server, "INFO", "persistence")
-        )
+        command = server_command(server, "INFO", "persistence")
+        yield finding_of("failed-save", subject, text, command)
     if server.cpu_share is not None and server.cpu_share >= BUSY:
-        text = (
-            f"It uses {server.cpu_share:.2f} cores for {server.commands_per_s:,.0f} commands a "
-            "second."
-        )
-        yield finding_of(
-            "busy-server", _subject(server), text, server_command(server, "INFO", "commandstats")
-        )
+        commands = f"{server.commands_per_s:,.0f} commands a second"
+        text = f"It uses {server.cpu_share:.2f} cores for {commands}."
+        command = server_command(server, "INFO", "commandstats")
+        yield finding_of("busy-server", subject, text, command)
     numbers = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", server.version, re.ASCII)
     if numbers and tuple(map(int, numbers.groups())) < OLDEST_SERVER:
         oldest = ".".join(map(str, OLDEST_SERVER))
         text = f"It is {server.kind} {server.version}; redrb needs Redis {oldest} or newer."
-        yield finding_of(
-            "old-server", _subject(server), text, server_command(server, "INFO", "server")
-        )
-
-
-def _subject(server: ServerState) -> str:
-    return f"server {server.address}"
+        command = server_command(server, "INFO", "server")
+        yield finding_of("old-server", subject, text, command)

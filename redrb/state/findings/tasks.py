@@ -15,13 +15,7 @@ from redrb.state.findings.wording import (
     worker_command,
 )
 from redrb.state.findings.workers import hanging
-from redrb.state.model import (
-    ConsumerGroupState,
-    Finding,
-    State,
-    TaskState,
-    WorkerState,
-)
+from redrb.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
 
 LONG_WITHOUT_MAKER_S = 5.0
@@ -37,15 +31,10 @@ def find(state: State) -> Iterator[Finding]:
         if task.damage:
             continue
         if not task.readable:
-            yield finding_of(
-                "unreadable-task",
-                subject_of(task),
-                "The task could not be read.",
-                command_line(
-                    ("redrb", "acl", "--role=observer", f"--task={task.name}"),
-                    namespace=state.namespace,
-                ),
-            )
+            words = ("redrb", "acl", "--role=observer", f"--task={task.name}")
+            command = command_line(words, namespace=state.namespace)
+            text = "The task could not be read."
+            yield finding_of("unreadable-task", subject_of(task), text, command)
             continue
         yield from _trainers(state, task)
         waiting = list(_makers(state, task))
@@ -55,12 +44,9 @@ def find(state: State) -> Iterator[Finding]:
             yield from _taken(state, task, group)
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
-        yield finding_of(
-            "unread-tasks",
-            f"namespace {state.namespace}",
-            f"{counted(unread, 'task')} of {state.tasks_total:,} were not read.",
-            redrb_command(state, "ls"),
-        )
+        subject = f"namespace {state.namespace}"
+        text = f"{counted(unread, 'task')} of {state.tasks_total:,} were not read."
+        yield finding_of("unread-tasks", subject, text, redrb_command(state, "ls"))
 
 
 def _alive(task: TaskState, *roles: str) -> list[WorkerState]:
@@ -137,9 +123,8 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            yield finding_of(
-                "blocked-makers", subject_of(task), summary, _taking_command(state, task, task.main)
-            )
+            command = _taking_command(state, task, task.main)
+            yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
         larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)

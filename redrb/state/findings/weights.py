@@ -21,22 +21,16 @@ def find(state: State) -> Iterator[Finding]:
         if not weights.readable:
             words = ("redrb", "acl", "--role=observer", "--task=TASK", f"--weights={weights.name}")
             command = command_line(words, namespace=state.namespace)
-            yield finding_of(
-                "unreadable-weights", subject, "The weights could not be read.", command
-            )
+            text = "The weights could not be read."
+            yield finding_of("unreadable-weights", subject, text, command)
             continue
         if weights.expired_pins:
             text = f"{counted(weights.expired_pins, 'pin')} of readers that died."
-            yield finding_of(
-                "expired-pins", subject, text, redrb_command(state, "doctor", "--repair")
-            )
+            command = redrb_command(state, "doctor", "--repair")
+            yield finding_of("expired-pins", subject, text, command)
         old = weights.version > 0 and weights.pins == 0 and weights.age_s >= LONG_UNUSED_S
         if unused and old:
-            yield finding_of(
-                "unused-weights",
-                subject,
-                f"{counted(weights.versions, 'version')} with "
-                f"{weights.stored_bytes / 1e6:,.1f} MB; the newest was published "
-                f"{seconds(weights.age_s)} ago.",
-                redrb_command(state, "weights", "rm", weights.name),
-            )
+            stored = f"{counted(weights.versions, 'version')}, {weights.stored_bytes / 1e6:,.1f} MB"
+            text = f"{stored}; the newest was published {seconds(weights.age_s)} ago."
+            command = redrb_command(state, "weights", "rm", weights.name)
+            yield finding_of("unused-weights", subject, text, command)

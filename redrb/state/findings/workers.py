@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -78,14 +77,9 @@ def hanging(task: TaskState) -> list[WorkerState]:
         if worker.role == "trainer"
         and worker.life == "live"
         and worker.leased
-        and worker.step_s > _longest_s(worker)
+        and (worker.step_limit_s or worker.usual_step_s)  # it has ended a step before
+        and worker.step_s > (worker.step_limit_s or max(LEAST_HANG_S, LONGER * worker.usual_step_s))
     ]
-
-
-def _longest_s(worker: WorkerState) -> float:
-    """Return the seconds that a step may last; no step hangs before another one has ended."""
-    usual = max(LEAST_HANG_S, LONGER * worker.usual_step_s) if worker.usual_step_s else math.inf
-    return worker.step_limit_s or usual
 
 
 def _steps(state: State, task: TaskState) -> Iterator[Finding]:
@@ -131,22 +125,17 @@ def _place(worker: WorkerState) -> str:
 
 def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     makers = [worker for worker in task.workers if worker.role == "maker" and worker.life == "live"]
-    waiting = [
-        maker
-        for maker in makers
-        if maker.waits_for == "weights" and maker.waits_s >= LONG_WITHOUT_WEIGHTS_S
-    ]
+    waits = (maker for maker in makers if maker.waits_for == "weights")
+    waiting = [maker for maker in waits if maker.waits_s >= LONG_WITHOUT_WEIGHTS_S]
     yield from of_workers(
         *("waits-for-weights", task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         redrb_command(state, "weights", "ls"),
     )
-    set_bound = task.max_staleness
-    bound = BEHIND if set_bound is None else set_bound
+    bound = BEHIND if task.max_staleness is None else task.max_staleness
     figures = redrb_command(state, "stats", task.name)
-    behind = [  # one that waits loads the newest weights before it begins
-        maker for maker in makers if maker.behind > bound and not maker.waits_for
-    ]
+    # one that waits loads the newest weights before it begins
+    behind = [maker for maker in makers if maker.behind > bound and not maker.waits_for]
     yield from of_workers(
         *("maker-behind", task, behind),
         lambda maker: (
@@ -168,9 +157,6 @@ def _versions(state: State) -> Iterator[Finding]:
     numbers = Counter(workers.values())
     if len(numbers) > 1:
         texts = (f"{counted(n, 'worker')} of {version}" for version, n in sorted(numbers.items()))
-        yield finding_of(
-            "mixed-redrb",
-            f"namespace {state.namespace}",
-            f"Several versions of redrb work together: {', '.join(texts)}.",
-            "pip install --upgrade CLONE_OR_WHEEL",
-        )
+        text = f"Several versions of redrb work together: {', '.join(texts)}."
+        command = "pip install --upgrade CLONE_OR_WHEEL"
+        yield finding_of("mixed-redrb", f"namespace {state.namespace}", text, command)
