@@ -17,11 +17,7 @@ from redrb.codec.layout import GroupLayout, parse_group
 
 
 class Samples:
-    """The samples of one group, whose bytes were checked in full.
-
-    Attributes:
-        notes: What was cut in the samples that were read.
-    """
+    """The samples of one group, whose bytes were checked in full."""
 
     def __init__(self, blob: bytes, limits: Limits) -> None:
         """Check the bytes of a group.

@@ -31,17 +31,18 @@ def row(view: GroupView) -> list[Text]:
         f"damaged: {view.damaged}" if view.damaged else "",
         *view.notes,
     )
-    return [
-        Text(str(view.id)),
-        Text(printable(_standing(view)), style=style),
-        Text(str(view.samples_total or "-")),
-        Text(size(view.size) if view.size else "-"),
-        Text(_versions(view)),
-        Text("-" if view.staleness is None else str(view.staleness)),
+    cells = [
+        (str(view.id), ""),
+        (printable(_standing(view)), style),
+        (str(view.samples_total or "-"), ""),
+        (size(view.size) if view.size else "-", ""),
+        (_versions(view), ""),
+        ("-" if view.staleness is None else str(view.staleness), ""),
         _reward(view.reward),
-        Text(_range(view.rewards)),
-        Text(printable(" ".join(filter(None, remarks)))),
+        (_range(view.rewards), ""),
+        (printable(" ".join(filter(None, remarks))), ""),
     ]
+    return [Text(*cell, no_wrap=True, overflow="ellipsis") for cell in cells]
 
 
 def everything(view: GroupView) -> Iterator[Text]:
@@ -200,11 +201,10 @@ def _versions(view: GroupView) -> str:
     return str(view.oldest_version) if same else f"{view.oldest_version}-{newest}"
 
 
-def _reward(reward: float | None) -> Text:
+def _reward(reward: float | None) -> tuple[str, str]:
     if reward is None:
-        return Text("-")
-    style = "green" if reward > 0 else "red" if reward < 0 else "yellow"
-    return Text(f"{reward:.4g}", style=style)
+        return "-", ""
+    return f"{reward:.4g}", "green" if reward > 0 else "red" if reward < 0 else "yellow"
 
 
 def _range(rewards: Sequence[float | None]) -> str:

@@ -106,20 +106,13 @@ class Rules:
 
 
 def rights(
-    role: Role,
-    tasks: Sequence[str],
-    namespace: str,
-    weights: str | None,
-    *,
-    to: str | None = None,
+    role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
 ) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
 
     Args:
-        role: What the user does.
         tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
             the namespace.
-        namespace: Namespace of the tasks and the weights.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
         to: Task that it puts into as a maker; None: none.
 

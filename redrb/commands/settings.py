@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     rows = rows_of(parsed)
     cells = [[row["name"], shown(row["value"]), row["origin"], row["help"]] for row in rows]
     head = ("SETTING", "VALUE", "ORIGIN", "MEANING")
-    show(rows, table(head, cells, left=head), as_json=parsed.options.json)
+    show(rows, [table(head, cells, left=head)], as_json=parsed.options.json)
     return 0
 
 

@@ -18,6 +18,8 @@ from redrb.commands.output import age, figures, percent, rounded, show, size, ta
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from redrb.weights.inspection.listing import KeptVersion
     from redrb.weights.wire.manifest import WeightVersion
 
@@ -84,7 +86,7 @@ def _ls(options: argparse.Namespace) -> int:
         )
         for weights in found
     ]
-    lines = table(head, rows, left=("name", "kind")) if rows else ()
+    lines = [table(head, rows, left=("name", "kind"))] if rows else ()
     show(list(map(asdict, found)), lines, as_json=options.json)
     return 0
 
@@ -98,7 +100,7 @@ def _show(options: argparse.Namespace) -> int:
         if options.version is None and not options.tensors:
             versions = versions_of(client, *where)
             result = {"name": options.name, "versions": list(map(asdict, versions))}
-            show(result, _versions(versions), as_json=options.json)
+            show(result, [_versions(versions)], as_json=options.json)
             return 0
         version = kept_version(client, *where, options.version).version
         tensors = tensors_of(client, *where, version)
@@ -112,12 +114,12 @@ def _show(options: argparse.Namespace) -> int:
         for t in tensors
     ]
     result = {"name": options.name, "version": version, "tensors": listed}
-    lines = table(head, rows, left=("tensor", "dtype", "shape", "tied to"))
+    lines = [table(head, rows, left=("tensor", "dtype", "shape", "tied to"))]
     show(result, lines, as_json=options.json)
     return 0
 
 
-def _versions(versions: Iterable[KeptVersion]) -> list[str]:
+def _versions(versions: Iterable[KeptVersion]) -> Table:
     head = ("version", "kind", "base", "size", "stored", "delta", "of size", "tensors", "age")
     rows = [
         (

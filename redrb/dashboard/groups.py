@@ -72,11 +72,7 @@ class TaskGroups:
         return fitting(as_json(browser.look(choice, full=True)))
 
     def letters(self, task: str) -> list[dict[str, Any]]:
-        """Return the newest dead letters of a task.
-
-        Raises:
-            UnknownTask: There is no such task.
-        """
+        """Return the newest dead letters of a task, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             found = list(islice(find_letters(stores), MOST_LETTERS))

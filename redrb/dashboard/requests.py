@@ -27,11 +27,7 @@ ORDERS = ("newest", *RANKS, "ids")
 
 
 def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
-    """Return the task and the groups that the query of a URL names.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """Return the task and the groups that the query of a URL names, or raise ConfigError."""
     order = given.get("order", "newest")
     check_choice("order", order, ORDERS)
     ids = _numbers(given.get("ids", "").split(",") if given.get("ids") else [], MOST_GROUPS)
@@ -45,11 +41,7 @@ def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
 
 
 async def body_of(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ConfigError: It is too long.
-    """
+    """Return the body of a request, or raise ConfigError."""
     body = b""
     async for part in request.stream():
         body += part

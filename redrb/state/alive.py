@@ -68,6 +68,6 @@ def task_use(client: Client, task: str, *, namespace: str) -> TaskUse:
         UnknownTask: There is no such task.
     """
     contents = task_contents(client, task, namespace=namespace)
-    found = read_tasks(client, namespace, [task], group=None, announced={})
+    found = read_tasks(client, namespace, [task], "", {})
     workers = (worker for state in found for worker in state.workers)
-    return TaskUse(contents, tuple(one for one in workers if one.life in ("live", "silent")))
+    return TaskUse(contents, tuple(one for one in workers if one.alive))

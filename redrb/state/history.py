@@ -18,8 +18,6 @@ class Point:
     Attributes:
         put: Groups put a second; None at the first look.
         acked: Groups acknowledged a second; None at the first look.
-        waiting: Groups that wait; None if the task cannot be read.
-        leased: Leased groups; None if the task cannot be read.
         staleness: Mean staleness of the waiting groups; None if it is not known.
         reward: Mean of the rewards that its trainers announced last, or without one its makers;
             None if nobody announced one.

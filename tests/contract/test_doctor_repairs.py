@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.doctor import repairs
-from redrb.doctor.checkup import Checkup, check_up
+from redrb.doctor.checkup import Checkup
 from redrb.doctor.examination import examine
 from redrb.doctor.repairs import Repair, repair
 from redrb.errors import StoreError, StoreFull
@@ -49,7 +49,7 @@ def stream(owner: Client, namespace: str) -> Iterator[ExperienceStream]:
 
 
 def checked(client: Client, namespace: str) -> Checkup:
-    return check_up(client, namespace, StateReader(client, namespace).look)
+    return Checkup(client, namespace, StateReader(client, namespace).look)
 
 
 def codes(found: Checkup) -> set[str]:
@@ -167,9 +167,8 @@ def test_groups_beyond_a_count_that_was_lost_are_no_orphans(
     found = checked(owner, namespace)
     assert "lost-puts" in codes(found)
     assert "orphaned-entries" not in codes(found)
-    stale = replace(
-        found, examined=(msgspec.structs.replace(found.examined[0], orphans=4, lost_puts=False),)
-    )
+    stale = copy.copy(found)
+    stale.examined = (msgspec.structs.replace(found.examined[0], orphans=4, lost_puts=False),)
     assert repaired(owner, stale)[0].summary == "removed orphaned entries: 0"
     assert owner.execute("XLEN", stream._task.store.keys.stream) == 4
     assert [one.done for one in repaired(owner, found)] == [True]
@@ -241,7 +240,8 @@ def test_a_server_at_its_memory_limit_fails_one_repair_only(
     task = examine(store)
     assert task is not None
     Registry(owner, namespace).add("task", "gone")
-    found = replace(checked(owner, namespace), examined=(msgspec.structs.replace(task, orphans=1),))
+    found = checked(owner, namespace)
+    found.examined = (msgspec.structs.replace(task, orphans=1),)
 
     def full(*_: object, **__: object) -> None:
         raise StoreFull("the server is at its memory limit", reason="memory")
@@ -310,7 +310,7 @@ def test_lost_settings_are_given_again_and_no_group_is_deleted(
             task_stats(owner, "math", namespace=namespace, group="default")
         assert owner.execute("XLEN", stream._task.store.keys.stream) == 6
         for task in ("", "math"):
-            found = check_up(owner, namespace, StateReader(owner, namespace).look, task)
+            found = Checkup(owner, namespace, StateReader(owner, namespace).look, task)
             assert "lost-settings" in codes(found)
             assert "name-without-task" not in codes(found)
         assert all(one.done for one in repaired(owner, found))

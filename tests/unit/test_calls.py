@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import redrb
-from redrb.browse.entries import Browse
+from redrb.browse.calls import Browse
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import load
 

@@ -195,9 +195,7 @@ def users(weights: WeightsState, state: State) -> Text:
     names = (weights.name, "") if len(state.weights) == 1 else (weights.name,)
     makers = (one for task in state.tasks for one in task.workers if one.role == "maker")
     versions = Counter(
-        maker.weight_version
-        for maker in makers
-        if maker.life in ("live", "silent") and maker.weights_name in names
+        maker.weight_version for maker in makers if maker.alive and maker.weights_name in names
     )
     parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
     old = any(version < weights.version for version in versions)
