@@ -25,7 +25,6 @@ from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
-from redrb.runtime.strategy import place_models
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
@@ -177,10 +176,8 @@ def placed_models(
     models = recipe.models()
     like = recipe.reference(models)
     reference = None if like is None else copy.deepcopy(like).requires_grad_(requires_grad=False)
-    *placed, reference = place_models(
-        lambda: strategy, lambda: (*models.values(), reference), None
-    ).models
-    return dict(zip(models, placed, strict=True)), reference
+    placed = {name: strategy.prepare(model) for name, model in models.items()}
+    return placed, strategy.prepare(reference)
 
 
 def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:

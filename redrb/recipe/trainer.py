@@ -26,7 +26,6 @@ from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
 from redrb.runtime.checkpoint import DeclaredSettings
 from redrb.runtime.sharded_models import give_all_ranks
-from redrb.runtime.strategy import place_models
 from redrb.runtime.world import any_rank, rank_here, world_size_here
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
@@ -66,7 +65,6 @@ class RecipeTrainer(AlgorithmTrainer):
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
             lambda batch: dict(recipe.step(self._models, self._optimizers, batch)),
-            None,  # it announces itself before the models are made, which may take long
             callbacks=[self._reports],
             device=strategy.device,
             experience_maker_holder_name_list=[],  # makers find the trainer by its name
@@ -90,7 +88,7 @@ class RecipeTrainer(AlgorithmTrainer):
         )
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._place_models(strategy)
+            self._place_models(strategy)  # it is announced before that, which may take long
             undo.pop_all()
 
     def _place_models(self, strategy: Strategy) -> None:
@@ -100,8 +98,7 @@ class RecipeTrainer(AlgorithmTrainer):
         models = recipe.models()
         # shards cannot be initialised one by one: the first rank does it with whole models
         self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
-        placed = place_models(lambda: strategy, models.values, None)
-        self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
+        self._models = {name: strategy.prepare(model) for name, model in models.items()}
         self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
         self._declared = DeclaredSettings(self._optimizers)
 

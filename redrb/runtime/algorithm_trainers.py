@@ -15,8 +15,8 @@ from redrb.experience.records import per_sample
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.checkpoint import DeclaredSettings, stateful_parts
 from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
-from redrb.runtime.performance import TrainerPerformanceEvaluator
-from redrb.runtime.strategy import PlacedModels, Strategy, place_models
+from redrb.runtime.performance import TrainerPerformanceEvaluator, parameters_of
+from redrb.runtime.strategy import Strategy, place_models
 from redrb.runtime.trainer import DetachedTrainer
 
 
@@ -25,23 +25,19 @@ class AlgorithmTrainer(DetachedTrainer):
 
     Args:
         step: Trains on a batch and returns metrics.
-        placed: The models in training; None: a subclass makes them later, and gives the device.
-        callbacks: As for `DetachedTrainer`.
+        models: The models in training, which `eval_performance` counts.
         eval_performance: Add a `TrainerPerformanceEvaluator`.
         update_lora_weights: Send only `lora_A` and `lora_B` in updates that are not full.
-        device: Device on which batches are trained; default: the strategy's.
-        trainer_options: Further arguments of `DetachedTrainer`.
+        trainer_options: Further arguments of `DetachedTrainer`, such as `callbacks` and `device`.
     """
 
     def __init__(
         self,
         step: Callable[[Experience], dict[str, float]],
-        placed: PlacedModels | None,
-        *,
+        *models: nn.Module,
         callbacks: Sequence[TrainerCallback] = (),
         eval_performance: bool = False,
         update_lora_weights: bool = False,
-        device: str | torch.device | None = None,
         **trainer_options: Any,
     ) -> None:
         parts = stateful_parts(self)
@@ -51,13 +47,9 @@ class AlgorithmTrainer(DetachedTrainer):
         self._step = step
         self._update_lora_weights = update_lora_weights
         evaluators = []
-        if eval_performance and placed is not None:
-            evaluators = [TrainerPerformanceEvaluator(sum(placed.parameters))]
-        super().__init__(
-            callbacks=[*callbacks, *evaluators],
-            device=placed.strategy.device if device is None and placed is not None else device,
-            **trainer_options,
-        )
+        if eval_performance:
+            evaluators = [TrainerPerformanceEvaluator(sum(map(parameters_of, models)))]
+        super().__init__(callbacks=[*callbacks, *evaluators], **trainer_options)
 
     @abstractmethod
     def models_to_send(self) -> dict[str, nn.Module]:
@@ -142,8 +134,8 @@ class DetachedPPOTrainer(AlgorithmTrainer):
         ppo_options: Mapping[str, Any] | None = None,
         **trainer_options: Any,
     ) -> None:
-        placed = place_models(strategy_fn, model_fn, env_info, device=device)
-        self.actor, self.critic = placed.models
+        models, strategy = place_models(strategy_fn, model_fn, env_info, device=device)
+        self.actor, self.critic = models
         self.actor_optim = self.build_optimizer(self.actor, actor_lr)
         self.critic_optim = self.build_optimizer(self.critic, critic_lr)
         networks = (self.actor, self.critic, self.actor_optim, self.critic_optim)
@@ -154,7 +146,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
                 value_clip=value_clip,
                 **(ppo_options or {}),
             ),
-            placed,
+            *models,
             experience_maker_holder_name_list=experience_maker_holder_name_list,
             train_batch_size=train_batch_size,
             buffer_limit=buffer_limit,
@@ -163,7 +155,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
             eval_performance=eval_performance,
             debug=debug,
             update_lora_weights=update_lora_weights,
-            device=device,
+            device=strategy.device if device is None else device,
             **trainer_options,
         )
 
@@ -204,15 +196,14 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
         grpo_options: Mapping[str, Any] | None = None,
         **trainer_options: Any,
     ) -> None:
-        placed = place_models(strategy_fn, model_fn, env_info, device=device)
-        [self.actor] = placed.models
+        [self.actor], strategy = place_models(strategy_fn, model_fn, env_info, device=device)
         self.actor_optim = self.build_optimizer(self.actor, actor_lr)
         super().__init__(
             GRPOStep(self.actor, self.actor_optim, clip=eps_clip, **(grpo_options or {})),
-            placed,
+            self.actor,
             experience_maker_holder_name_list=experience_maker_holder_name_list,
             train_batch_size=train_batch_size,
-            device=device,
+            device=strategy.device if device is None else device,
             **trainer_options,
         )
 

@@ -22,7 +22,7 @@ from redrb.runtime.buffer import client_for
 from redrb.runtime.callbacks import Callbacks, MakerCallback, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
+from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, parameters_of
 from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy, place_models
@@ -77,11 +77,11 @@ class ExperienceMaker(Protocol):
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows. A method
-    `make_parts` is called in place of `make_experience`, with the same arguments: it yields the
-    groups of a batch in one or several parts, which are sent one by one, or none. Weights may
-    change after the first part; while later ones are made they stay only if its attribute
-    `parts_use_models` is true.
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
+    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
+    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
+    none. Weights may change after the first part; while later ones are made they stay only if its
+    attribute `parts_use_models` is true.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -451,10 +451,10 @@ class ExperienceMakerHolder:
 
         The maker is announced before, since to load models may take long.
         """
-        placed = place_models(strategy_fn, model_fn, env_info)
-        actor, critic, reward_model, initial_model = placed.models
+        models, _ = place_models(strategy_fn, model_fn, env_info)
+        actor, critic, reward_model, initial_model = models
         maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
-        return maker, self.models_to_follow(actor, critic), placed.parameters
+        return maker, self.models_to_follow(actor, critic), [*map(parameters_of, models)]
 
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
@@ -532,11 +532,11 @@ class ExperienceMakerHolder:
                     self._call("on_make_experience_end", experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
-        make_parts = getattr(self.experience_maker, "make_parts", None)
-        if make_parts is None:
+        if not getattr(self.experience_maker, "makes_parts", False):
             yield self.make_experience(inputs)
             return
         version, options = self._begin_batch()
+        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
             self._note(experience, version)
             yield experience

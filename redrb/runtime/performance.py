@@ -11,11 +11,18 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from torch import nn
+
 from redrb.experience import Experience
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
 from redrb.runtime.world import mean_over_ranks, rank_here, world_size_here
 
 _log = logging.getLogger("redrb")
+
+
+def parameters_of(model: object) -> int:
+    """Return the number of a model's parameters, 0 if it is no module."""
+    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
 
 
 class _Measured:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -230,29 +229,14 @@ def _checkpoint_gradients(model: nn.Module) -> None:
     model.train()
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedModels:
-    """Models in the order in which `model_fn` returned them.
-
-    Attributes:
-        models: The models, placed by the strategy; None where there is no model.
-        parameters: Number of parameters of each model; 0 if it is no module.
-        strategy: The strategy that placed them.
-    """
-
-    models: tuple[Any, ...]
-    parameters: tuple[int, ...]
-    strategy: Strategy
-
-
 def place_models(
     strategy_fn: Callable[[], Strategy | None],
     model_fn: Callable[[], Any],
     env_info: Mapping[str, Any] | None,
     *,
     device: str | torch.device | None = None,
-) -> PlacedModels:
-    """Make models and place them.
+) -> tuple[tuple[Any, ...], Strategy]:
+    """Make models and place them; returns them in their order, and the strategy.
 
     Args:
         strategy_fn: Returns the strategy; None: `Strategy(device)`.
@@ -267,8 +251,4 @@ def place_models(
     with strategy.model_init_context():
         made = model_fn()
     models = (made,) if isinstance(made, nn.Module) else tuple(made)
-    parameters = (
-        sum(each.numel() for each in model.parameters()) if isinstance(model, nn.Module) else 0
-        for model in models
-    )
-    return PlacedModels(tuple(map(strategy.prepare, models)), tuple(parameters), strategy)
+    return tuple(map(strategy.prepare, models)), strategy

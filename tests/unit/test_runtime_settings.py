@@ -14,6 +14,7 @@ from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.fresh_batches import LoopSettings
 from redrb.runtime.maker import ExperienceMakerHolder
+from redrb.runtime.performance import parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 
 
@@ -78,10 +79,12 @@ def test_models_are_placed_and_counted() -> None:
     def reward(_: object) -> list[float]:
         return []
 
-    placed = place_models(lambda: None, lambda: (nn.Linear(2, 3), None, reward), None, device="cpu")
-    assert placed.parameters == (9, 0, 0)
-    assert placed.models[1:] == (None, reward)
-    [alone] = place_models(lambda: Strategy("cpu"), lambda: nn.Linear(1, 1), None).models
+    placed, _ = place_models(
+        lambda: None, lambda: (nn.Linear(2, 3), None, reward), None, device="cpu"
+    )
+    assert [*map(parameters_of, placed)] == [9, 0, 0]
+    assert placed[1:] == (None, reward)
+    [alone], _ = place_models(lambda: Strategy("cpu"), lambda: nn.Linear(1, 1), None)
     assert isinstance(alone, nn.Linear)
     with pytest.raises(ConfigError, match="host"):
         place_models(lambda: None, lambda: nn.Linear(1, 1), {"host": "x"})
