@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from redrb.connection.deadline import Deadline, here
 from redrb.damage import Reading
@@ -30,13 +30,6 @@ from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.inspection import count_waiting
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-
-
-class RankTakes(Protocol):
-    """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
-
-    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
-        """Lease this rank's part of a step, when all ranks have asked for it."""
 
 
 class Ranks:
