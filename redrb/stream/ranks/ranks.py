@@ -123,10 +123,7 @@ class Ranks:
         return reply
 
     def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
-        refuse(
-            *(self._store, self._consumer.group, request, reply, here().waited_s),
-            self._task.similar,
-        )
+        refuse(self._task, self._consumer.group, request, reply)
 
     def _end(self, attempt: int, last_look: TakeReply) -> None:
         self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
@@ -207,12 +204,11 @@ class Ranks:
         try:
             part = claimed_part(
                 self._store,
-                self._consumer.group,
+                self._consumer,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
                 RankPart(self._store, self._consumer.group, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
-                reader=self._consumer.reader,
                 draw=None if weights is None else Draw(weights, weights.pop(0)),
                 first_ids=firsts,
             )
