@@ -22,7 +22,7 @@ from redrb.keys import (
     replay_key,
     trainer_key,
 )
-from redrb.lua.needed_commands import needed_commands, scripts_in
+from redrb.lua.scripts import needed_commands, scripts_in
 
 CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""

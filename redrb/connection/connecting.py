@@ -223,21 +223,17 @@ def _arguments(address: Address, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if address.scheme != "unix":
         options.setdefault("socket_keepalive", True)
+    # CLIENT SETINFO costs a round trip, so it is sent only over TLS: there the server sends session
+    # tickets unasked, which redis-py would take for an unread reply on the new connection. They
+    # come before the reply to this first command, whose error on servers before 7.2 is ignored.
+    tls = issubclass(options.get("connection_class", redis.Connection), SSLConnection)
     return {
         **options,
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),  # redis-py's retries replay writes
         "socket_read_size": _READ_SIZE,
-        "driver_info": _driver_info(options.get("connection_class", redis.Connection)),
+        "driver_info": DriverInfo("redrb", "") if tls else None,
     }
-
-
-def _driver_info(connection_class: type[redis.Connection]) -> DriverInfo | None:
-    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip."""
-    # Over TLS the server sends session tickets unasked, which redis-py would take for an unread
-    # reply on the new connection. They come before the reply to the first command, CLIENT SETINFO,
-    # whose error on servers before 7.2 is ignored.
-    return DriverInfo("redrb", "") if issubclass(connection_class, SSLConnection) else None
 
 
 def _check_server(

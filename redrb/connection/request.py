@@ -17,7 +17,7 @@ from redrb.forks import mark
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Request(Generic[T]):
     """A pipeline that is safe to repeat, and the function that reads its replies.
 

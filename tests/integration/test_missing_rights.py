@@ -22,7 +22,7 @@ from redrb.experience import Status
 from redrb.keys import maker_key
 from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
-from redrb.lua.needed_commands import needed_commands
+from redrb.lua.scripts import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict

@@ -185,7 +185,8 @@ class Collector:
         self._receive(collection, sent, patient=patient)
 
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
-        request = collection.asked(share)
+        whole = collection.request
+        request = TakeRequest(share, 1, whole.status, whole.where)
         return self._partitions[number].taker.send(request, waiter=collection.waiter)
 
     def _receive(
@@ -340,7 +341,7 @@ class Collector:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class InFlightCollection:
     """Takes of some partitions that were sent and whose replies are read later."""
 

@@ -49,7 +49,7 @@ GRACE_MS = 10_000
 _log = logging.getLogger("redrb")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartCollector:
     """Puts the groups of one stream object that come in parts; safe among threads."""
 

@@ -19,7 +19,6 @@ from redrb.experience.batching import lengths_of, padded_rows
 from redrb.experience.checking import check_groups
 from redrb.orders import ByAdmission, Order, ignores_priority
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.dropping import log_dropped
 from redrb.stream.put.filters import Filter, passing
 from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
 from redrb.stream.put.items import Groups
@@ -28,6 +27,7 @@ from redrb.stream.put.refusals import (
     OnBadGroup,
     check_versions,
     common_kind,
+    log_dropped,
     misfit_errors,
     name_row,
 )
@@ -58,7 +58,7 @@ class _Sorted:
         self.refused.update(errors)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Preparer:
     """Prepares groups for one task; safe among threads."""
 
@@ -86,7 +86,8 @@ class Preparer:
             batch = self._prepare(groups, options, description, one_by_one=True)
         if batch.refused and self._on_bad_group == "drop":
             log_dropped(self._task.name, batch.refused.values())
-            batch = batch.dropping_refused()
+            filtered = batch.filtered + len(batch.refused)
+            batch = replace(batch, filtered=filtered, refused={})
         return self._traced(self._admitted(batch, description.order))
 
     def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:

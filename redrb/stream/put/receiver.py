@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
@@ -25,7 +26,11 @@ LOOK_EVERY = 64
 """Groups that are forwarded from an origin before it is asked which of its groups have gone."""
 
 
-@dataclass(eq=False)
+Pair: TypeAlias = tuple[list[BufferItem] | None, Source]
+"""The samples of a group, None to count it as filtered, and its source."""
+
+
+@dataclass(eq=False, repr=False)
 class Receiver:
     """Stores forwarded groups in one task; safe among threads.
 
@@ -72,9 +77,9 @@ class Receiver:
         while left:
             page = left[:MOST_GROUPS]
             wanted = [sources[place] for place in page]
-            chosen = [groups[place] for place in page]
+            pairs = [(groups[place], sources[place]) for place in page]
             try:
-                stored = self._put(chosen, wanted, origin, options)
+                stored = self._put(pairs, origin, options)
             except SourcesRefused as refusal:
                 if refusal.row is not None:
                     self._adopt(origin, wanted, refusal.row)
@@ -87,16 +92,11 @@ class Receiver:
                 self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
-    def _put(
-        self,
-        groups: Sequence[list[BufferItem] | None],
-        sources: Sequence[Source],
-        origin: Origin,
-        options: PutOptions,
-    ) -> dict[Source, int]:
+    def _put(self, pairs: Sequence[Pair], origin: Origin, options: PutOptions) -> dict[Source, int]:
         """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
-        kept = [(group, source) for group, source in zip(groups, sources, strict=True) if group]
-        dropped = tuple(source for group, source in zip(groups, sources, strict=True) if not group)
+        sources = [source for _, source in pairs]
+        kept = [(group, source) for group, source in pairs if group]
+        dropped = tuple(source for group, source in pairs if not group)
         state = self._states.get((origin.name, origin.incarnation))
         named = Sources(
             *(origin.name, origin.incarnation),

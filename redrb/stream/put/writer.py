@@ -51,10 +51,11 @@ class Writer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
+            self.flush(timeout=None if error is None else LEAVE_S)
+        except RedrbError as failure:
             if error is None:
-                self.flush()
-            else:
-                self._flush_after(error)
+                raise
+            error.add_note(f"the last put of the writer is not stored: {failure}")
         finally:
             self.in_flight.drop()
 
@@ -169,10 +170,3 @@ class Writer:
         )
         given_up.stored = stored
         return given_up
-
-    def _flush_after(self, error: BaseException) -> None:
-        """Wait a moment for the last put; if it is not stored, note that on the block's error."""
-        try:
-            self.flush(timeout=LEAVE_S)
-        except RedrbError as failure:
-            error.add_note(f"the last put of the writer is not stored: {failure}")

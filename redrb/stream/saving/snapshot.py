@@ -20,13 +20,12 @@ from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
-    SavedFacts,
     SourceRecord,
     TaskHeader,
     settings_of,
 )
 from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.facts import SavedFacts, unpack_facts
 from redrb.stream.task.store import TaskStore
 
 PAGE_GROUPS = 32

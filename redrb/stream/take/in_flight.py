@@ -49,7 +49,7 @@ class Takes(Protocol):
         """Return whether a batch that was taken ahead may be handed over."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class InFlightTake:
     """A take that was sent and whose reply is read later; `before` is the lease that it ends."""
 
@@ -108,7 +108,7 @@ class InFlightTake:
 
     def abandon(self) -> None:
         """Let the heartbeat thread read the reply and release the batch; never blocks."""
-        self._slot.consumer.abandon_take(self._slot, self)
+        self._slot.abandon_take(self)
 
 
 class LeaseLoop:

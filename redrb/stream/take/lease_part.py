@@ -80,7 +80,7 @@ class Expiry:
         return cls(int(version), oldest, newest_token)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LeasePart:
     """Groups of one task that one holder leases until they are ended.
 

@@ -9,7 +9,7 @@ from redrb.experience import Status
 from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import LOST, Consumer, Slot
-from redrb.stream.take.endings import end_part
+from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.fates import batch_timeout
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
@@ -148,9 +148,9 @@ class Taker:
         if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         if part.asked_otherwise("ack", part.ids):
-            end_part("ack", part, part.ids)
+            acknowledge_part(part, part.ids)
         for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
-            end_part("ack", part, page)
+            acknowledge_part(part, page)
         return part
 
     def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:

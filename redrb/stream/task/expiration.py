@@ -166,21 +166,18 @@ class Expiration:
 
     def _discard_each(self, look: Expire, callback: Callable[[list[BufferItem]], object]) -> int:
         """Discard groups, each after the callback; if it raises, its group and later ones stay."""
-        total = 0
+        store, total = self._task.store, 0
         while True:
             due = self._run(look).due
             for seq in due:
-                payload = self._payload(seq)
+                at = entry_id(seq)
+                entries = store.client.execute("XRANGE", store.keys.stream, at, at)
+                payload = parse_entry(entries[0])[1] if entries else None  # None: it is gone
                 if payload is not None:
                     callback(decode_items(parse_group(payload)))
-                total += self._task.store.call(Discard(self._group, [str(seq)]))
+                total += store.call(Discard(self._group, [str(seq)]))
             if not due:
                 return total
-
-    def _payload(self, seq: int) -> bytes | None:
-        store, at = self._task.store, entry_id(seq)
-        entries = store.client.execute("XRANGE", store.keys.stream, at, at)
-        return parse_entry(entries[0])[1] if entries else None
 
     def _run(self, expire: Expire) -> ExpireReply:
         *_, reply = self._task.store.pages(expire)

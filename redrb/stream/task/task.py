@@ -215,14 +215,6 @@ class Task:
                 *(self.name, self._namespace),
             )
 
-    def _learn(self, stored: SettingsReply) -> None:
-        """Note the values that the settings given from here have now."""
-        self._generation, self._configured = stored.generation, stored.configured
-        self._removed = stored.removed
-        for given in (self._declared, self._implied):
-            for name in tuple(given):
-                given[name] = stored.settings[name]
-
     def _open(self, incarnation: str) -> None:
         asked = Open(
             *(uuid.uuid4().hex, caller(self.store), self._create, incarnation, self._generation),
@@ -245,7 +237,12 @@ class Task:
             Registry(self._client, self._namespace).add("task", self.name)
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)
-        self._learn(stored)
+        # the values that the settings given from here have now
+        self._generation, self._configured = stored.generation, stored.configured
+        self._removed = stored.removed
+        for given in (self._declared, self._implied):
+            for name in tuple(given):
+                given[name] = stored.settings[name]
         order = self._settings.chosen_order(stored.settings["order"])
         self.description = TaskDescription.of(stored.settings, stored.epoch, order)
         if self._versions:  # a new task does not know the newest version
