@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -114,12 +113,7 @@ class DetachedReplayBuffer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.close(trained=error is None)
 
     def append(self, experience: Experience, *, timeout: float | None = None) -> None:

@@ -39,8 +39,7 @@ class GracefulSender:
         """Hand groups to the sender, with the rights that they use of each stream.
 
         Raises:
-            SendFailed: Earlier groups could not be sent, or these found no room. If only earlier
-                ones failed, these were handed over.
+            SendFailed: They found no room; or only earlier ones failed, and these are handed over.
         """
         send = partial(self.sender.send, rows, admission=admission)
         self._send_or_give_up(send, lambda: len(rows.rows()))

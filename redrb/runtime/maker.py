@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
@@ -353,7 +353,9 @@ class ExperienceMakerHolder:
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
         with self._stop.on_signals(), Deadline(budget=self._stop), ended:
-            with self._waiting_for_weights():
+            with ExitStack() as waiting:
+                for stream in self._streams:
+                    waiting.enter_context(stream.worker.waiting("weights"))
                 if not self._weights.wait_until_initialised():
                     return
             self._call("on_loop_start")
@@ -453,14 +455,6 @@ class ExperienceMakerHolder:
         actor, critic, reward_model, initial_model = placed.models
         maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
         return maker, self.models_to_follow(actor, critic), placed.parameters
-
-    @contextmanager
-    def _waiting_for_weights(self) -> Iterator[None]:
-        """Announce in this block that the maker waits for weights."""
-        with ExitStack() as waiting:
-            for stream in self._streams:
-                waiting.enter_context(stream.worker.waiting("weights"))
-            yield
 
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
