@@ -80,8 +80,7 @@ def _print(task: TaskState, options: argparse.Namespace, *, first: bool) -> None
 
 
 def _lines(task: TaskState) -> Iterator[str]:
-    from redrb.commands.top.staleness import staleness_table
-    from redrb.commands.top.tables import worker_table
+    from redrb.commands.top.tables import staleness_table, worker_table
 
     for name, value in _figures(task).items():
         yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"
