@@ -150,7 +150,8 @@ def generate(
     device = device_of(model) or tokens.device
     tokens, mask = tokens.to(device), mask.to(device)
     room = _room(tokens.shape[1], max_length, max_new_tokens)
-    ends = _tokens(eos_token_id, device)
+    listed = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id or ())
+    ends = torch.tensor(listed, dtype=torch.int64, device=device)
     inputs = prompt_inputs(model, prompts, pad_token_id=pad_token_id)
     next_token = decoder_of(model, use_cache=use_cache, inputs=inputs)
     done = _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
@@ -245,9 +246,3 @@ def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int
             f"than the {start} tokens of the padded prompts."
         )
     return min(rooms)
-
-
-def _tokens(ids: int | Sequence[int] | None, device: torch.device) -> Tensor:
-    """Return token ids as a tensor, empty for None."""
-    listed = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-    return torch.tensor(listed, dtype=torch.int64, device=device)

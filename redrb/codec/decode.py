@@ -123,25 +123,15 @@ def _joined(name: str, layouts: Sequence[GroupLayout]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Column:
-    """One field of many groups.
-
-    Attributes:
-        name: The field.
-        dtype: Its dtype in all groups.
-        groups: The groups.
-        rows: Samples in all groups.
-        places: Place of the field among the columns of each group; NOWHERE where one lacks it.
-        ones: Of a mask that some rows lack: by row, how many ones stand for it.
-        alike: Whether all rows have one shape; known after `padded_shape`.
-    """
+    """One field of many groups."""
 
     name: str
     dtype: DType
     groups: tuple[Group, ...]
-    rows: int
-    places: bytes
-    ones: dict[int, int] | None = None
-    alike: bool = False
+    rows: int  # samples in all groups
+    places: bytes  # of the field among the columns of each group; NOWHERE where one lacks it
+    ones: dict[int, int] | None = None  # of a mask that some rows lack: ones that stand for it
+    alike: bool = False  # whether all rows have one shape; known after `padded_shape`
 
     def lengths(self) -> list[int]:
         """Return the first dimension of each row's sample; 0 where it has none."""

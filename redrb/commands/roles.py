@@ -17,7 +17,6 @@ from redrb.keys import (
     check_name,
     consumer_key,
     maker_key,
-    partial_weights,
     reference_weights,
     registry_key,
     replay_key,
@@ -160,7 +159,7 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> Rules:
 
 def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
     """Return the rights to weights, to those that belong to them, and to their announcements."""
-    names = (weights, partial_weights(weights), reference_weights(weights))
+    names = (weights, reference_weights(weights))
     keys = [WeightKeys.of(namespace, name) for name in names]
     stored = [pattern for each in keys for pattern in _patterns(each)]
     versions = tuple(f"~{each.versions}" for each in keys)

@@ -106,7 +106,6 @@ def connect(
 def _connected(
     address: Address, url: str, connect_timeout: float, *, allow_eviction: bool
 ) -> Client:
-    """Return the client for any kind of address."""
     if address.scheme == "fake":
         return Client(
             Connections(fake_pool(address.path)),
@@ -140,7 +139,6 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _connect_server(address: Address, url: str, options: Mapping[str, Any]) -> Client:
-    """Connect to one server."""
     pool = _pool(address, options)
     version = _check_server(pool, address, options["socket_connect_timeout"])
     return Client(Connections(pool), where=address.where, url=url, server_version=version)
@@ -246,12 +244,10 @@ def _arguments(address: Address, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _driver_info(connection_class: type[redis.Connection]) -> DriverInfo | None:
-    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip.
-
-    Over TLS the server sends session tickets unasked, which redis-py would take for an unread reply
-    on the new connection. They come before the reply to the first command, CLIENT SETINFO, whose
-    error on servers before 7.2 is ignored.
-    """
+    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip."""
+    # Over TLS the server sends session tickets unasked, which redis-py would take for an unread
+    # reply on the new connection. They come before the reply to the first command, CLIENT SETINFO,
+    # whose error on servers before 7.2 is ignored.
     return DriverInfo("redrb", "") if issubclass(connection_class, SSLConnection) else None
 
 

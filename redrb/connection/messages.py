@@ -26,9 +26,7 @@ def post(client: Client, keys: Sequence[str], message: dict[str, Any]) -> None:
     """Write the newest message of streams, which wakes the readers that wait on them.
 
     Args:
-        client: From `redrb.connect`.
         keys: The streams, on any nodes of a cluster; their earlier messages are deleted.
-        message: Values that msgpack can hold.
 
     Raises:
         EncodeError: The message is larger than `MAX_MESSAGE_BYTES`.
@@ -80,9 +78,6 @@ def block_on_stream(client: Client, key: str, after: str, seconds: float) -> lis
     """Wait on the server until a stream has entries after the id `after`.
 
     Args:
-        client: Client of the stream's node.
-        key: The stream.
-        after: Id of an entry.
         seconds: Longest wait; it is shortened to half of the connection's timeout.
 
     Returns:

@@ -17,23 +17,12 @@ T = TypeVar("T")
 
 
 class Request(Generic[T]):
-    """A pipeline that is safe to repeat, and the function that reads its replies.
-
-    Attributes:
-        pipeline: The commands.
-        attempts: How often they were sent.
-    """
+    """A pipeline that is safe to repeat, and the function that reads its replies."""
 
     def __init__(
         self, client: Client, pipeline: Pipeline, read: Callable[[list[Reply]], T]
     ) -> None:
-        """Make a request; nothing is sent.
-
-        Args:
-            client: Sends it.
-            pipeline: The commands.
-            read: Turns the replies into the result; raises redis-py's exceptions.
-        """
+        """Make a request; nothing is sent. `read` raises redis-py's exceptions."""
         self._client = client
         self.pipeline = pipeline
         self._read = read

@@ -48,7 +48,6 @@ class Pipeline:
         Args:
             head: The arguments before the last, as `packed` returns them.
             arguments: Number of arguments, the last included.
-            parts: Parts of the last argument.
             nbytes: Length of the last argument.
         """
         before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
@@ -68,11 +67,7 @@ class Pipeline:
         return joined
 
     def exchange(self, connection: redis.Connection) -> list[Reply]:
-        """Send all commands and return their replies; an error reply is an item of the list.
-
-        Raises:
-            redis.exceptions.RedisError: The connection broke; the commands may have been done.
-        """
+        """Send all commands and return their replies; an error reply is an item of the list."""
         self.send(connection)
         return self.named([read_reply(connection) for _ in range(self.commands)])
 

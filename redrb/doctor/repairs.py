@@ -26,8 +26,7 @@ from redrb.state.model import State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
-from redrb.weights.inspection.listing import catalogue_of
-from redrb.weights.reading.catalogue import Pin
+from redrb.weights.reading.catalogue import Catalogue, Pin
 
 TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
 """Time in which a living consumer whose record was lost sends a heartbeat, and is known again."""
@@ -150,7 +149,7 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
 
 def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
     """Remove expired pins as a reader does, some at a time: by a pin, which ends at once."""
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
 
     def expired() -> int:
         now_s, _ = map(int, catalogue.client.execute("TIME"))

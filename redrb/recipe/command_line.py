@@ -132,8 +132,11 @@ def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[Recipe
         for owner in reversed(recipe.__mro__):
             if not (isinstance(owner, type) and issubclass(owner, RecipeSettings)):
                 continue
-            names = [item for item in settings_of(recipe).values() if _declares(owner, item.name)]
-            new = [item for item in names if item.name not in known]
+            new = [
+                item
+                for item in settings_of(recipe).values()
+                if item.name in vars(owner) and item.name not in known  # bases come first
+            ]
             if not new:
                 continue
             title = (owner.__doc__ or owner.__name__).strip().splitlines()[0].rstrip(".")
@@ -142,9 +145,3 @@ def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[Recipe
                 known.add(item.name)
                 # left out unless it is given, so that its origin is known
                 add_flag(group, item, item.type, default=argparse.SUPPRESS)  # type: ignore[arg-type]
-
-
-def _declares(owner: type, name: str) -> bool:
-    """Return whether a class is the one that adds a setting, and not one that changes it."""
-    inherited = any(name in getattr(base, "__dataclass_fields__", {}) for base in owner.__mro__[1:])
-    return name in vars(owner) and not inherited

@@ -8,6 +8,8 @@ import inspect
 import pkgutil
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -90,12 +92,8 @@ def _file(path: Path) -> ModuleType:
         raise ConfigError(f"{path} cannot be imported: a recipe is a file that ends with .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _explaining(str(path)):
         spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:  # any error of the user's file ends here
-        raise _failed(str(path), error) from error
     return module
 
 
@@ -111,28 +109,31 @@ def _module(name: str, place: str) -> ModuleType:
             f"there is no recipe {place!r}: name a file such as my_recipe.py, a module, or one of "
             f"{', '.join(shipped())}.{_shipped_like(place)}"
         )
-    try:
+    with _explaining(place):
         return importlib.import_module(name)
+
+
+@contextmanager
+def _explaining(place: str) -> Iterator[None]:
+    """Raise ConfigError for any error of a recipe's import, with the trace in its code."""
+    try:
+        yield
     except ConfigError:
         raise
-    except Exception as error:
-        raise _failed(place, error) from error
-
-
-def _failed(place: str, error: Exception) -> ConfigError:
-    """Return the error for a recipe that raised one, with the part of the trace in its code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((here, "<frozen importlib"))
-        and "/importlib/" not in frame.filename
-    ]
-    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
-    if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
-        lines.append(f"{error.name} is not installed: {install_command('recipes')}")
-    return ConfigError(f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}")
+    except Exception as error:  # any error of the user's code ends here
+        here = str(Path(__file__).parent)
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith((here, "<frozen importlib"))
+            and "/importlib/" not in frame.filename
+        ]
+        lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+        if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
+            lines.append(f"{error.name} is not installed: {install_command('recipes')}")
+        raise ConfigError(
+            f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}"
+        ) from error
 
 
 def _recipe_in(module: ModuleType, place: str, wanted: str) -> type[Recipe]:

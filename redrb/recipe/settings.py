@@ -90,18 +90,18 @@ def converted(value: object, kind: type) -> Any:
 _NOUNS = {bool: "True or False", int: "an int", float: "a number", str: "a text"}
 
 
-def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str, Field[Any]]]:
+def _declared(cls: type, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Field[Any]]]:
     """Yield the settings whose default a class gives, each as a field with its type."""
     for name, value in list(vars(cls).items()):
         if not isinstance(value, Field) and name not in inherited:
             continue
-        known = inherited.get(name)
+        known: Any = inherited.get(name)
         where = f"{cls.__name__}.{name}"
         if isinstance(value, Field):
             item = value
             kind = _kind(cls, name, item, known)
         elif known is not None:
-            item, kind = field(metadata=known.metadata), _checked_kind(known.type)
+            item, kind = field(metadata=known.metadata), known.type
             item.default = value
         try:
             item.default = converted(item.default, kind)
@@ -113,9 +113,7 @@ def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str
         yield name, item
 
 
-def _check_spelling(
-    cls: type, name: str, annotation: str, inherited: dict[str, Field[Any]]
-) -> None:
+def _check_spelling(cls: type, name: str, annotation: str, inherited: Mapping[str, Any]) -> None:
     """Refuse an ordinary attribute that is most likely a misspelt setting."""
     value = vars(cls)[name]
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
@@ -124,7 +122,7 @@ def _check_spelling(
     alike = []
     for each, item in inherited.items():
         with suppress(ConfigError):  # an attribute of another type is no misspelt setting
-            converted(value, _checked_kind(item.type))
+            converted(value, item.type)
             alike.append(each)
     found = did_you_mean(name, alike, least=MISSPELT)
     if found != ".":
@@ -134,7 +132,7 @@ def _check_spelling(
         )
 
 
-def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:
+def _kind(cls: type, name: str, item: Field[Any], known: Any) -> type:
     """Return the type of a new setting: of its annotation, or of its default without one."""
     where = f"{cls.__name__}.{name}"
     if name in RESERVED or (known is None and any(hasattr(base, name) for base in cls.__mro__[1:])):
@@ -142,15 +140,9 @@ def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> t
     annotation = inspect.get_annotations(cls).get(name, type(item.default))
     kind = KINDS.get(annotation if isinstance(annotation, str) else annotation.__name__)
     if kind is None or (known is not None and kind is not known.type):
-        allowed = "bool, int, float or str" if known is None else _checked_kind(known.type).__name__
+        allowed = "bool, int, float or str" if known is None else known.type.__name__
         raise ConfigError(f"{where} has the type {annotation}: a setting is {allowed}.")
     return kind
-
-
-def _checked_kind(kind: Any) -> type:
-    """Return the type of an inherited setting, which was checked in its class."""
-    found: type = kind if isinstance(kind, type) else KINDS[kind]
-    return found
 
 
 S = TypeVar("S", bound=RecipeSettings)

@@ -96,7 +96,9 @@ class DetachedReplayBuffer:
         most = self.limit * self.sample_batch_size
         self._implied = stream_options.pop("implied", implied_limit(most, parted=parted))
         self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
-        if may_give_rights(_given(self._implied) | stream_options):
+        implied = {each.name: getattr(self._implied, each.name) for each in fields(self._implied)}
+        given = {name: value for name, value in implied.items() if value is not None}
+        if may_give_rights(given | stream_options):
             self._implied = replace(self._implied, groups_per_version=self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
@@ -208,12 +210,6 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
-
-
-def _given(settings: TaskSettings) -> dict[str, Any]:
-    """Return the settings that are not None."""
-    named = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def implied_limit(most: int, *, parted: bool) -> TaskSettings:

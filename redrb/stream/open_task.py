@@ -53,11 +53,6 @@ class OpenTask:
     Each method checks its arguments and calls every partition that it is about, one after the
     other. Where a partition cannot be reached, all others are called, and `StoreUnavailable` names
     the missing ones: the same call completes it.
-
-    Attributes:
-        task: Name of the task.
-        namespace: Namespace of the task.
-        group: Name of the consumer group.
     """
 
     task: str
@@ -457,7 +452,6 @@ class OpenTask:
         return {number: [seq for seq in seqs if seq] for number, seqs in places.items()}
 
     def _id(self, number: int, seq: int) -> int:
-        """Return the id of a group of a partition."""
         return self._numbering.ids(number, [seq])[0]
 
     def _query(self, where: Mapping[str, Any] | None) -> str:

@@ -678,7 +678,6 @@ class ExperienceStream(OpenTask):
             return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
-        """Check and encode the groups of a put."""
         self._check_open()
         return self._preparer.prepare(groups, options)
 

@@ -277,7 +277,7 @@ def test_any_mixture_of_kinds_leaves_nothing(make, subscriber, client, namespace
     publisher = make(keep=2, anchor_every=5, max_bytes=30_000)
     state = {"frozen": torch.randn(700), "a": torch.randn(3000).bfloat16(), "m": torch.zeros(1)}
     lora = ({"m.lora_A": torch.randn(2, 3), "m.lora_B": torch.randn(4, 2)},)
-    configs = {"m": redrb.weights.lora.LoraConfig(2, 4.0)}
+    configs = {"m": redrb.weights.LoraConfig(2, 4.0)}
     for _ in range(60):
         what = dice.random()
         if what < 0.2:

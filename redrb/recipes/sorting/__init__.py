@@ -48,9 +48,7 @@ class Sorting(PPORecipe):
         """Train the policy a little on right answers; the critic begins as its copy."""
         from redrb.recipes.sorting.policy import warm_start
 
-        start = warm_start(self.seed)
-        models["actor"].load_state_dict(start.actor.state_dict())
-        models["critic"].load_state_dict(start.critic.state_dict())
+        warm_start(models["actor"], models["critic"], self.seed)  # type: ignore[arg-type]
 
     def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
         """Return Adam in one kernel, which is quicker for small networks."""

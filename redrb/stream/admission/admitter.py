@@ -36,29 +36,13 @@ class Admitter:
     """Asks for the rights of one stream object; safe among threads."""
 
     def __init__(self, task: Task, lease_ms: int, worker: Worker) -> None:
-        """Make an admitter.
-
-        Args:
-            task: The task.
-            lease_ms: Silence of the maker's heartbeat after which its rights are taken back.
-            worker: Is announced as waiting.
-        """
         self._task = task
         self._worker = worker
         self._maker = Maker(task, lease_ms, worker)
         self._slice_s = min(SLICE_S, lease_ms / 3000)
 
     def admit(self, count: int, least: int, hold_s: float) -> Admission:
-        """Wait for rights.
-
-        Args:
-            count: Rights.
-            least: Fewest rights to accept.
-            hold_s: Seconds after which the task takes them back.
-
-        Raises:
-            As `ExperienceStream.admit`.
-        """
+        """Wait for rights, as `ExperienceStream.admit` does, and raise its errors."""
         self._worker.puts()
         waiter = self._maker.request()
         try:

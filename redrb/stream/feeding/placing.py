@@ -45,17 +45,7 @@ class Placer:
     """Pads the groups of a lease into a batch and puts it on a device; belongs to one thread."""
 
     def __init__(self, device: str | torch.device, side: Side, *, pin_memory: bool) -> None:
-        """Choose the device.
-
-        Args:
-            device: Device of the batches.
-            side: Where padding goes.
-            pin_memory: Decode into pinned memory: only from there does a copy to the device go on
-                beside other work.
-
-        Raises:
-            ConfigError: There is no such device.
-        """
+        """Choose the device; raises ConfigError if there is no such device."""
         try:
             self._device = torch.device(device)
             # each thread has a current device: the one of this thread counts
@@ -63,7 +53,7 @@ class Placer:
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from error
         self._side = check_side(side)
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory  # from other memory a copy waits for other work
         self._stream: torch.cuda.Stream | None = None
 
     def place(self, lease: Lease) -> PlacedBatch:

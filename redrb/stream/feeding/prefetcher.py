@@ -64,9 +64,7 @@ class Prefetcher:
                 asked to stop.
             is_fresh: Returns whether a batch may be handed over; otherwise its lease is over, and
                 another batch is taken in its place. It may raise StoreUnavailable.
-            placer: Makes it a batch on its device.
             prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read.
-            steps: Batches in all; None: no end.
         """
         self._take = take
         self._is_fresh = is_fresh

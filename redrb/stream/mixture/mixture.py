@@ -176,12 +176,10 @@ class Mixture:
             self._turn.release()
 
     def _take_shares(self, shares: Mapping[str, int]) -> dict[str, Lease]:
-        """Lease the share of each task, or nothing; always in the same order of tasks.
-
-        So two trainers with tasks in common never wait for groups that the other one holds.
-        """
+        """Lease the share of each task, or nothing; always in the same order of tasks."""
         leases: dict[str, Lease] = {}
         try:
+            # so two trainers with tasks in common never wait for groups that the other one holds
             for task, share in shares.items():
                 if share:
                     leases[task] = self._take_share(task, share)
@@ -236,13 +234,7 @@ class Mixture:
         note: str,
         first: BatchTimeout | None = None,
     ) -> BatchTimeout:
-        """Return the error that names the tasks that had too few groups.
-
-        Args:
-            counts: Task -> groups that wait, and groups needed.
-            note: A sentence about the take.
-            first: Error of the task for which the take waited.
-        """
+        """Return the error that names the tasks that had too few of the groups needed."""
         alone = first if len(counts) == 1 else None
         error = BatchTimeout(
             task=", ".join(counts),

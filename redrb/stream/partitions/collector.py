@@ -41,13 +41,6 @@ class Collector:
     """
 
     def __init__(self, partitions: Sequence[Partition], task: str, reach: Reach) -> None:
-        """Make a collector.
-
-        Args:
-            partitions: The partitions.
-            task: Name of the task in messages.
-            reach: Knows which partitions cannot be reached.
-        """
         self._partitions = partitions
         self._reach = reach
         self._task = task
@@ -158,11 +151,7 @@ class Collector:
         return spread(collection.missing, [near[place] for place in places])
 
     def _sweep(self, collection: Collection) -> None:
-        """Take what is there: of some partitions, of the others, then of all that have more.
-
-        Raises:
-            StoreUnavailable: No partition could be reached for as long as the take waits.
-        """
+        """Take what is there: of some partitions, of the others, then of all that have more."""
         if not collection.left:
             self._ask(collection, self._first_shares(collection))
         while unasked := [one for one in self._reach.near() if one not in collection.left]:
@@ -212,13 +201,7 @@ class Collector:
         *,
         patient: bool = False,
     ) -> None:
-        """Read the replies to takes, and note the parts.
-
-        A partition that cannot be reached counts as empty. `patient`: it is waited for instead.
-
-        Raises:
-            StoreUnavailable: The take is patient, and a partition could not be reached.
-        """
+        """Read the replies to takes, and note the parts; `patient`: wait for lost partitions."""
         short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
         try:
             while sent:
@@ -255,18 +238,11 @@ class Collector:
     # waiting
 
     def _wait(self, collection: Collection) -> None:
-        """Wait for the turn, and then for groups.
-
-        While the node that keeps the turns is away, the take gets what is there.
-
-        Raises:
-            BatchTimeout: Too few came in time.
-            StoreUnavailable: Too few were there, and Redis stayed away.
-        """
+        """Wait for the turn, and then for groups."""
         outage = None
         try:
             self._wait_in_turn(collection)
-        except StoreUnavailable as error:
+        except StoreUnavailable as error:  # the node that keeps the turns: take what is there
             outage = error
             self._sweep_again(collection)
         if collection.missing and not self._enough(collection):
@@ -295,14 +271,12 @@ class Collector:
         return False
 
     def _await_groups(self, collection: Collection, turn: Turn) -> None:
-        """Take groups as they come, until the batch is full or the time is up.
-
-        The take is woken as soon as one partition has its part of the groups that are missing in
-        all: while fewer have come to each of them, fewer have come in all than are missing.
-        """
+        """Take groups as they come, until the batch is full or the time is up."""
         count, deadline = len(self._partitions), here()
         free = dict.fromkeys(range(count), 0)
         while collection.missing and not deadline.over:
+            # The take is woken as soon as one partition has its part of the groups that are missing
+            # in all: while fewer have come to each, fewer have come in all than are missing.
             share = -(-(collection.missing - sum(free.values())) // count)
             needs = {number: free[number] + share for number in free}
             free = self._look(collection, need=needs, ttl_ms=QUEUE_TTL_MS)
@@ -328,11 +302,7 @@ class Collector:
     def _look(
         self, collection: Collection, *, need: int | Mapping[int, int], ttl_ms: int
     ) -> dict[int, int]:
-        """Return how many groups are free in each partition, and queue in each; 0: leave.
-
-        Raises:
-            StoreUnavailable: No partition could be reached for as long as the take waits.
-        """
+        """Return how many groups are free in each partition, and queue in each; 0: leave."""
         collection.queued = ttl_ms > 0
         free = dict.fromkeys(range(len(self._partitions)), 0)
 

@@ -36,13 +36,9 @@ class Partition:
     """One partition of a task: the objects that put into it, and take from it.
 
     Attributes:
-        task: The partition, as Redis holds it.
-        store: Its keys and client.
         worker: What this process announces of itself there.
         preparer, producer, receiver, parts: Check and store groups.
         consumer, taker, ranks: Hold and take groups.
-        admitter: Gets rights to begin groups.
-        expiration: Expires groups.
     """
 
     def __init__(self, task: Task, options: StreamOptions) -> None:

@@ -39,21 +39,13 @@ _log = logging.getLogger("redrb")
 
 @dataclass(slots=True)
 class _Sorted:
-    """The groups of a put, sorted into those to store, those filtered and those refused.
+    """The groups of a put, sorted into those to store, those filtered and those refused."""
 
-    Attributes:
-        places: Index in the put of each group to store.
-        encoded: These groups.
-        samples: Their samples, where they are needed.
-        filtered: Groups that a filter dropped.
-        refused: The error of each bad group, by its index in the put.
-    """
-
-    places: Sequence[int]
+    places: Sequence[int]  # index in the put of each group to store
     encoded: list[EncodedGroup]
-    samples: Sequence[Sequence[BufferItem]]
+    samples: Sequence[Sequence[BufferItem]]  # of these groups, where they are needed
     filtered: int = 0
-    refused: dict[int, RedrbError] = field(default_factory=dict)
+    refused: dict[int, RedrbError] = field(default_factory=dict)  # by index in the put
 
     def refuse(self, errors: dict[int, RecordError]) -> None:
         """Move groups, by their index in the put, to the refused ones."""
@@ -76,14 +68,6 @@ class Preparer:
         checks: frozenset[str],
         on_bad_group: OnBadGroup,
     ) -> None:
-        """Make a preparer.
-
-        Args:
-            task: The task.
-            filters: Filters that every group must pass.
-            checks: Names of the checks, see `ExperienceStream`.
-            on_bad_group: Whether bad groups are errors, or are logged and count as filtered.
-        """
         self._task = task
         self._filters = filters
         self._checks = checks
@@ -203,11 +187,7 @@ class Preparer:
         options: PutOptions,
         description: TaskDescription,
     ) -> _Sorted:
-        """Prepare groups, the first of which has this index in the put.
-
-        Raises:
-            RecordError, EncodeError: One of them is bad.
-        """
+        """Prepare groups, the first of which has this index in the put; raises for a bad one."""
         places: Sequence[int] = range(first, first + len(groups))
         filtered = 0
         if self._filters:

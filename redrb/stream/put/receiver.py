@@ -36,13 +36,6 @@ class Receiver:
     def __init__(
         self, task: Task, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]
     ) -> None:
-        """Make a receiver.
-
-        Args:
-            task: The task.
-            producer: Stores the groups.
-            prepare: Checks and encodes them.
-        """
         self._task = task
         self._producer = producer
         self._prepare = prepare
@@ -60,9 +53,6 @@ class Receiver:
 
         Args:
             groups: Samples of each group; None: count the group as filtered.
-            sources: Source of each.
-            origin: Origin of all.
-            options: Options of the put.
 
         Returns:
             Id of each group, also of those that were stored before; None for filtered ones.
@@ -150,11 +140,7 @@ class Receiver:
         return found
 
     def _adopt(self, origin: Origin, sources: Sequence[Source], row: str) -> None:
-        """Let the task accept sources that it takes for those of the past, if they are not.
-
-        Raises:
-            LeaseLost: They are.
-        """
+        """Let the task accept sources that it takes for those of the past; else LeaseLost."""
         oldest = min(source.seq for source in sources)
         state = origin.store.call(Look(str(oldest)))
         if state.incarnation != origin.incarnation or not state.stored:

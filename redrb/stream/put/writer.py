@@ -143,7 +143,6 @@ class Writer:
         return self._newly_stored()
 
     def _finish(self) -> None:
-        """Wait until the put in flight is stored."""
         try:
             self._stored += self.in_flight.finish()
         except (ConfigError, RecordError) as error:

@@ -21,13 +21,7 @@ MOST_RANKS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PartRequest:
-    """A rank's request for its part of a step's batch.
-
-    Attributes:
-        place: The rank and its step.
-        take: The batch.
-        balance: How the batch is split.
-    """
+    """A rank's request for its part of a step's batch."""
 
     place: RankStep
     take: TakeRequest
@@ -41,11 +35,7 @@ class PartRequest:
 
 
 def checked_place(count: int, rank: object, world_size: object, step: object) -> RankStep:
-    """Return the rank and its step.
-
-    Raises:
-        ConfigError: Something is missing or does not fit.
-    """
+    """Return the rank and its step; raises ConfigError if one is missing or does not fit."""
     if rank is None or world_size is None or step is None:
         raise ConfigError("take(rank=, world_size=, step=) belong together: give all three.")
     size = checked_int("world_size", world_size, 1)
@@ -64,11 +54,7 @@ def checked_place(count: int, rank: object, world_size: object, step: object) ->
 
 
 def checked_balance(balance: object) -> Balance | None:
-    """Return the quantity by which parts are balanced.
-
-    Raises:
-        ConfigError: There is no such quantity.
-    """
+    """Return the quantity by which parts are balanced; raises ConfigError for another one."""
     if balance is None or balance == "tokens":
         return "tokens" if balance else None
     raise ConfigError(f'balance={balance!r:.80}: use "tokens" or None.')

@@ -43,12 +43,6 @@ class Ranks:
     """One process as a rank, which takes its part of every step."""
 
     def __init__(self, task: Task, consumer: Consumer) -> None:
-        """Make a rank; each take names its number.
-
-        Args:
-            task: The task.
-            consumer: The process; its heartbeat keeps the rank alive.
-        """
         self._task = task
         self._store = task.store
         self._consumer = consumer
@@ -204,10 +198,7 @@ class Ranks:
             return ids, {**dict(zip(order, batch.weights, strict=True)), 0: batch.total_weight}
 
     def _read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
-        """Return the payloads that a slot leases, and the first ids of requeued groups, by id.
-
-        A payload is None where the entry was deleted.
-        """
+        """Return the payloads that a slot leases, and the first ids of requeued groups, by id."""
         reply = self._store.client.execute(
             *("XREADGROUP", "GROUP", self._consumer.group, slot, "COUNT", max(count, 1)),
             *("STREAMS", self._store.keys.stream, "0"),
@@ -216,11 +207,7 @@ class Ranks:
         return dict(map(parse_entry, raw)), first_ids(raw)
 
     def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
-        """Return the lease on a part; None when another process has taken the rank over.
-
-        Groups that cannot be decoded go to the dead letters: the part is smaller, and the number
-        of steps stays equal on all ranks.
-        """
+        """Return the lease on a part; None when another process has taken the rank over."""
         place = request.place
         payloads, firsts = self._read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
         weights = reply.weights
@@ -240,6 +227,8 @@ class Ranks:
             return None
         if part is None:
             return None
+        # groups that cannot be decoded go to the dead letters: the part is smaller, and the number
+        # of steps stays equal on all ranks
         if not part:
             raise DecodeError(
                 f"task {self._store.task!r}: nothing is left of the part of rank {place.rank} in "

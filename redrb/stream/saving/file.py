@@ -106,11 +106,7 @@ class SaveReader:
     """
 
     def __init__(self, file: BinaryIO, where: str) -> None:
-        """Read magic and version.
-
-        Raises:
-            DecodeError: The file is no saved task, or its format is newer than this redrb.
-        """
+        """Read magic and version; raises DecodeError for another file or a newer format."""
         self._file = file
         self._where = where
         self._digest = xxhash.xxh3_128()
@@ -133,9 +129,6 @@ class SaveReader:
 
         Args:
             payloads: Whether frames hold their payloads, or only their checksum is computed.
-
-        Raises:
-            DecodeError: The file is damaged or incomplete.
         """
         kind = None
         while kind is not Kind.END:

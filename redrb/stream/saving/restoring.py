@@ -66,8 +66,6 @@ class Restoring:
         """Prepare an attempt, without a request to Redis.
 
         Args:
-            store: The task.
-            saved: The file.
             put: Groups that were ever put into the task, all of which have ended.
             number: Attempts with a larger number replace this one; an attempt with 0 replaces
                 every other one.

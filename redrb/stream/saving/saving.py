@@ -61,8 +61,6 @@ def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedT
     file, once. Leased groups are saved as waiting.
 
     Args:
-        store: The task, or one of its partitions.
-        path: The file.
         partitions: Number of partitions that the task has.
 
     Raises:
@@ -112,13 +110,7 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `target` when the block ends without an error.
-
-    Until then it is in a folder of `staging`.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Open a new file, in a folder of `staging`, that replaces `target` after the block."""
     try:
         with staging(target) as folder:
             fresh = folder / target.name

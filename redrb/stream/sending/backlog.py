@@ -27,7 +27,6 @@ class Backlog:
     Attributes:
         changed: Notified at every change; its lock guards all attributes.
         closed: Whether nothing more is taken over.
-        groups: Groups that are not stored yet.
         nbytes: Bytes of their tensors.
         unsent: Groups that were given up because the sender was closed.
     """
@@ -85,11 +84,7 @@ class Backlog:
             self._outages[sender] = error
 
     def raise_failures(self) -> None:
-        """Raise the errors since the last call.
-
-        Raises:
-            SendFailed: There were some; the groups given up are counted.
-        """
+        """Raise the errors since the last call as SendFailed, which counts the groups given up."""
         with self.changed:
             failures, self._failures = self._failures, []
         if failures:

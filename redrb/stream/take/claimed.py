@@ -42,14 +42,7 @@ def claimed_part(
     Groups that cannot be decoded go to the dead letters, with the reason.
 
     Args:
-        store: The task.
-        group: Consumer group.
         entries: The entries that a script claimed for `holder`.
-        holder: Their place in Redis.
-        status: Status in which the groups were taken.
-        incarnation: Incarnation of the task in which they were claimed.
-        reader: Converts groups of rollouts.
-        draw: Weights by which the order drew them.
         first_ids: First id of the groups that were requeued with another one.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
             is released. None: decodable groups are a part, however many there are.
@@ -109,7 +102,6 @@ def claimed_part(
 
 
 def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
-    """Return the rules by which groups expired."""
     key = f"{store.keys.prefix}expiries:{group}"
     texts = store.client.execute("HMGET", key, *map(member_of, ids))
     with Reading("the rules by which groups expired"):

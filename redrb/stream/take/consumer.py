@@ -39,9 +39,7 @@ class Slot:
     """The holder of one lease: a numbered place of a consumer, and the token of one lease in it.
 
     Attributes:
-        consumer: The consumer.
         owner: Its name in Redis. A forked process has a copy of the slot, and another name.
-        number: Number of the place.
         token: Number of the lease in it, as text.
     """
 
@@ -152,11 +150,7 @@ class Consumer:
         """Make a consumer; its heartbeat begins with the first take.
 
         Args:
-            task: The task.
-            group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
-            worker: Its heartbeat announces it.
-            reader: Converts groups of rollouts.
             finish_due: Puts or removes groups in parts that are due, for so many seconds; returns
                 whether there are more. The heartbeat thread calls it.
         """

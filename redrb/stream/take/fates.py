@@ -15,7 +15,6 @@ def fates_seen_by(
 
     Args:
         counts: From `redrb/lua/include/fates.lua`.
-        available: Groups that the take could have had.
         leased_here: Groups that the consumer of the take leases; None: ranks lease all.
     """
     if not counts:

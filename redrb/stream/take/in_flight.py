@@ -49,11 +49,7 @@ class Takes(Protocol):
 
 
 class InFlightTake:
-    """A take that was sent and whose reply is read later.
-
-    Attributes:
-        seen: The reply that was read; None before that.
-    """
+    """A take that was sent and whose reply is read later."""
 
     def __init__(
         self,
@@ -138,15 +134,6 @@ class LeaseLoop:
         check_open: Callable[[], None],
         steps: Steps,
     ) -> None:
-        """Describe the batches; none is taken yet.
-
-        Args:
-            taker: Takes them.
-            request: The groups of each.
-            timeout: Seconds to wait for each.
-            check_open: Raises an error when the stream is closed.
-            steps: Notes the step with each batch.
-        """
         self._batches = _Batches(taker, request, timeout)
         self._check_open, self._steps = check_open, steps
         self._finalizer = weakref.finalize(self, self._batches.abandon)
@@ -189,10 +176,7 @@ class _Batches:
         self._in_flight: TakeUnderWay | None = None
 
     def next(self) -> Lease:
-        """Acknowledge the last lease, send the take after the next one, and return the next.
-
-        A batch that was taken ahead and has become too stale is returned, and another one comes.
-        """
+        """Acknowledge the last lease, send the take after the next one, and return the next."""
         with Deadline(self._timeout):
             self._lease = lease = self._next()
         return lease
@@ -212,15 +196,13 @@ class _Batches:
             if received is not None:
                 lease = self._lease = received.lease()
                 if lease is not None and not self._taker.is_fresh(lease):
-                    lease = None
+                    lease = None  # its groups are requeued, and another batch comes
             if lease is not None:
                 return lease
 
     def abandon(self) -> None:
-        """Hand both batches to the heartbeat thread, which releases them.
-
-        No request is sent here: garbage collection may close a loop, in the middle of any code.
-        """
+        """Hand both batches to the heartbeat thread, which releases them."""
+        # no request is sent here: garbage collection may close a loop, in the middle of any code
         if self._lease:
             self._lease.abandon()
         in_flight, self._in_flight = self._in_flight, None

@@ -36,10 +36,6 @@ class Holder(Protocol):
         Its result is why the part is lost, as a sentence that says what to do; "" if it was held.
 
         Args:
-            outcome: How they end.
-            ids: The groups.
-            reason: Why they failed, or are rejected.
-            samples: Samples in the groups.
             ends: Whether these are the last groups of the part.
         """
 
@@ -55,7 +51,6 @@ class Draw:
     """Weights by which an order drew groups.
 
     Attributes:
-        weights: Weight of each drawn group, by id.
         total: Sum of the weights of all groups that waited; nan after a take with a query.
     """
 
@@ -89,16 +84,11 @@ class LeasePart:
     """Groups of one task that one holder leases until they are ended.
 
     Attributes:
-        task: Name of the task.
-        number: Number of the partition.
-        numbering: Ids of the whole task.
-        holder: The groups' place in Redis.
         incarnation: Incarnation of the task in which the groups were leased.
         layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
             of the batch.
         draw: Weights by which the order drew the groups; None if it does not draw.
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
-        status: Status in which the groups were taken.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
         first_ids: First id of the groups that were dead letters and have another id now.

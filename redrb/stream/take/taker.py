@@ -22,12 +22,6 @@ class Taker:
     """Takes full batches of a task for one consumer; safe among threads."""
 
     def __init__(self, task: Task, consumer: Consumer) -> None:
-        """Make a taker.
-
-        Args:
-            task: The task.
-            consumer: The consumer that holds the leases.
-        """
         self._task = task
         self._store = task.store
         self._consumer = consumer
@@ -36,7 +30,6 @@ class Taker:
         """Lease all groups of a request, or none.
 
         Args:
-            request: The groups.
             ack: A lease of this consumer to acknowledge in the same round trip.
 
         Raises:
@@ -120,9 +113,6 @@ class Taker:
         since it was taken, or if another consumer has it. Then the lease is over: its groups wait
         again, and those that are too stale have expired. Tasks without a bound are not asked.
 
-        Args:
-            lease: A lease; one of a rank's part is not checked.
-
         Raises:
             StoreUnavailable: Redis stayed away; the batch is still leased.
         """
@@ -151,10 +141,7 @@ class Taker:
         before.note_ended("ack", before.ids, "" if reply.held else LOST)
 
     def _part_of(self, ack: Lease | None) -> LeasePart | None:
-        """Return the part of a lease to acknowledge; it must be held by this consumer.
-
-        All pages of it but the last one, which the take acknowledges, are acknowledged here.
-        """
+        """Return the part of a lease to acknowledge; it must be held by this consumer."""
         if ack is None:
             return None
         part, *further = ack.parts
@@ -163,7 +150,7 @@ class Taker:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         if part.asked_otherwise("ack", part.ids):
             end_part("ack", part, part.ids)
-        for page in part.pages("ack", part.ids)[:-1]:
+        for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
             end_part("ack", part, page)
         return part
 
@@ -220,11 +207,7 @@ class Taker:
         )
 
     def accept(self, request: TakeRequest, reply: TakeReply) -> None:
-        """Open the task again if it is gone, and raise the error of a take that cannot be helped.
-
-        Raises:
-            ConfigError, StoreError: As `take` does.
-        """
+        """Open the task again if it is gone; raises as `take` does where waiting cannot help."""
         if reply.outcome == "gone":
             self._task.reopen(refused_here=True)
         self._refuse(request, reply)

@@ -54,11 +54,7 @@ def open_task(store: TaskStore, call: Open) -> OpenReply | None:
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
-    """Refuse settings that do not exist or cannot change.
-
-    Raises:
-        ConfigError: There is such a setting, or there is none at all.
-    """
+    """Raise ConfigError if a setting does not exist or cannot change, or if there is none."""
     known = [field.name for field in fields(TaskSettings) if field.name not in FIXED]
     for name in changes:
         if name in FIXED:
@@ -82,7 +78,6 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
     changed settings meanwhile; then they are read and checked again.
 
     Args:
-        store: The task.
         changes: Names and values of settings; None removes one.
 
     Raises:

@@ -167,10 +167,7 @@ class Expiration:
         statuses: Sequence[Status],
         callback: Callable[[list[BufferItem]], object],
     ) -> int:
-        """Call a function with each group that expires, then discard the group.
-
-        When the function raises, its group and the groups after it stay.
-        """
+        """Discard groups, each after the callback; if it raises, its group and later ones stay."""
         total = 0
         while True:
             due = self._run(CALLBACK_GROUPS, "look", version, rules, statuses).due
@@ -183,7 +180,6 @@ class Expiration:
                 return total
 
     def _payload(self, seq: int) -> bytes | None:
-        """Return a group's bytes; None when it is gone."""
         store, at = self._task.store, entry_id(seq)
         entries = store.client.execute("XRANGE", store.keys.stream, at, at)
         return parse_entry(entries[0])[1] if entries else None

@@ -96,7 +96,6 @@ def parse_where(where: Mapping[str, Any], tags: Sequence[str]) -> str:
 
     Args:
         where: The query, in either spelling; all entries of one dict must hold.
-        tags: The declared tags.
 
     Raises:
         ConfigError: The query names an unknown tag or operator, an operand has the wrong type, or

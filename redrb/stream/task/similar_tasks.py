@@ -36,9 +36,6 @@ def similar_tasks(
     registry, or where Redis is away.
 
     Args:
-        client: The client for all nodes.
-        namespace: The namespace.
-        task: The name that others are compared with.
         with_groups: Only tasks that hold or held groups.
         least: Least similarity, from 0 to 1.
     """

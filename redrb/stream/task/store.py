@@ -33,8 +33,6 @@ class TaskStore:
 
     Attributes:
         client: The client for the node that holds the task.
-        task: Name of the task.
-        keys: Its keys.
         number: Number of the partition.
         numbering: Ids of the whole task.
     """
@@ -50,11 +48,7 @@ class TaskStore:
 
     @classmethod
     def of(cls, client: Client, namespace: str, task: str) -> Self:
-        """Return the store of a task.
-
-        Raises:
-            ConfigError: A name is not usable.
-        """
+        """Return the store of a task; raises ConfigError for a name that is not usable."""
         return cls(client, task, TaskKeys.of(namespace, task))
 
     @classmethod
@@ -85,7 +79,6 @@ class TaskStore:
         """Run a call until it has no more to do, a page at a time; yields each reply.
 
         Args:
-            call: The call.
             all_of_them: Whether it is an error if the deadline passes before the last page.
 
         Raises:
@@ -156,12 +149,7 @@ class TaskStore:
             )
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
-        """Send commands in one round trip, and repeat them while Redis is away.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-            StoreError: The server answered one of the commands with an error.
-        """
+        """Send commands in one round trip, repeated while Redis is away; raises as `call`."""
 
         def attempt() -> list[Reply]:
             replies = self.client.exchange(pipeline)

@@ -41,7 +41,6 @@ class Follower:
     """
 
     def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
-        """Address the weights `weights`; nothing is asked of Redis."""
         self._store = store
         self._versions = WeightKeys.of(namespace, weights).versions
 
@@ -69,8 +68,6 @@ class Task:
     `reopen`, and `description` is another one from then on.
 
     Attributes:
-        name: Name of the task.
-        store: The client bound to the task.
         description: The task's settings when it was last opened; replaced as a whole.
     """
 
@@ -91,9 +88,6 @@ class Task:
         """Open a task, and create it when it is new.
 
         Args:
-            client: A client.
-            store: The task, or one of its partitions.
-            namespace: Its namespace.
             settings: Settings that the task must have.
             implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
@@ -155,23 +149,14 @@ class Task:
             self._log_loss(before)
 
     def stored_settings(self) -> StoredSettings:
-        """Return the settings that the task has now, and the record of their changes.
-
-        Raises:
-            UnknownTask: There is no such task.
-        """
+        """Return the settings and the record of changes; raises UnknownTask if there is no task."""
         found = read_settings(self.store)
         if found is None:
             raise unknown_task(self._client, self._namespace, self.name)
         return found
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings of the task, as `configuring.configure` does.
-
-        Raises:
-            UnknownTask: There is no such task.
-            ConfigError: A setting cannot have this value.
-        """
+        """Change settings as `configuring.configure` does; raises UnknownTask without a task."""
         if not self.description.incarnation:
             self.reopen()  # this process has cleared the task
         stored = configure(self.store, changes)
@@ -287,11 +272,7 @@ class Task:
 
 
 def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:
-    """Return the implied settings, as Redis keeps them, that are not among those given.
-
-    Raises:
-        ConfigError: They contradict those given.
-    """
+    """Return the implied settings, as Redis keeps them, that are not among those given."""
     names = [field.name for field in fields(implied) if getattr(settings, field.name) is None]
     both = replace(settings, **{name: getattr(implied, name) for name in names}).as_stored()
     given = settings.as_stored()

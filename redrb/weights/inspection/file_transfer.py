@@ -12,7 +12,7 @@ from redrb.errors import ConfigError
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
-from redrb.weights.inspection.listing import catalogue_of, kept, kept_version
+from redrb.weights.inspection.listing import kept, kept_version
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire.manifest import WeightVersion
 
@@ -79,7 +79,7 @@ def put_weights(
     found = _checked_source(Path(path))
     # read first, so that a bad file fences no publisher
     source: Any = load_adapter(found) if (found / SETTINGS).is_file() else load_safetensors(found)
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
     fence = f"{catalogue.keys.prefix}fence"
     took_over = bool(catalogue.client.execute("HEXISTS", fence, "owner"))
     publisher = WeightPublisher(

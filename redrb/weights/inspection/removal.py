@@ -13,10 +13,10 @@ from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
-    catalogue_of,
     nothing_published,
     stored_bytes,
 )
+from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named, run
 
@@ -47,7 +47,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
 
     Chunks that a fenced publisher sends after this, and messages between ranks, expire.
     """
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client
     with foreign_keys_named(node, keys):
         deleted = {entry.decode() for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}

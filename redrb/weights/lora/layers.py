@@ -21,19 +21,19 @@ from redrb.weights.wire.lora_config import LoraConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraLayer:
-    """A LoRA layer of a model.
+    """A LoRA layer.
 
     Attributes:
-        a: The live `lora_A`, `[r, in]`.
-        b: The live `lora_B`, `[out, r]`.
+        a: `lora_A`, `[r, in]`; the live one if the layer is a model's.
+        b: `lora_B`, `[out, r]`, likewise.
         config: Settings.
-        merged: Whether the layer's weight includes the product at present.
+        merged: Whether the weight of a model's layer includes the product at present.
     """
 
     a: Tensor
     b: Tensor
     config: LoraConfig
-    merged: bool
+    merged: bool = False
 
 
 def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:

@@ -159,8 +159,8 @@ class WeightPublisher:
         with self._publishing:
             if self._closed:
                 raise ConfigError("this publisher was closed: create a new WeightPublisher.")
-            owners = (entry.name for entry in layout.tensors if entry.alias is None)
-            source = State(layout, {name: plain(tensors[name]) for name in owners})
+            live = {entry.name: plain(tensors[entry.name]) for entry in layout.owners()}
+            source = State(layout, live)
             for _ in range(_ATTEMPTS):
                 published = self._attempt(self._committer.begin(version, source), source, adapter)
                 if published is not None:

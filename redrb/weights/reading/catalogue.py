@@ -57,10 +57,10 @@ class Catalogue:
         used: The version in use, as far as it is known.
     """
 
-    def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
-        self.client = client.at(keys.versions)
+    def __init__(self, client: Client, name: str, namespace: str) -> None:
+        self.keys = WeightKeys.of(namespace, name)
+        self.client = client.at(self.keys.versions)
         self.everywhere = client
-        self.keys = keys
         self.name = name
         self.used: WeightVersion | None = None
 

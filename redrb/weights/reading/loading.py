@@ -13,7 +13,8 @@ from torch import nn
 from redrb.errors import ConfigError, RedrbError, WeightMismatch, WeightsTorn
 from redrb.weights.reading.adapter_loading import AdapterLoader
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
-from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy, StateCopy
+from redrb.weights.reading.shared_copy import SharedCopy
+from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy, PrivateCopy
 from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.wire.manifest import WeightVersion
 
@@ -35,7 +36,10 @@ class TargetLoader:
     """
 
     def __init__(
-        self, catalogue: Catalogue, copy: StateCopy, lock: AbstractContextManager[object]
+        self,
+        catalogue: Catalogue,
+        copy: PrivateCopy | SharedCopy,
+        lock: AbstractContextManager[object],
     ) -> None:
         self.catalogue = catalogue
         self.copy = copy

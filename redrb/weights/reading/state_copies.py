@@ -1,10 +1,9 @@
-"""`StateCopy`: where a reader keeps a state: private memory, or the live tensors themselves."""
+"""Copies of a state that readers keep: in private memory, or in the live tensors themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -48,16 +47,6 @@ class FetchedVersion:
     loaded: Callable[[], None] | None = None
 
 
-class StateCopy(Protocol):
-    """A copy of the state that is updated from version to version."""
-
-    def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
-        """Fetch the newest version unless it is `used`; it stays until the next call."""
-
-    def forget(self) -> None:
-        """Drop the content, because it is damaged: the next version is fetched in full."""
-
-
 class PrivateCopy:
     """A state in private memory, which a replica brings from version to version."""
 
@@ -65,13 +54,16 @@ class PrivateCopy:
         self._replica: Replica | None = None
 
     def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
-        """Fetch the newest version unless it is `used`."""
+        """Fetch the newest version unless it is `used`; it stays until the next call."""
         have = self._replica.version if self._replica is not None else 0
         steps = pin.route(have=have, used=used)
         return self.follow(pin, steps, needed) if steps else None
 
     def forget(self) -> None:
-        """Drop the content; the memory is used again if the layout fits."""
+        """Drop the content, because it is damaged: the next version is fetched in full.
+
+        The memory is used again if the layout fits.
+        """
         if self._replica is not None:
             self._replica.manifest = None
 

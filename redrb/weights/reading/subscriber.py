@@ -11,7 +11,6 @@ from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, DecodeError, WeightError
-from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -60,7 +59,7 @@ class WeightSubscriber:
         check_client(client)
         if lock is not None and not isinstance(lock, AbstractContextManager):
             raise ConfigError(f"lock={lock!r}: give a lock, such as threading.RLock().")
-        self._catalogue = catalogue = Catalogue(client, WeightKeys.of(namespace, name), name)
+        self._catalogue = catalogue = Catalogue(client, name, namespace)
         self._name = name
         self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
         copy = SharedCopy(catalogue) if host_cache else PrivateCopy()

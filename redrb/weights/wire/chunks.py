@@ -16,6 +16,7 @@ from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.client import Sent
 from redrb.connection.failures import name_request
+from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
@@ -130,16 +131,18 @@ def fetch(client: Client, values: Sequence[Incoming]) -> None:
         WeightCorrupt: A value has another checksum or size than expected.
         StoreError: Redis stayed away.
     """
-    fetches = [
-        _Fetch(node, batch) for node, batch in by_node(client, values, lambda value: value.key)
-    ]
+    nodes = by_node(client, values, lambda value: value.key)
+    side_by_side([_Fetch(node, batch) for node, batch in nodes])
+
+
+def side_by_side(requests: Sequence[_Fetch] | Sequence[Request[Any]]) -> list[Any]:
+    """Send all requests, then read their replies; returns their results."""
     try:
-        for each in fetches if len(fetches) > 1 else ():
+        for each in requests if len(requests) > 1 else ():
             each.begin()
-        for each in fetches:
-            each.finish()
+        return [each.result() for each in requests]
     finally:
-        for each in fetches:
+        for each in requests:
             each.drop()
 
 
@@ -207,7 +210,7 @@ def _command(
 
 
 class _Fetch:
-    """Values of one slot: asked for by `begin`, received by `finish`, which repeats the request."""
+    """Values of one slot: asked for by `begin`, received by `result`, which repeats the request."""
 
     def __init__(self, client: Client, values: Sequence[Incoming]) -> None:
         self._client = client
@@ -216,7 +219,7 @@ class _Fetch:
         self._broke: RedisError | None = None
 
     def begin(self) -> None:
-        """Ask for the first values, once; if that fails, `finish` asks again."""
+        """Ask for the first values, once; if that fails, `result` asks again."""
         pipeline = Pipeline()
         for value in self._values[:_IN_FLIGHT]:
             pipeline.add("GET", value.key)
@@ -225,7 +228,7 @@ class _Fetch:
         except RedisError as error:
             self._broke = error
 
-    def finish(self) -> None:
+    def result(self) -> None:
         """Receive the values; asks for them if `begin` has not."""
         self._client.retrying(self._attempt)
 

@@ -17,7 +17,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
-from redrb.weights.wire.chunks import batches, by_node
+from redrb.weights.wire.chunks import batches, by_node, side_by_side
 from redrb.weights.wire.manifest import MAX_CHUNKS, Manifest, Source
 
 SPREAD = 64
@@ -110,15 +110,7 @@ def _sum(client: Client, names: Iterable[str], command: str, *, kept: Collection
     )
     total = 0
     for some in batches(parts, _SIDE_BY_SIDE):
-        requests = [_request(node, part, command, kept) for node, part in some]
-        try:
-            for request in requests:
-                request.begin()
-            for request in requests:
-                total += request.result()
-        finally:
-            for request in requests:
-                request.drop()
+        total += sum(side_by_side([_request(node, part, command, kept) for node, part in some]))
     return total
 
 
