@@ -43,9 +43,6 @@ class PublishedWeights:
 
     Attributes:
         version: The version that was published last, None before.
-
-    Raises:
-        ConfigError: `publisher` is something else.
     """
 
     def __init__(self, publisher: WeightPublisher | None) -> None:
@@ -96,9 +93,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
     Attributes:
         rollout_buffer: This object, which the trainer reads like a queue.
         metrics_queue: A queue that stays empty.
-
-    Raises:
-        ConfigError: An argument is not usable.
     """
 
     def __init__(
