@@ -131,7 +131,7 @@ def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
     bounds = {"max_staleness": 1, "groups_per_version": 4, "lease_ms": LEASE_MS}
     with ExperienceStream(owner, "begun", namespace=namespace, **bounds) as stream:
         right = stream.admit(3)
-        maker = stream._admitter._maker
+        maker = stream._admitter.maker
         assert maker._heartbeat is not None
         maker._heartbeat.stop()
         owner.execute("ZADD", key(stream, "makers"), "XX", 1, maker.name)
