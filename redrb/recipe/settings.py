@@ -195,7 +195,13 @@ def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise ConfigError(f"{file}: there is no setting {name!r}{did_you_mean(name, known)}")
-    return {name: _checked(f"{file}: {name}", value, known[name]) for name, value in found.items()}
+        kind: Any = known[name].type
+        try:
+            found[name] = converted(found[name], kind)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {name} {error}.") from None
+        check_range(f"{file}: {name}", known[name], found[name])
+    return found
 
 
 def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
@@ -208,16 +214,6 @@ def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
         raise ConfigError(f"{variable} is {text!r:.80}: it must be {words}.") from None
     check_range(f"{flag_of(item.name)} (or {variable})", item, value)
     return value
-
-
-def _checked(where: str, value: Any, item: Field[Any]) -> Any:
-    kind: Any = item.type
-    try:
-        found = converted(value, kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where} {error}.") from None
-    check_range(where, item, found)
-    return found
 
 
 def _origin(recipe: type[RecipeSettings], name: str) -> str:
