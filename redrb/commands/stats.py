@@ -97,18 +97,14 @@ def _figures(task: TaskState) -> dict[str, object]:
     counters = asdict(stats)
     rates: dict[str, object] = {}
     if task.rates is not None:
-        named = asdict(task.rates)
-        del named["over_s"]
-        rates = {f"{name}/s": rate(value) for name, value in named.items()}
+        per_s = asdict(task.rates).items()
+        rates = {f"{name}/s": rate(value) for name, value in per_s if name != "over_s"}
         rates["bytes_put/s"] = size(round(task.rates.bytes_put))
     pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
     rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
-    checks = {"ledger_balanced": stats.ledger.balanced}
-    if stats.admission is not None:
-        checks["admission_balanced"] = stats.admission.balanced
-    if stats.parts is not None:
-        checks["parts_balanced"] = stats.parts.balanced
+    accounts = {"ledger": stats.ledger, "admission": stats.admission, "parts": stats.parts}
+    checks = {f"{name}_balanced": one.balanced for name, one in accounts.items() if one is not None}
     elsewhere = ("ledger", "waiting", "missing_partitions")
     others = {key: value for key, value in counters.items() if key not in elsewhere}
     return (

@@ -147,15 +147,11 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
 
         While an exception ends the trainer, they count as failed deliveries.
         """
-        error = sys.exc_info()[1]
         self._samples.clear()
         if self._handing is not None:
             self._handing.release()
             self._handing = None
-        if isinstance(error, Exception):
-            self._leases.fail(error)
-        else:
-            self._leases.release()
+        self._leases.end(sys.exc_info()[1])
 
     def update_model_version(self, model_version: int) -> None:
         """Note the trainer's number of its current weights."""

@@ -193,10 +193,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if isinstance(error, Exception):
-            self._leases.fail(error)
-        else:
-            self._leases.release()
+        self._leases.end(error)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Take the groups for `prompts`, and return them as TRL's `rollout_func` must.
@@ -240,7 +237,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Requeue groups that were taken and not trained, or not saved."""
-        self._leases.release()
+        self._leases.end()
 
     def _attach(self, trainer: Any, prompts: int) -> None:
         if not trainer.model.training:
