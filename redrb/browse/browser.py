@@ -58,9 +58,6 @@ class Browser:
             tokenizer: Decodes token ids; None: samples are shown without text.
             limits: How much of each group is decoded.
             timeout_s: Seconds after which no further request of a call is sent.
-
-        Raises:
-            ConfigError: A name is not usable.
         """
         check_name("consumer group", group)
         check_name("task", task)
@@ -89,7 +86,7 @@ class Browser:
             stores = existing_task(self._client, self.task, namespace=self._namespace)
             if choice.status == "dead":
                 looked = _Counter(choice.most_looked)
-                letters = islice(self._letters(stores, looked, full=full), choice.count)
+                letters = islice(self._letters(stores, looked, None, full=full), choice.count)
                 views = tuple(letters)
                 total = sum(int(each.client.execute("XLEN", each.keys.dead)) for each in stores)
                 return Page(self.task, self._group, None, views, looked.count, total)
@@ -146,7 +143,7 @@ class Browser:
         found |= {view.id: view for view in self._read(walk, stored, full=full)}
         dead = {view.id for view in found.values() if view.state == "dead"}
         if dead:
-            letters = self._letters(walk.stores, _Counter(MOST_LOOKED), full=full, ids=dead)
+            letters = self._letters(walk.stores, _Counter(MOST_LOOKED), dead, full=full)
             for view in islice(letters, len(dead)):
                 found[view.id] = view
         return [found.get(each) or GroupView(each, "gone") for each in ids]
@@ -227,12 +224,7 @@ class Browser:
         return replace(view, notes=(*notes, _UNSHOWN) if no_room else notes)
 
     def _letters(
-        self,
-        stores: Sequence[TaskStore],
-        looked: _Counter,
-        *,
-        full: bool,
-        ids: set[int] | None = None,
+        self, stores: Sequence[TaskStore], looked: _Counter, ids: set[int] | None, *, full: bool
     ) -> Iterator[GroupView]:
         """Yield dead letters, the newest first; of those with these ids, the newest of each."""
         room, most = _Room(SHOWN_BYTES), self._limits.group_bytes

@@ -78,20 +78,14 @@ class Walk:
             if self.looked >= self._looks:
                 self.cut = True
                 return
-            page = self._read(number, source, place=place, first=first)
+            page = self._read(number, source, place)
             if page is None:
                 return
             yield from page.views(self.numbering, number)
             place, first = page.place, False
 
     def _read(
-        self,
-        number: int,
-        source: str,
-        *,
-        place: str = "",
-        seqs: Sequence[int] = (),
-        first: bool = True,
+        self, number: int, source: str, place: str = "", seqs: Sequence[int] = ()
     ) -> BrowsedPage | None:
         named = [str(seq) for seq in seqs]
         browse = Browse(self._group, source, place, self._page, self._where, named)
@@ -99,7 +93,7 @@ class Walk:
         if not page.indexed:
             return None
         self.looked += page.looked
-        self.total += page.total if first else 0
+        self.total += 0 if place else page.total
         self.incarnations[number] = page.incarnation
         known = [each for each in (self.version, page.version) if each is not None]
         self.version = max(known, default=None)

@@ -153,7 +153,7 @@ def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
 
     def expired() -> int:
         now_s, _ = map(int, catalogue.client.execute("TIME"))
-        found = read_weights(client, namespace, [name], now_s=now_s)
+        found = read_weights(client, namespace, [name], now_s)
         return sum(weights.expired_pins for weights in found)
 
     before = left = expired()

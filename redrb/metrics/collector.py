@@ -34,11 +34,8 @@ FRESH_S: Final = 5.0
 class StateCollector(Collector):
     """Turns views into metric families; a scrape never waits for Redis."""
 
-    def __init__(
-        self, newest: Callable[[], View], namespace: str, *, fresh_s: float = FRESH_S
-    ) -> None:
+    def __init__(self, newest: Callable[[], View], namespace: str) -> None:
         """Make a collector of views that `newest` returns at once, as `Observer.newest` does."""
-        self._fresh_s = fresh_s
         self._newest = newest
         self._namespace = namespace
 
@@ -49,7 +46,7 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Return the metrics of the newest view; those of an old one are left out."""
         view = self._newest()
-        fresh = view.state is not None and view.age_s <= self._fresh_s
+        fresh = view.state is not None and view.age_s <= FRESH_S
         for (name, text), value in ((UP, float(fresh)), (AGE, view.age_s)):
             family = GaugeMetricFamily(name, text, labels=["namespace"])
             family.add_metric([self._namespace], value)

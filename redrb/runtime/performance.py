@@ -27,9 +27,11 @@ class _Measured:
         self._since: dict[str, float] = {}
         self._samples = 0
         self._flops = 0.0
+        self._counts = True
 
     def _start(self, clock: str) -> None:
-        self._since[clock] = time.perf_counter()
+        if self._counts:
+            self._since[clock] = time.perf_counter()
 
     def _stop(self, clock: str) -> None:
         """Add the seconds since the clock was started, if it was."""
@@ -82,13 +84,11 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
         self._parameters = actor_num_params + critic_num_params
         self._passes = 3 + int(enable_grad_checkpoint)
         self._ignored = ignore_first_episodes
-        self._counts = False
 
     def on_episode_start(self, episode: int) -> None:
         """Start the episode's clock, unless the episode is ignored."""
         self._counts = episode >= self._ignored
-        if self._counts:
-            self._start("overall")
+        self._start("overall")
 
     def on_episode_end(self, episode: int) -> None:  # noqa: ARG002
         """Stop the episode's clock."""
@@ -96,8 +96,7 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
 
     def on_batch_start(self) -> None:
         """Start the step's clock."""
-        if self._counts:
-            self._start("train")
+        self._start("train")
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:  # noqa: ARG002
         """Stop the step's clock; a model costs `2 * N * B * S * (3 + checkpointing)`."""
@@ -110,8 +109,7 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
 
     def on_update_start(self) -> None:
         """Start the update's clock."""
-        if self._counts:
-            self._start("update")
+        self._start("update")
 
     def on_update_end(self) -> None:
         """Stop the update's clock."""

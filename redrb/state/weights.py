@@ -20,7 +20,7 @@ _PINS = 200
 
 
 def read_weights(
-    client: Client, namespace: str, names: Iterable[str], *, now_s: float
+    client: Client, namespace: str, names: Iterable[str], now_s: float
 ) -> list[WeightsState]:
     """Return the states of weights, by name; names without a version are left out."""
     listed = list(names)

@@ -1,7 +1,7 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    the call `Put` of redrb/stream/put/calls.py, then the facts of each entry: include/facts.lua, packed
+-- ARGV    the call `Put` of redrb/stream/put/calls.py; then the facts of each entry: include/facts.lua
 -- Returns its reply, or an error NOPERM: the user may not run a command that puts need; checked at a
 --         producer's first put
 --@include task counted facts pools arrival refusal

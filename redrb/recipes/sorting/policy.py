@@ -156,14 +156,6 @@ class Critic(nn.Module):
         return values.squeeze(-1)
 
 
-class ActorCritic(nn.Module):
-    """Actor and critic under one state dict, so that both are published as one weight version."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor, self.critic = Actor(), Critic()
-
-
 def _before(hidden: Tensor, actions: int | None) -> Tensor:
     """Return the hidden states one before each of the last `actions` tokens; None: all."""
     return hidden if actions is None else hidden[:, -actions - 1 : -1]
@@ -176,42 +168,35 @@ _BATCH, _LEARNING_RATE, _RAMP_STEPS = 64, 5e-3, 10
 """Prompts a step; Adam's highest rate; steps until it is reached: from then on it falls to 0."""
 
 
-def warm_start(seed: int, *, steps: int = STEPS) -> ActorCritic:
-    """Return a half-trained actor, and a critic that starts from it.
+def warm_start(actor: Actor, critic: Critic, seed: int, *, steps: int = STEPS) -> None:
+    """Train an actor a little on right answers, and let a critic start from it.
 
-    The same seed gives the same weights in every process of one machine (with as many threads).
-    The critic takes over the actor's decoder, as RLHF starts critics from a trained model (Ouyang
-    et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random state is
-    neither read nor changed.
+    The same weights and seed give the same result in every process of one machine (with as many
+    threads). The critic takes over the actor's decoder, as RLHF starts critics from a trained model
+    (Ouyang et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random
+    state is neither read nor changed.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = ActorCritic()
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.actor.parameters(), lr=_LEARNING_RATE, fused=True)
+    generator, device = torch.Generator().manual_seed(seed), next(actor.parameters()).device
+    optimizer = torch.optim.Adam(actor.parameters(), lr=_LEARNING_RATE, fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             left = (steps - step) / (steps - _RAMP_STEPS)
             group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _RAMP_STEPS, left)
         prompts = sample_prompts(generator, _BATCH)
-        loss = supervised_loss(model, prompts, [target(prompt) for prompt in prompts])
+        answers = [target(prompt) for prompt in prompts]
+        batch = padded(prompts, PAD)
+        right = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=PAD)
+        right = right.to(device)
+        real = right != PAD
+        logits = actor(
+            torch.cat([batch["input_ids"].to(device), right], 1),
+            torch.cat([batch["attention_mask"].to(device), real], 1),
+            right.shape[1],
+        )
+        loss = functional.cross_entropy(logits[real], right[real])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    model.critic.decoder.load_state_dict(model.actor.decoder.state_dict())
-    torch.nn.init.zeros_(model.critic.head.weight)
-    torch.nn.init.zeros_(model.critic.head.bias)
-    return model
-
-
-def supervised_loss(model: ActorCritic, prompts: list[Tensor], targets: list[Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the right completions' tokens, float32 `[]`."""
-    longest = max(answer.shape[0] for answer in targets)
-    batch = padded(prompts, PAD)
-    sequences, mask = batch["input_ids"], batch["attention_mask"]
-    answers = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True)
-    real = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(answer) for answer in targets], batch_first=True
-    )
-    logits = model.actor(torch.cat([sequences, answers], 1), torch.cat([mask, real], 1), longest)
-    return functional.cross_entropy(logits[real.bool()], answers[real.bool()])
+    critic.decoder.load_state_dict(actor.decoder.state_dict())
+    torch.nn.init.zeros_(critic.head.weight)
+    torch.nn.init.zeros_(critic.head.bias)

@@ -97,7 +97,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}."
         ),
-        worker_command(state, task, "maker"),
+        lambda _: worker_command(state, task, "maker"),
     )
 
 

@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from redrb.connection.server_cli import cli_words
 from redrb.state.model import Finding, Role, ServerState, State, TaskState, WorkerState
+
+OfWorker: TypeAlias = Callable[[WorkerState], str]
 
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
@@ -107,22 +109,14 @@ def subject_of(task: TaskState) -> str:
 
 
 def of_workers(
-    code: str,
-    task: TaskState,
-    workers: Sequence[WorkerState],
-    summary: Callable[[WorkerState], str],
-    command: Callable[[WorkerState], str] | str,
+    code: str, task: TaskState, workers: Sequence[WorkerState], summary: OfWorker, command: OfWorker
 ) -> Iterator[Finding]:
     """Yield a finding for each worker of a task, or one for all if they are many."""
-
-    def command_for(worker: WorkerState) -> str:
-        return command if isinstance(command, str) else command(worker)
-
     if len(workers) <= NAMED:
         for worker in workers:
             subject = f"{worker.role} {worker.name} of {task.name}"
-            yield finding_of(code, subject, summary(worker), command_for(worker))
+            yield finding_of(code, subject, summary(worker), command(worker))
         return
     names = listed([worker.name for worker in workers])
     text = f"{len(workers):,} workers: {names}. The first: "
-    yield finding_of(code, subject_of(task), text + summary(workers[0]), command_for(workers[0]))
+    yield finding_of(code, subject_of(task), text + summary(workers[0]), command(workers[0]))

@@ -130,7 +130,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *("waits-for-weights", task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
-        redrb_command(state, "weights", "ls"),
+        lambda _: redrb_command(state, "weights", "ls"),
     )
     bound = BEHIND if task.max_staleness is None else task.max_staleness
     figures = redrb_command(state, "stats", task.name)

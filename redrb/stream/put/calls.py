@@ -62,7 +62,7 @@ class PutReply(msgspec.Struct, frozen=True):
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
         backlog: Groups stored now, history included; -1 in a task without partitions.
-        origin: With "past", the row of the origin.
+        origin: With "past", SHA-1 of the row of the origin, which may hold any bytes.
     """
 
     outcome: PutOutcome
@@ -206,7 +206,7 @@ class Adopt(Call[bool], frozen=True):
     """Replace the row of an origin, unless another process has done so.
 
     Attributes:
-        row: Its row, as a put has returned it.
+        row: SHA-1 of its row, as a put has returned it.
         incarnation, floor, kept: Of the origin, as its task says now; see `OriginState`.
     """
 

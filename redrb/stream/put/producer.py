@@ -233,12 +233,13 @@ class Producer:
         self, pending: PendingPut, batch: PutBatch, evict: int | None = None
     ) -> Request[PutReply]:
         """Return the request that stores groups of a numbered put in one transaction, once."""
-        first, self._known = not self._known, True  # the first put brings the text of the script
         description = self._task.description
+        facts = packed_facts(description, batch)
+        first, self._known = not self._known, True  # the first put brings the text of the script
         return pending.storing(batch, description).storing(
             self._task.store,
             batch.groups,
-            packed_facts(description, batch),
+            facts,
             self._replication,
             evict=None if evict is None else pending.evicting(batch, evict),
             whole=first,
