@@ -178,13 +178,8 @@ class TrainingBatch:
     def part(self, rows: Sequence[int], first: int, action: int, last: int) -> Self:
         """Return some rows, of each the tokens at positions `first` to `last` - 1.
 
-        `totals` stay those of this batch, so losses of parts add up.
-
-        Args:
-            rows: Rows, in any order.
-            first: First position of the tokens.
-            action: Position of the first action, above `first`.
-            last: Position after the last token that counts.
+        The first action is at position `action`. `totals` stay those of this batch, so losses of
+        parts add up.
         """
         index = torch.tensor(rows, dtype=torch.int64, device=self.sequences.device)
         start = self.sequences.shape[1] - self.actions
@@ -207,12 +202,7 @@ class TrainingBatch:
         return replace(self, action_mask=torch.zeros_like(self.action_mask))
 
     def joined(self, parts: Sequence[TrainingBatch], values: Sequence[Tensor]) -> Tensor:
-        """Return the values `[N, A]` of parts of this batch as `[B, A]`, 0 where no action counts.
-
-        Args:
-            parts: Parts, or this batch.
-            values: For each part a value of each of its actions.
-        """
+        """Return values `[N, A]` of parts of this batch as `[B, A]`, 0 where no action counts."""
         found = values[0].new_zeros(self.action_mask.shape)
         columns = torch.arange(found.shape[1], device=found.device)[None]
         for part, value in zip(parts, values, strict=True):

@@ -38,16 +38,11 @@ _log = logging.getLogger("redrb")
 class Calls:
     """Calls functions one after the other; coroutines run at the same time, each for a while.
 
-    A call that raises, or lasts too long, gives its exception as the result.
+    A call that raises, or lasts longer than `timeout` seconds, gives its exception as the result.
     """
 
     def __init__(self, timeout: float, *, stop_timeout: float = math.inf) -> None:
-        """Set the time limits.
-
-        Args:
-            timeout: Seconds that a coroutine may last.
-            stop_timeout: Seconds that coroutines get to end after `stop`.
-        """
+        """Set the time limits; after `stop`, coroutines get `stop_timeout` seconds to end."""
         self._timeout, self._stop_timeout = timeout, stop_timeout
         self._stopped = False
         self._done: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()

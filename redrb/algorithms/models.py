@@ -73,11 +73,7 @@ class ModelInputs:
         return cls(aligned, others, {name: lengths[name] for name in lengths if name in others})
 
     def rows(self, index: Tensor) -> ModelInputs:
-        """Return the inputs of some samples.
-
-        Args:
-            index: Rows, int64 `[N]`, in any order, also repeated.
-        """
+        """Return the inputs of some rows, int64 `[N]`, in any order, also repeated."""
         sorts = (self.aligned, self.others, self.lengths)
         chosen = (
             {name: each[index.to(each.device)] for name, each in tensors.items()}

@@ -77,11 +77,10 @@ class Reward:
 
     def __call__(self, completions: Completions, group_size: int = 1) -> list[float]:
         """Return the reward of each completion; nan in groups that are to be filtered."""
-        rewards = [math.nan] * len(completions)
-        for rows, found in self.as_ready(completions, group_size):
-            for row, reward in zip(rows, found, strict=True):
-                rewards[row] = reward
-        return rewards
+        found: dict[int, float] = {}
+        for rows, rewards in self.as_ready(completions, group_size):
+            found.update(zip(rows, rewards, strict=True))
+        return [found[row] for row in range(len(completions))]
 
     def as_ready(self, completions: Completions, group_size: int = 1) -> Iterator[Ready]:
         """Yield the rows of groups and their rewards, groups that are ready first go first.
@@ -196,12 +195,9 @@ def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
         rewards += [math.nan] * len(group) if faults else [number for number, _ in found]
     for alike in failed.values():
         fault, count = alike[0][0], sum(bad for _, bad, _ in alike)
-        if len(alike) == 1:
-            text = f"a group is filtered: {fault.what} of %d of its %d completions %s"
-        else:
-            text = (
-                f"{len(alike)} groups are filtered: {fault.what} of %d of their %d completions %s"
-            )
+        several = len(alike) > 1
+        said = f"{len(alike)} groups are filtered" if several else "a group is filtered"
+        text = f"{said}: {fault.what} of %d of {'their' if several else 'its'} %d completions %s"
         size = sum(size for _, _, size in alike)
         log_filtered(fault, text, count, size, fault.why, groups=len(alike))
     return rows, rewards

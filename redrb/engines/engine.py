@@ -234,6 +234,7 @@ class Engine(ABC):
     async def abort(self) -> None:
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
+        self._open.set()  # those that wait for weights end
         async with self._updating, self._paused():
             pass
 
@@ -244,21 +245,15 @@ class Engine(ABC):
     async def _may_sample(self) -> bool:
         """Wait until requests may be sent; False after `abort`."""
         while not self._ended.is_set() and not self._open.is_set():
-            waits = [asyncio.ensure_future(each.wait()) for each in (self._open, self._ended)]
             try:
-                done, _ = await asyncio.wait(
-                    waits, timeout=self._retry_s, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for each in waits:
-                    each.cancel()
-            if not done and not self._updating.locked():
-                raise EngineError(
-                    f"{self._client.where} has lost its weights, and nobody has given it new ones "
-                    f"for {self._retry_s:g} s: does a trainer publish, and does `EngineWeights` "
-                    "follow it?",
-                    where=self._client.where,
-                )
+                await asyncio.wait_for(self._open.wait(), self._retry_s)
+            except TimeoutError as error:
+                if self._updating.locked():
+                    continue
+                raise self._error(
+                    f"has lost its weights, and nobody has given it new ones for {self._retry_s:g} "
+                    "s: does a trainer publish, and does `EngineWeights` follow it?"
+                ) from error
         return not self._ended.is_set()
 
     def _note_label(self, found: str | None) -> None:
@@ -289,20 +284,13 @@ class Engine(ABC):
             return None
         part = task.result()
         if part.finish not in get_args(Finish):  # such as "error", or null
-            raise EngineError(
-                f"{self._client.where} broke a completion off: its finish reason is "
-                f"{part.finish!r:.80}.",
-                where=self._client.where,
-            )
+            raise self._error(f"broke a completion off: its finish reason is {part.finish!r:.80}.")
         missing = _missing_in(part, most)
         if missing is not None:
             raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
         if part.finish == "abort" and not part.tokens and not is_ours:
-            raise EngineError(
-                f"{self._client.where} aborts requests: somebody else pauses it.",
-                where=self._client.where,
-            )
+            raise self._error("aborts requests: somebody else pauses it.")
         return part
 
     async def _repeated(
@@ -350,10 +338,7 @@ class Engine(ABC):
         try:
             await asyncio.wait_for(self._repeated(self._resume, _RESUME_S), 2 * _RESUME_S)
         except TimeoutError as error:
-            raise EngineError(
-                f"{self._client.where} does not answer, and may still be paused.",
-                where=self._client.where,
-            ) from error
+            raise self._error("does not answer, and may still be paused.") from error
 
     async def _drain(self) -> None:
         """Wait until no request is in flight, after the server was paused.
@@ -421,12 +406,11 @@ class Engine(ABC):
     async def _resume(self) -> None:
         """Take requests again."""
 
+    def _error(self, text: str, status: int | None = None) -> EngineError:
+        return EngineError(f"{self._client.where} {text}", where=self._client.where, status=status)
+
     def _malformed(self, what: str) -> EngineError:
-        return EngineError(
-            f"{self._client.where} answered without {what}.",
-            where=self._client.where,
-            status=200,
-        )
+        return self._error(f"answered without {what}.", 200)
 
 
 def _missing_in(part: Part, most: int) -> str | None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from redrb.engines.engine import Engine, Part
-from redrb.errors import EngineError
 
 
 class SGLangEngine(Engine):
@@ -36,11 +35,8 @@ class SGLangEngine(Engine):
     async def _load(self, path: Path) -> None:
         reply = await self._client.request("/update_weights_from_disk", {"model_path": str(path)})
         if not reply.get("success"):
-            raise EngineError(
-                f"{self._client.where} could not load {path}: {reply.get('message', reply)!s:.500}",
-                where=self._client.where,
-                status=200,
-            )
+            why = reply.get("message", reply)
+            raise self._error(f"could not load {path}: {why!s:.500}", 200)
 
     async def _resume(self) -> None:
         await self._client.request("/continue_generation", {})

@@ -62,11 +62,8 @@ class VLLMEngine(Engine):
         except EngineError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            raise EngineError(  # no outage: these weights cannot be loaded, later ones perhaps
-                f"{self._client.where} could not load {path}: {error}",
-                where=self._client.where,
-                status=200,
-            ) from error
+            # no outage: these weights cannot be loaded, later ones perhaps
+            raise self._error(f"could not load {path}: {error}", 200) from error
 
     async def _resume(self) -> None:
         await self._client.request("/resume", {})

@@ -125,12 +125,9 @@ class Groups:
     """The groups of an episode maker, each a coroutine that ends when the group is handed over.
 
     Attributes:
-        size: Episodes of a group.
-        finish: Completes the samples of a group.
         parts: Whether the samples of each episode are put as a part of their group.
         resumes: Whether aborted groups are taken before new ones are begun.
-        keeps_aborted: Whether the task can have its aborted groups finished; if not, they are
-            filtered.
+        keeps_aborted: Whether the task can have aborted groups finished; else they are filtered.
     """
 
     runner: EpisodeRunner

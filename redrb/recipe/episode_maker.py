@@ -25,7 +25,7 @@ from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of, 
 from redrb.recipe.groups import group_names
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import StepTimes, placed_models, seed_everything
+from redrb.recipe.maker import StepTimes, load_reference, placed_models, seed_everything
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import Strategy
@@ -84,11 +84,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
     """
 
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
-        """Open the task, and wait for the reference policy, if there is one.
-
-        Raises:
-            WeightTimeout: No trainer published weights in time.
-        """
+        """Open the task."""
         self._recipe = recipe
         seed_everything(recipe.worker_seed)
         stream = ExperienceStream(
@@ -104,8 +100,8 @@ class EpisodeRecipeMaker(EpisodeMaker):
         with ExitStack() as undo:
             undo.callback(stream.close)
             strategy = Strategy(recipe.device or None)
-            waiting = partial(stream.worker.waiting, "weights")
-            self._models, self._reference = placed_models(client, recipe, strategy, waiting)
+            self._models, self._reference = placed_models(recipe, strategy)
+            self._is_loaded = False  # the reference policy
             generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
             self._generation = recipe.generation(generator)
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
@@ -193,6 +189,9 @@ class EpisodeRecipeMaker(EpisodeMaker):
         """Sample a batch of turns with the newest weights; an error ends the maker."""
         try:
             weights = self._followed
+            if self._reference is not None and not self._is_loaded:
+                load_reference(weights.client, self._recipe, self._reference)
+            self._is_loaded = True
             weights.refresh(self.right_version)
             with weights.updates.exclusive():
                 version, options = weights.begin_batch()

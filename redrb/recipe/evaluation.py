@@ -38,10 +38,8 @@ EVALUATED_TOGETHER = 512
 def evaluation_of(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
     """Return the metrics of an evaluation.
 
-    Returns:
-        `reward`, the mean of the rewards that are there, None if there is none; `samples` and
-        `failed`, how many prompts have a reward and how many have none; with failed ones
-        `why_failed`, their most frequent reason.
+    `reward` is the mean of the rewards that are there, None if there is none; `samples` and
+    `failed` say how many there are and are not; `why_failed` is the most frequent reason.
     """
     rewards = [reward for reward, why in found if not why]
     reasons = Counter(why for _, why in found if why)

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -25,28 +24,10 @@ OF_EXTRA = ("gymnasium", "transformers")
 """Modules of the extra `recipes`."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A recipe's class, and the file that it came from.
-
-    Attributes:
-        recipe: The class.
-        file: The file that was named; None for modules and for recipes of redrb.
-    """
-
-    recipe: type[Recipe]
-    file: Path | None = None
-
-    @property
-    def settings_file(self) -> Path | None:
-        """The TOML file beside the recipe's file, `my.toml` for `my.py`; None: there is none."""
-        beside = self.file.with_suffix(".toml") if self.file else None
-        return beside if beside is not None and beside.is_file() else None
-
-
-def load(name: str) -> Loaded:
+def load(name: str) -> tuple[type[Recipe], Path | None]:
     """Return the recipe `FILE.py[:CLASS]`, `MODULE[:CLASS]`, or the name of one of redrb's recipes.
 
+    The second is the file that was named; None for modules and for recipes of redrb.
     The folder of a file, or the working directory, is put on the path of imports.
 
     Raises:
@@ -59,10 +40,10 @@ def load(name: str) -> Loaded:
             raise ConfigError(
                 f"there is no recipe {place}: no such file.{_shipped_like(path.stem)}"
             )
-        return Loaded(_recipe_in(_file(path), place, wanted), path)
+        return _recipe_in(_file(path), place, wanted), path
     if place in shipped():
-        return Loaded(_recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted))
-    return Loaded(_recipe_in(_module(place, place), place, wanted))
+        return _recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted), None
+    return _recipe_in(_module(place, place), place, wanted), None
 
 
 def file_of(recipe: type[Recipe]) -> str:

@@ -18,13 +18,7 @@ from redrb.recipe.prompts import padded
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion that is asked for.
-
-    Attributes:
-        tokens: The prompt, with everything that was sampled or given before.
-        max_new_tokens: Most tokens.
-        stop: Tokens that end the completion, beside EOS.
-    """
+    """One completion that is asked for; tokens of `stop` end it, beside EOS."""
 
     tokens: Sequence[int]
     max_new_tokens: int

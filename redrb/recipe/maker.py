@@ -6,8 +6,8 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
-from redrb.runtime.announcements import Agreement
 from redrb.runtime.strategy import place_models
 from redrb.weights import WeightSubscriber
 
@@ -67,7 +66,8 @@ class MakerReport(MakerEvents):
         self._groups = 0
 
     def on_loop_start(self) -> None:
-        """Begin to measure."""
+        """Load the reference policy, and begin to measure."""
+        self._maker.load_reference()
         self._times.since_before()
 
     def on_batch_start(self) -> None:
@@ -98,11 +98,7 @@ class RecipeMaker(ExperienceMakerHolder):
     """Makes groups of a recipe's prompts with the newest published weights."""
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
-        """Open the task, and wait for the reference policy, if there is one.
-
-        Raises:
-            WeightTimeout: No trainer published weights in time.
-        """
+        """Open the task."""
         self._recipe = recipe
         seed_everything(recipe.worker_seed)
         strategy = Strategy(recipe.device or None)
@@ -145,6 +141,11 @@ class RecipeMaker(ExperienceMakerHolder):
         with self._stop.on_signals():
             super().close(timeout=timeout)
 
+    def load_reference(self) -> None:
+        """Load the reference policy, if there is one."""
+        if self._reference is not None:
+            load_reference(self._client, self._recipe, self._reference)
+
     def count_failed(self) -> None:
         """Count groups that could not be made as filtered."""
         if isinstance(self.experience_maker, RolloutGroups):
@@ -158,9 +159,8 @@ class RecipeMaker(ExperienceMakerHolder):
     def _place_models(
         self, strategy_fn: Any, *_: Any
     ) -> tuple[ExperienceMaker, dict[str, nn.Module], Sequence[int]]:
-        recipe, waiting = self._recipe, self._waiting_for_weights
-        models, reference = placed_models(self._client, recipe, strategy_fn(), waiting)
-        return recipe.experience_maker(models, reference), models, ()
+        models, self._reference = placed_models(self._recipe, strategy_fn())
+        return self._recipe.experience_maker(models, self._reference), models, ()
 
     def _batches(self) -> Iterator[list[Prompt]]:
         """Yield batches of `prompts_per_step` prompts for ever; a batch may span two passes."""
@@ -171,45 +171,27 @@ class RecipeMaker(ExperienceMakerHolder):
 
 
 def placed_models(
-    client: Client,
-    recipe: Recipe,
-    strategy: Strategy,
-    waiting: Callable[[], AbstractContextManager[None]],
+    recipe: Recipe, strategy: Strategy
 ) -> tuple[dict[str, nn.Module], nn.Module | None]:
-    """Return a maker's models by name, and its reference policy, on their device."""
+    """Return a maker's models by name, and its reference policy, which has no weights yet."""
     models = recipe.models()
-    reference = reference_policy(client, recipe, models, waiting)
+    like = recipe.reference(models)
+    reference = None if like is None else copy.deepcopy(like).requires_grad_(requires_grad=False)
     *placed, reference = place_models(
         lambda: strategy, lambda: (*models.values(), reference), None
     ).models
     return dict(zip(models, placed, strict=True)), reference
 
 
-def reference_policy(
-    client: Client,
-    recipe: Recipe,
-    models: dict[str, nn.Module],
-    waiting: Callable[[], AbstractContextManager[None]],
-) -> nn.Module | None:
-    """Wait for the reference policy and return it; None if the recipe has none.
+def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:
+    """Load the reference policy, which trainers publish before the first weights.
 
     Raises:
         WeightTimeout: No trainer published it in time.
-        ConfigError: The trainer has other settings than the maker.
     """
-    like = recipe.reference(models)
-    if like is None:
-        return None
-    reference = copy.deepcopy(like).requires_grad_(requires_grad=False)
     weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
-    agreement = Agreement(recipe.worker, agreed_settings(recipe))
-    ends = time.monotonic() + recipe.weights_timeout
-    with waiting():
-        # first, because a trainer with other settings may have no reference policy
-        agreement.wait(client, recipe.namespace, recipe.weights_name, recipe.weights_timeout)
-        weights.wait(newer_than=0, timeout=max(0.0, ends - time.monotonic()))
+    weights.wait(newer_than=0, timeout=recipe.weights_timeout)
     weights.poll(reference)
-    return reference
 
 
 def seed_everything(seed: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 from redrb import environment
 from redrb.checks import did_you_mean
@@ -148,23 +148,12 @@ def _kind(cls: type, name: str, item: Field[Any], known: Any) -> type:
 S = TypeVar("S", bound=RecipeSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved(Generic[S]):
-    """A recipe with the values of its settings.
-
-    Attributes:
-        recipe: The recipe.
-        origins: Where the value of each setting comes from, by name, for people.
-    """
-
-    recipe: S
-    origins: Mapping[str, str]
-
-
 def resolve(
     recipe: type[S], *, flags: Mapping[str, Any], file: Path | None = None, **changes: Any
-) -> Resolved[S]:
+) -> tuple[S, dict[str, str]]:
     """Return a recipe with the values of all sources, each overriding the one before.
+
+    The second says where the value of each setting comes from, for people.
 
     Args:
         recipe: Class of the recipe; its defaults come first.
@@ -187,7 +176,7 @@ def resolve(
     for name, value in flags.items():
         values[name] = value
         origins[name] = flag_of(name)
-    return Resolved(recipe=recipe(**values), origins=origins)
+    return recipe(**values), origins
 
 
 def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
@@ -206,7 +195,13 @@ def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise ConfigError(f"{file}: there is no setting {name!r}{did_you_mean(name, known)}")
-    return {name: _checked(f"{file}: {name}", value, known[name]) for name, value in found.items()}
+        kind: Any = known[name].type
+        try:
+            found[name] = converted(found[name], kind)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {name} {error}.") from None
+        check_range(f"{file}: {name}", known[name], found[name])
+    return found
 
 
 def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
@@ -219,16 +214,6 @@ def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
         raise ConfigError(f"{variable} is {text!r:.80}: it must be {words}.") from None
     check_range(f"{flag_of(item.name)} (or {variable})", item, value)
     return value
-
-
-def _checked(where: str, value: Any, item: Field[Any]) -> Any:
-    kind: Any = item.type
-    try:
-        found = converted(value, kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where} {error}.") from None
-    check_range(where, item, found)
-    return found
 
 
 def _origin(recipe: type[RecipeSettings], name: str) -> str:

@@ -121,9 +121,8 @@ class TrainerReport(TrainerEvents):
         if self._evaluated == self.steps:
             return
         self._evaluated = self.steps
-        trainer, found = self._trainer, None
-        if trainer.evaluates:
-            found = trainer.evaluate()
+        trainer = self._trainer
+        found = trainer.evaluate() if trainer.evaluates else None
         total, batches = mean_over_ranks([sum(self._rewards), float(len(self._rewards))])
         self._rewards = []
         if rank_here() != 0:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 import msgspec
@@ -24,9 +25,8 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
 from redrb.connection.stop import Stop
-from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
-from redrb.keys import WeightKeys, check_name, trainer_key
-from redrb.weights.reading.missing import MissingWeights
+from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed
+from redrb.keys import check_name, trainer_key
 
 MAX_REASON = 500
 """Most characters of the reason for which a job is over."""
@@ -107,8 +107,6 @@ class FollowedWeights(Protocol):
         """Load later weights, until the task is cancelled."""
 
 
-_WAIT_S = 0.5
-
 _log = logging.getLogger("redrb")
 
 
@@ -162,35 +160,18 @@ class Agreement:
         )
         return False
 
-    def wait(self, client: Client, namespace: str, trainer: str, timeout: float) -> None:
-        """Wait until a trainer with the maker's settings has announced itself.
-
-        Raises:
-            WeightTimeout: No trainer has announced itself in time.
-        """
-        reader = AnnouncementReader(client, trainer_key(namespace, trainer))
-        missing = MissingWeights(client, WeightKeys.of(namespace, trainer), trainer)
-        ends = time.monotonic() + timeout
-        while (left := ends - time.monotonic()) > 0:
-            if self.accepts(reader.newest(min(left, _WAIT_S))):
-                return
-            if self.pending is None:
-                missing.log()
-        raise self.pending or WeightTimeout(
-            name=trainer, newer_than=0, newest=None, waited_s=timeout
-        )
-
 
 GRACE_S = 30.0
 """How long an end that was announced before a maker began may still be taken back."""
 
-_END_WAIT_S = 2.0
+_WAIT_S = 2.0
 """Longest wait for an announcement; then the thread checks whether it is to end."""
 
 _PAUSE_S = 1.0
 """Pause after an error."""
 
 
+@dataclass
 class JobEnd:
     """Asks a maker's loop to end when the trainer that it follows has announced the end of the job.
 
@@ -199,11 +180,11 @@ class JobEnd:
     the maker first waits whether a trainer takes it back.
     """
 
-    def __init__(self, weights: FollowedWeights, others: Sequence[str], stop: Stop) -> None:
-        """Watch the trainer of some weights, and the trainers `others`; `watching` does it."""
-        self._weights, self._others, self._stop = weights, others, stop
-        self._readers: dict[str, AnnouncementReader] = {}
-        self._newest: dict[str, Announcement] = {}
+    weights: FollowedWeights
+    others: Sequence[str]
+    stop: Stop
+    _readers: dict[str, AnnouncementReader] = field(default_factory=dict)
+    _newest: dict[str, Announcement] = field(default_factory=dict)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -220,17 +201,17 @@ class JobEnd:
         grace_ends = time.monotonic() + GRACE_S
         began = True
         with Deadline(stop=over):
-            while not (over or self._stop):
+            while not (over or self.stop):
                 try:
                     running = self._running()
                     if running is None and (not began or time.monotonic() >= grace_ends):
-                        name = self._weights.name
+                        name = self.weights.name
                         if not over:
                             why = f"trainer {name!r} has ended the job: {self._newest[name].ended}"
-                            self._stop.ask(why)
+                            self.stop.ask(why)
                         return
                     began = began and running is None
-                    self._read(running or self._weights.name, _END_WAIT_S)
+                    self._read(running or self.weights.name, _WAIT_S)
                 except StoreClosed:
                     return
                 except RedrbError as error:
@@ -240,8 +221,8 @@ class JobEnd:
 
     def _running(self) -> str | None:
         """Return a trainer that has not announced the end; None: all have."""
-        followed = self._weights.name
-        for name in dict.fromkeys((followed, *self._others)):
+        followed = self.weights.name
+        for name in dict.fromkeys((followed, *self.others)):
             self._read(name)
             newest = self._newest.get(name)
             if newest is None:  # of the others, some are names of tasks, and no trainers
@@ -254,8 +235,8 @@ class JobEnd:
     def _read(self, name: str, wait_s: float = 0.0) -> None:
         """Read the newest announcement of a trainer, or wait for one."""
         if name not in self._readers:
-            key = trainer_key(self._weights.namespace, name)
-            self._readers[name] = AnnouncementReader(self._weights.client, key)
+            key = trainer_key(self.weights.namespace, name)
+            self._readers[name] = AnnouncementReader(self.weights.client, key)
         announcement = self._readers[name].newest(wait_s)
         if announcement is not None:
             self._newest[name] = announcement

@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.checkpoint import Checkpoints
 from redrb.runtime.world import rank_here, world_size_here
 from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.ranks.calls import MOST_STEPS
+
+if TYPE_CHECKING:
+    from redrb.runtime.training_loop import TrainingLoop
 
 Acknowledge: TypeAlias = Literal["step", "checkpoint"]
 """When a trained batch is acknowledged: after its step, or after the checkpoint that holds it."""
@@ -89,24 +90,19 @@ class FitEnded(Exception):
     """Raised where a batch is asked for after the loop was asked to end."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FreshBatches:
-    """Takes a number of batches from a stream, without acknowledging them.
+    """Takes batches for a loop, without acknowledging them.
 
     Attributes:
-        in_step: Whether ranks take their batches together.
         left: Number of batches that are still to come; None: no limit.
-        first_step: Step of the first batch.
-        on_misfits: Called with the error when groups do not fit into one batch.
+        in_step: Whether ranks take their batches together.
     """
 
-    buffer: DetachedReplayBuffer
-    settings: LoopSettings
-    stop: Stop
-    in_step: bool
+    loop: TrainingLoop
     left: int | None
     first_step: int
-    on_misfits: Callable[[RecordError], None]
+    in_step: bool = field(default_factory=lambda: world_size_here() > 1)
     _taken: int = 0
     _unclaimed: list[Lease] = field(default_factory=list)
     _loader: ExperienceLoader | None = None
@@ -141,22 +137,22 @@ class FreshBatches:
             FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
-        while self.in_step or not self.stop:
+        while self.in_step or not self.loop.stop:
             loader = self._loader = self._loader or self._open_loader()
             with self._ending(loader.stop):
                 try:
-                    ends = self.stop and not self.in_step
+                    ends = self.loop.stop and not self.in_step
                     batch = None if ends else next(self._batches, None)
                 except RecordError as error:
                     if not error.ids:
                         raise
                     _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
                     self._close_loader()
-                    self.on_misfits(error)
+                    self.loop.callbacks.call("on_misfits", error)
                     continue
                 except WrongStep as error:
                     # ranks go on at their next step, if the first one was already trained
-                    if self.settings.ack != "step" or self._taken:
+                    if self.loop.settings.ack != "step" or self._taken:
                         raise
                     self._close_loader()
                     self.first_step = error.next_step
@@ -166,7 +162,7 @@ class FreshBatches:
                 self.left = None if self.left is None else self.left - 1
                 self._unclaimed.append(loader.lease)
                 return batch
-            if not self.stop.left_s:
+            if not self.loop.stop.left_s:
                 break
             if self.left is not None and self.left <= 0:  # a step took several batches
                 self._close_loader()
@@ -176,21 +172,21 @@ class FreshBatches:
     @contextmanager
     def _ending(self, end: Callable[[], None]) -> Iterator[None]:
         """In this block call `end` when the loop is to end, or its time for Redis is up."""
-        self.stop.interrupts.add(end)
+        self.loop.stop.interrupts.add(end)
         try:
-            with Deadline(), nullcontext() if self.in_step else self.stop.waking(end):
+            with Deadline(), nullcontext() if self.in_step else self.loop.stop.waking(end):
                 yield
         finally:
-            self.stop.interrupts.discard(end)
+            self.loop.stop.interrupts.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
-        settings = self.settings
+        settings = self.loop.settings
         ranks: dict[str, Any] = {}
         if settings.rank is not None:
             ranks = {"rank": settings.rank, "world_size": settings.world_size}
         loader = ExperienceLoader(
-            self.buffer.stream,
-            self.buffer.sample_batch_size,
+            self.loop.trainer.buffer.stream,
+            self.loop.trainer.buffer.sample_batch_size,
             steps=self.left,
             acknowledge=False,
             prefetch=settings.prefetch,

@@ -39,11 +39,10 @@ class GracefulSender:
         """Hand groups to the sender, with the rights that they use of each stream.
 
         Raises:
-            SendFailed: Earlier groups could not be sent, or these found no room. If only earlier
-                ones failed, these were handed over.
+            SendFailed: They found no room; or only earlier ones failed, and these are handed over.
         """
         send = partial(self.sender.send, rows, admission=admission)
-        self._send_or_give_up(send, lambda: len(rows.rows()))
+        self._send_or_give_up(send, len(rows.rows()))
 
     def flush(self) -> None:
         """Wait until all groups are in Redis.
@@ -74,20 +73,18 @@ class GracefulSender:
         if failure is not None and (failure.dropped or not self._gave_up):
             raise failure
 
-    def _send_or_give_up(
-        self, send: Callable[[], None], in_hand: Callable[[], int] = lambda: 0
-    ) -> None:
+    def _send_or_give_up(self, send: Callable[[], None], in_hand: int = 0) -> None:
         """Run `send`, once more if it failed for groups of earlier calls only."""
         failure = self._attempt(send)
         if failure is None:
             return
         last = self._attempt(send) if failure.dropped else failure
         if last is not None:
-            self._lost += in_hand()
+            self._lost += in_hand
             self._gave_up = bool(self.stop)
             if last is not failure:
                 failure.dropped += last.dropped
-                failure.add_note(f"{in_hand()} groups made last are given up as well: {last}")
+                failure.add_note(f"{in_hand} groups made last are given up as well: {last}")
         if failure.dropped or not self.stop:
             raise failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
@@ -353,7 +353,9 @@ class ExperienceMakerHolder:
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
         with self._stop.on_signals(), Deadline(budget=self._stop), ended:
-            with self._waiting_for_weights():
+            with ExitStack() as waiting:
+                for stream in self._streams:
+                    waiting.enter_context(stream.worker.waiting("weights"))
                 if not self._weights.wait_until_initialised():
                     return
             self._call("on_loop_start")
@@ -454,14 +456,6 @@ class ExperienceMakerHolder:
         maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
         return maker, self.models_to_follow(actor, critic), placed.parameters
 
-    @contextmanager
-    def _waiting_for_weights(self) -> Iterator[None]:
-        """Announce in this block that the maker waits for weights."""
-        with ExitStack() as waiting:
-            for stream in self._streams:
-                waiting.enter_context(stream.worker.waiting("weights"))
-            yield
-
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
         version, options = self._weights.begin_batch()
@@ -539,7 +533,8 @@ class ExperienceMakerHolder:
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
         make_parts = getattr(self.experience_maker, "make_parts", None)
-        if make_parts is None:
+        overridden = type(self).make_experience is not ExperienceMakerHolder.make_experience
+        if make_parts is None or overridden:
             yield self.make_experience(inputs)
             return
         version, options = self._begin_batch()

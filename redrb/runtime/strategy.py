@@ -212,23 +212,22 @@ _ENABLING = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:
-    for part in model.modules():
-        for name in _ENABLING:
-            enable = getattr(part, name, None)
-            if callable(enable):
-                try:
-                    enable({"use_reentrant": False})
-                except ValueError as error:  # not every model of transformers can
-                    raise ConfigError(
-                        f"gradient_checkpointing: {error} Leave it out, or use "
-                        "torch.utils.checkpoint in the model."
-                    ) from error
-                model.train()
-                return
-    raise ConfigError(
-        f"gradient_checkpointing: {type(model).__name__} has no method {' or '.join(_ENABLING)}, "
-        "as models of transformers have: leave it out, or use torch.utils.checkpoint in the model."
-    )
+    methods = [getattr(part, name, None) for part in model.modules() for name in _ENABLING]
+    enable = next(filter(callable, methods), None)
+    if enable is None:
+        raise ConfigError(
+            f"gradient_checkpointing: {type(model).__name__} has no method "
+            f"{' or '.join(_ENABLING)}, as models of transformers have: leave it out, or use "
+            "torch.utils.checkpoint in the model."
+        )
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:  # not every model of transformers can
+        raise ConfigError(
+            f"gradient_checkpointing: {error} Leave it out, or use torch.utils.checkpoint in the "
+            "model."
+        ) from error
+    model.train()
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,8 @@ class TrainingLoop:
         Args:
             episodes: Episodes of this call; None: train until asked to end.
         """
-        settings, buffer = self.settings, self.trainer.buffer
-        settings.check_limits(update_steps)
+        buffer = self.trainer.buffer
+        self.settings.check_limits(update_steps)
         self.resume()
         if any_rank(bool(self.stop)):
             return
@@ -122,15 +122,7 @@ class TrainingLoop:
         self._parts = self.trainer.checkpointed()
         self._ended = self._in_step = False
         buffer.stream.expect(update_steps * buffer.sample_batch_size)
-        self._fresh = FreshBatches(
-            buffer=buffer,
-            settings=settings,
-            stop=self.stop,
-            in_step=world_size_here() > 1,
-            left=batches,
-            first_step=position.taken,
-            on_misfits=lambda error: self.callbacks.call("on_misfits", error),
-        )
+        self._fresh = FreshBatches(self, batches, position.taken)
         try:
             with Deadline(budget=self.stop):
                 try:

@@ -344,6 +344,8 @@ class OpenTask:
             number, seq = self._numbering.partition(group), self._numbering.seq(group)
             if seq:
                 chosen.setdefault(number, {})[seq] = priority
+        if not chosen:
+            chosen[0] = {}  # one partition says whether the task keeps priorities
 
         def update(number: int) -> int:
             return update_priorities(self._partitions[number].task, chosen[number])

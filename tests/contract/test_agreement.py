@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from torch import nn
 
+import redrb
 from redrb import Client, ConfigError
 from redrb.connection.stop import Stop
 from redrb.errors import WeightTimeout
 from redrb.recipe import GRPORecipe, option
 from redrb.recipe.job_settings import agreed_settings
-from redrb.recipe.maker import reference_policy
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.runtime import announcements as agreement
 from redrb.runtime.broadcast import Broadcast
@@ -124,6 +123,21 @@ def test_workers_without_settings_agree_with_all(
     assert follower.version == 1
 
 
+@pytest.mark.usefixtures("no_grace")
+def test_weights_that_are_announced_after_a_maker_has_loaded_them_are_its_first(
+    workers: Workers,
+) -> None:
+    """As those of `redrb weights put`, or of a trainer that was killed before it announced them."""
+    with redrb.WeightPublisher(workers.client, "t", namespace=workers.namespace) as publisher:
+        publisher.publish({"actor": workers.model})
+    trainer = workers.trainer(TEN)
+    maker = workers.maker()
+    maker.load_announced()
+    assert (maker.version, maker.initialised) == (1, False)
+    assert trainer.take_over({"actor": workers.model}, fence=True) == 1
+    assert maker.wait_until_initialised()
+
+
 def test_the_reward_of_an_earlier_run_with_other_settings_ends_no_job(workers: Workers) -> None:
     first = workers.trainer(SIX)
     workers.publish(first)
@@ -190,9 +204,7 @@ def test_makers_of_a_recipe_refuse_a_trainer_with_other_settings(
 
 
 @pytest.mark.usefixtures("no_grace")
-def test_a_maker_that_waits_for_a_reference_policy_names_the_settings(
-    client: Client, namespace: str
-) -> None:
+def test_a_maker_with_a_reference_policy_names_the_settings(client: Client, namespace: str) -> None:
     """The trainer has none, since its beta is 0."""
 
     class Referring(Counting):
@@ -201,13 +213,18 @@ def test_a_maker_that_waits_for_a_reference_policy_names_the_settings(
         def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:
             return models["actor"] if self.beta else None
 
+    def run(recipe: Referring) -> None:
+        with recipe.maker(client, lambda *_, **__: None) as maker:
+            maker.run()
+
     recipe = Referring(namespace=namespace, worker="m", beta=0.5, weights_timeout=60.0)
+    models = recipe.models()
     other = agreed_settings(Referring())
-    Broadcast(client, namespace, recipe.weights_name, [], settings=other)
-    stream = recipe.task_name
+    place = (client, namespace, recipe.weights_name, [])
+    Broadcast(*place, settings=other).push(models, fully=True)
     with pytest.raises(ConfigError, match=r"beta is 0\.0 there and 0\.5 here"):
-        reference_policy(client, recipe, recipe.models(), nullcontext)
-    Broadcast(client, namespace, recipe.weights_name, [], settings=agreed_settings(recipe))
+        run(recipe)
+    Broadcast(*place, settings=agreed_settings(recipe)).push(models, fully=True)
     hasty = Referring(namespace=namespace, worker="m", beta=0.5, weights_timeout=0.1)
-    with pytest.raises(WeightTimeout, match=f"{stream}-reference"):
-        reference_policy(client, hasty, hasty.models(), nullcontext)
+    with pytest.raises(WeightTimeout, match=f"{recipe.task_name}-reference"):
+        run(hasty)

@@ -15,7 +15,6 @@ from redrb.connection.stop import Stop
 from redrb.engines import weights as engine_weights
 from redrb.engines.weights import EngineWeights
 from redrb.errors import WeightTimeout
-from redrb.runtime.announcements import Agreement
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import MakerWeights
 from redrb.weights.reading import missing
@@ -32,10 +31,6 @@ def follower(client: Client, namespace: str, name: str) -> None:
     MakerWeights(*place, follow=name, first_timeout=0.3).wait_until_initialised()
 
 
-def reference(client: Client, namespace: str, name: str) -> None:
-    Agreement("m", {"base": "10"}).wait(client, namespace, name, 0.3)
-
-
 def engine(client: Client, namespace: str, name: str) -> None:
     server: Any = None  # it gets nothing
     with TemporaryDirectory() as folder:
@@ -43,7 +38,7 @@ def engine(client: Client, namespace: str, name: str) -> None:
         asyncio.run(weights.update(timeout=0.9))
 
 
-WAITS: list[Waiting] = [subscriber, follower, reference]
+WAITS: list[Waiting] = [subscriber, follower]
 
 
 @pytest.fixture

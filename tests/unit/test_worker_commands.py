@@ -113,7 +113,7 @@ def test_help_is_complete(
             maker.main,
             ["--weights-timeout", "0.3"],
             1,
-            r"weights 'sort': no version.* within \d+\.\d s; none is published yet",
+            r"weights 'of sort for maker .*': no version.* within \d+\.\d s; none is published yet",
         ),
         (
             trainer.main,

@@ -10,7 +10,6 @@ from redrb.recipe import PPORecipe
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
     from redrb.algorithms import Completion
 
@@ -49,16 +48,6 @@ class Sorting(PPORecipe):
         from redrb.recipes.sorting.policy import warm_start
 
         warm_start(models["actor"], models["critic"], self.seed)  # type: ignore[arg-type]
-
-    def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
-        """Return Adam in one kernel, which is quicker for small networks."""
-        import torch
-
-        rates = {"actor": self.actor_learning_rate, "critic": self.critic_learning_rate}
-        return {
-            name: torch.optim.Adam(models[name].parameters(), lr=rate, fused=True)
-            for name, rate in rates.items()
-        }
 
     def prompts(self) -> Iterator[dict[str, Any]]:
         """Yield random prompts for ever."""

@@ -13,7 +13,7 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, first_error, packed
+from redrb.connection.transport import Pipeline, Reply, packed, without_errors
 from redrb.errors import StoreError
 from redrb.lua.calls import Call, Found
 from redrb.lua.scripts import scripted_request
@@ -220,11 +220,4 @@ class Adopt(Call[bool], frozen=True):
 
 def transaction_results(replies: list[Reply]) -> list[Reply]:
     """Return the replies inside a transaction, or raise the error that stopped it."""
-    error = first_error(replies)
-    if error is not None:
-        raise error
-    results: list[Reply] = replies[-1]
-    error = first_error(results)
-    if error is not None:
-        raise error
-    return results
+    return without_errors(without_errors(replies)[-1])

@@ -100,7 +100,8 @@ class TaskReader:
                     for name, record in records.items()
                     if int(record[1]) <= self.header.last
                 }
-            yield kept
+            if kept:
+                yield kept
 
     def sources(self) -> Iterator[SourceRecord]:
         """Yield, in parts, the records of forwarded groups, but for those put after the beginning.

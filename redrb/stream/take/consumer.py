@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
@@ -21,6 +21,9 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+
+if TYPE_CHECKING:
+    from redrb.stream.take.in_flight import InFlightTake
 
 T = TypeVar("T")
 
@@ -128,13 +131,6 @@ class Slot:
             self.consumer.free(self.number)
 
 
-class UnreadTake(Protocol):
-    """A take that was sent and whose reply nobody will read."""
-
-    def release(self) -> None:
-        """Release the groups that it has leased."""
-
-
 class Consumer:
     """One member of a consumer group; safe among threads."""
 
@@ -171,7 +167,7 @@ class Consumer:
         self._slots: set[int] = set()
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
-        self._unread: deque[UnreadTake] = deque()
+        self._unread: deque[InFlightTake] = deque()
         self._given_up: deque[Slot] = deque()
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
@@ -246,7 +242,7 @@ class Consumer:
             self._given_up.append(slot)
             self._nudge()
 
-    def abandon_take(self, slot: Slot, take: UnreadTake) -> None:
+    def abandon_take(self, slot: Slot, take: InFlightTake) -> None:
         """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
         if slot.is_copy:
             return
