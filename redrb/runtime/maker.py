@@ -533,7 +533,8 @@ class ExperienceMakerHolder:
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
         make_parts = getattr(self.experience_maker, "make_parts", None)
-        overridden = type(self).make_experience is not ExperienceMakerHolder.make_experience
+        own = getattr(self.make_experience, "__func__", None)
+        overridden = own is not ExperienceMakerHolder.make_experience
         if make_parts is None or overridden:
             yield self.make_experience(inputs)
             return
