@@ -99,25 +99,18 @@ class CompletionScorer(ABC):
         with torch.no_grad(), evaluating(self.reward_model):
             return self._rewarded(experience, self.score(done))
 
-    @property
-    def makes_parts(self) -> bool:
-        """Whether rewards come in parts, and no subclass scores in another way."""
-        made = type(self)
-        return (
-            isinstance(self.reward_model, Reward)
-            and self.reward_model.comes_in_parts
-            and made.score is CompletionScorer.score
-            and made.make_experience is CompletionScorer.make_experience
-        )
-
     def make_parts(self, inputs: object, **options: Any) -> Iterator[Experience]:
         """Yield the experience of a batch in parts: groups whose rewards come first go first.
+
+        There is one part if the rewards come together, or a subclass scores in another way.
 
         Args:
             inputs, options: As for `make_experience`.
         """
+        made, base = type(self), CompletionScorer
+        together = made.score is not base.score or made.make_experience is not base.make_experience
         reward = self.reward_model
-        if not self.makes_parts or not isinstance(reward, Reward):
+        if together or not isinstance(reward, Reward) or not reward.comes_in_parts:
             yield self.make_experience(inputs, **options)
             return
         done, experience = self._sampled(inputs, **options)

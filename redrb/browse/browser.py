@@ -58,9 +58,6 @@ class Browser:
             tokenizer: Decodes token ids; None: samples are shown without text.
             limits: How much of each group is decoded.
             timeout_s: Seconds after which no further request of a call is sent.
-
-        Raises:
-            ConfigError: A name is not usable.
         """
         check_name("consumer group", group)
         check_name("task", task)

@@ -109,7 +109,8 @@ class Collector:
                     check_shape(name, tuple(tensor.shape))
                 cells.append(None if tensor is None else (tensor.data_ptr(), tuple(tensor.shape)))
             columns.append((key_of(name), dtype.code, -1, cells, name in self._checked))
-        check_columns(len(columns))
+        if len(columns) > MAX_COLUMNS:
+            raise EncodeError(f"{len(columns)} tensors a sample are more than {MAX_COLUMNS}.")
         return Collected(columns, held, oldest)
 
 
@@ -197,12 +198,6 @@ def _named(further: frozenset[str]) -> tuple[tuple[str, ...], tuple[bytes, ...]]
         return None
     names = (*TENSOR_FIELDS, *further_names(further))
     return names, tuple(map(key_of, names))
-
-
-def check_columns(count: int) -> None:
-    """Raise EncodeError where a group has more columns than the wire format allows."""
-    if count > MAX_COLUMNS:
-        raise EncodeError(f"{count} tensors a sample are more than {MAX_COLUMNS}.")
 
 
 def further_names(names: Iterable[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -15,9 +14,6 @@ EncodedColumn: TypeAlias = tuple[bytes, int, int, list[Cell | None], bool]
 """Packed key of the field in the schema, code of its dtype, code of its wire dtype (-1: the
 narrowest that loses nothing), a cell for each sample, and whether `Kernel.encode` checks that its
 numbers are finite."""
-
-Lookup: TypeAlias = Callable[[bytes], tuple[tuple[Any, ...], bytes]]
-"""From a schema's bytes to its fields, and two bytes for each: codes of dtype and wire dtype."""
 
 
 Piece: TypeAlias = tuple[Shape, int, int, int, int, int]

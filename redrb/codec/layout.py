@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from redrb.codec import kernels
@@ -26,6 +27,7 @@ Blob: TypeAlias = bytes | memoryview
 _SCALARS = frozenset((str, int, float, bool))
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class GroupLayout:
     """One group's blob, checked in full, with all that is needed to decode it.
 
@@ -42,20 +44,6 @@ class GroupLayout:
         decoded_bytes: Bytes of all its tensors.
         fields: Its columns.
     """
-
-    __slots__ = (
-        "blob",
-        "decoded_bytes",
-        "extras",
-        "fields",
-        "group",
-        "group_id",
-        "nbytes",
-        "policy_versions",
-        "samples",
-        "statuses",
-        "tags",
-    )
 
     blob: Blob
     nbytes: int
@@ -110,11 +98,17 @@ def parse_group(blob: Blob) -> GroupLayout:
         layout.group_id = None
         layout.tags = [{} for _ in range(samples)]
     else:
-        tail = unpack(b"\xdd" + group.tails.to_bytes(4, "big") + (group.tail or b""), "header")
-        parse_tail(layout, *tail[:4])
+        parse_tail(layout, *tail_of(group)[:4])
     extras = group.extras
     layout.extras = parse_extras(extras, samples) if extras else [{} for _ in range(samples)]
     return layout
+
+
+def tail_of(group: Group) -> list[Any]:
+    """Return the elements of a group's header after the columns."""
+    head = b"\xdd" + group.tails.to_bytes(4, "big")
+    elements: list[Any] = unpack(head + (group.tail or b""), "header")
+    return elements
 
 
 def check_bytes(blob: object) -> None:

@@ -20,6 +20,7 @@ from redrb.codec.wire import (
     MAX_TAGS,
     STATUS_CODES,
     STATUSES,
+    one_or_all,
 )
 from redrb.errors import DecodeError, EncodeError
 from redrb.experience.batching import METADATA
@@ -127,11 +128,6 @@ def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[A
     if codes != COMPLETED:
         return (versions, codes)
     return () if versions is None else (versions,)
-
-
-def one_or_all(values: list[T]) -> T | list[T]:
-    """Return the one value if all are equal, else all values."""
-    return values[0] if values.count(values[0]) == len(values) else values
 
 
 def _versions(values: Sequence[Any], default: int | None) -> list[int | None]:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import msgpack
 
-from redrb.codec.layout import GroupLayout
+from redrb.codec.layout import GroupLayout, tail_of
 from redrb.codec.wire import MAX_BLOB_BYTES, MAX_HEADER_BYTES, PREFIX
 from redrb.errors import DecodeError
-from redrb.unpacking import unpack
 
 _ELEMENT = 7
 _DEFAULTS = (None, 1, None, None)
@@ -59,9 +58,7 @@ def trace_of(layout: GroupLayout) -> GroupTrace | None:
     if group.tails <= _ELEMENT - 3:
         return None
     try:
-        tail = unpack(
-            bytes([0xDD]) + group.tails.to_bytes(4, "big") + (group.tail or b""), "header"
-        )
+        tail = tail_of(group)
     except DecodeError:
         return None
     found = tail[_ELEMENT - 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from redrb.errors import DecodeError
 from redrb.experience.status import Status
@@ -54,6 +54,11 @@ STATUSES: Final = (
 )
 STATUS_CODES: Final = {status: code for code, status in enumerate(STATUSES)}
 COMPLETED: Final = STATUS_CODES[Status.COMPLETED]
+
+
+def one_or_all(values: list[Any]) -> Any:
+    """Return the one value if all are equal, else all values."""
+    return values[0] if values.count(values[0]) == len(values) else values
 
 
 def decoded_limit(blob_bytes: int) -> int:

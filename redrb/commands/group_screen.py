@@ -55,7 +55,7 @@ def everything(view: GroupView) -> Iterator[Text]:
     )
     yield Text(f"group {view.id} · {' · '.join(parts)}", style="bold")
     for name, value in _facts(view):
-        yield Text.assemble((f"  {name:12} ", "dim"), _cut(printable(value)))
+        yield _fact(name, _cut(printable(value)), 12)
     if view.damaged:
         yield Text(f"  damaged      {printable(view.damaged)}", style="red")
     for note in view.notes:
@@ -100,7 +100,7 @@ def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
         _reward(sample.reward),
     )
     if sample.tags and sample.tags != view.tags:
-        yield Text.assemble(("  tags       ", "dim"), _cut(printable(_pairs(sample.tags))))
+        yield _fact("tags", _cut(printable(_pairs(sample.tags))))
     if sample.tokens is not None:
         yield from _tokens(sample.tokens)
     for name, value in sample.extras.items():
@@ -124,16 +124,16 @@ def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
 
 def _tokens(tokens: TokensView) -> Iterator[Text]:
     counted = f"{tokens.prompt_tokens} + {tokens.response_tokens}"
-    yield Text.assemble(("  tokens     ", "dim"), f"{counted} (prompt + response)")
+    yield _fact("tokens", f"{counted} (prompt + response)")
     if tokens.prompt_text is not None and tokens.response_text is not None:
-        yield Text.assemble(("  prompt     ", "dim"), _block(tokens.prompt_text, "cyan"))
-        yield Text("  response   ", style="dim").append_text(_response(tokens))
+        yield _fact("prompt", _block(tokens.prompt_text, "cyan"))
+        yield _fact("response", _response(tokens))
     else:
-        yield Text.assemble(("  prompt     ", "dim"), _numbers(tokens.prompt_ids))
-        yield Text.assemble(("  response   ", "dim"), _numbers(tokens.response_ids))
+        yield _fact("prompt", _numbers(tokens.prompt_ids))
+        yield _fact("response", _numbers(tokens.response_ids))
     masked = sum(not each for each in tokens.trained)
     if masked:
-        yield Text.assemble(("  masked     ", "dim"), f"{masked} tokens of the response")
+        yield _fact("masked", f"{masked} tokens of the response")
     lists = (
         ("log-probs", tokens.log_probs),
         ("advantages", tokens.advantages),
@@ -143,7 +143,11 @@ def _tokens(tokens: TokensView) -> Iterator[Text]:
     )
     for name, values in lists:
         if values:
-            yield Text.assemble((f"  {name:10} ", "dim"), _numbers(values))
+            yield _fact(name, _numbers(values))
+
+
+def _fact(name: str, value: str | Text, width: int = 10) -> Text:
+    return Text.assemble((f"  {name:{width}} ", "dim"), value)
 
 
 def _block(text: str, style: str) -> Text:

@@ -74,7 +74,8 @@ def table(
     grid = Table(box=None, pad_edge=False, padding=(0, 1), show_header=headed, header_style="")
     for name, width in zip_longest(head, widths):
         side: Literal["left", "right"] = "left" if name in left else "right"
-        grid.add_column(name, justify=side, overflow="fold", min_width=width)
+        least = max(len(name), width or 0)
+        grid.add_column(name, justify=side, overflow="fold", min_width=least)
     for row in rows:
         *cells, last = [Text(printable(cell)) if isinstance(cell, str) else cell for cell in row]
         for column, cell in zip(grid.columns, cells, strict=False):

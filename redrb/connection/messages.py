@@ -12,7 +12,7 @@ import msgpack
 
 from redrb.connection.client import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.errors import DecodeError, EncodeError
 from redrb.unpacking import unpack
 
@@ -103,9 +103,7 @@ def block_on_stream(client: Client, key: str, after: str, seconds: float) -> lis
 
 
 def _send(client: Client, pipeline: Pipeline) -> None:
-    error = first_error(client.exchange(pipeline))
-    if error is not None:
-        raise error
+    without_errors(client.exchange(pipeline))
 
 
 def _unpacked(key: str, fields: Reply) -> dict[str, Any]:

@@ -112,6 +112,14 @@ def first_error(replies: Sequence[Reply]) -> ResponseError | None:
     return next((reply for reply in replies if isinstance(reply, ResponseError)), None)
 
 
+def without_errors(replies: list[Reply]) -> list[Reply]:
+    """Return the replies, or raise the first error reply among them."""
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    return replies
+
+
 def _packed_command(arguments: tuple[Argument, ...]) -> bytes:
     command: bytes = pack_command(arguments)  # type: ignore[arg-type]
     return command

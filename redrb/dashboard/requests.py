@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, TypeAlias
 
+import msgspec
 from starlette.requests import Request
 
 from redrb.browse.choice import RANKS, Choice
@@ -15,9 +15,6 @@ from redrb.keys import check_name
 
 MOST_GROUPS = 20
 """Most groups of one reply."""
-
-MOST_IDS = 1000
-"""Most dead letters of one request to requeue."""
 
 MOST_BODY = 100_000
 """Most bytes of the body of a request."""
@@ -50,29 +47,38 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
-def letter_choice(body: bytes) -> tuple[str, str, tuple[int, ...]]:
-    """Return task, consumer group and ids of the dead letters that a body of JSON names.
+MOST_IDS = 1000
+"""Most dead letters of one request to requeue."""
 
-    Raises:
-        ConfigError: It cannot be used.
-    """
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Task, consumer group and ids of the dead letters to requeue."""
+
+    task: str
+    group: str
+    ids: Annotated[list[Id], msgspec.Meta(max_length=MOST_IDS)]
+
+
+def letter_choice(body: bytes) -> Letters:
+    """Return the dead letters that a body of JSON names, or raise ConfigError."""
     try:
-        data = json.loads(body)
-        task, group, ids = data["task"], data["group"], data["ids"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.') from error
-    if not (isinstance(task, str) and isinstance(group, str) and isinstance(ids, list)):
-        raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.')
-    check_name("task", task)
-    check_name("consumer group", group)
-    return task, group, _numbers(ids, MOST_IDS)
+        wanted = msgspec.json.decode(body, type=Letters)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f'write {{"task": NAME, "group": NAME, "ids": [NUMBER, ...]}}: {error}.'
+        ) from error
+    check_name("task", wanted.task)
+    check_name("consumer group", wanted.group)
+    return wanted
 
 
-def _numbers(texts: list[Any], most: int) -> tuple[int, ...]:
+def _numbers(texts: list[str], most: int) -> tuple[int, ...]:
     if len(texts) > most:
         raise ConfigError(f"at most {most} numbers can be given.")
-    if not all(isinstance(text, int | str) and str(text).isdecimal() for text in texts):
+    if not all(text.isdecimal() for text in texts):
         raise ConfigError("ids and counts are whole numbers.")
-    if any(len(str(text)) > 18 for text in texts):
+    if any(len(text) > 18 for text in texts):
         raise ConfigError("a number has at most 18 digits.")
     return tuple(map(int, texts))

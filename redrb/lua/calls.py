@@ -41,8 +41,14 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     script: ClassVar[str]
 
     def add_to(self, pipeline: Pipeline, keys: list[Argument], *beside: bytes, whole: bool) -> None:
-        """Append this call to a pipeline; see `scripts.add_to`."""
-        scripts.add_to(pipeline, scripts.load(self.script), keys, self._argv(beside), whole=whole)
+        """Append this call to a pipeline, with the script's SHA-1, or its text.
+
+        In a transaction, a script that Redis lacks would fail after the other commands were done.
+        """
+        script = scripts.load(self.script)
+        called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
+        pipeline.add(*called, len(keys), *keys, *self._argv(beside))
+        pipeline.scripts.append(script.sha)
 
     def read(self, reply: Reply) -> R:
         """Return the record of a reply; raises ValueError if it is damaged."""

@@ -101,7 +101,7 @@ class BuildPipeline(Protocol):
     """Makes the pipeline of a request."""
 
     def __call__(self, *, whole: bool) -> Pipeline:
-        """Return a pipeline of calls that `add_to` appends, with this `whole`."""
+        """Return a pipeline of calls that `Call.add_to` appends, with this `whole`."""
 
 
 def scripted_request(
@@ -127,23 +127,16 @@ def scripted_request(
     return Request(client, build(whole=whole), result)
 
 
-def add_to(
-    pipeline: Pipeline,
-    script: Script,
-    keys: Sequence[Argument],
-    arguments: Sequence[Argument],
-    *,
-    whole: bool,
-) -> None:
-    """Append a script to a pipeline.
+def scripts_in(folder: str) -> list[str]:
+    """Return the names of the scripts in a folder, such as "take/take" in "take"."""
+    found = files("redrb.lua").joinpath(folder).iterdir()
+    return sorted(f"{folder}/{file.name[:-4]}" for file in found if file.name.endswith(".lua"))
 
-    Args:
-        whole: Send the script's text instead of its SHA-1. In a transaction, a script that Redis
-            lacks would fail after the other commands were done.
-    """
-    called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-    pipeline.add(*called, len(keys), *keys, *arguments)
-    pipeline.scripts.append(script.sha)
+
+@cache
+def needed_commands(script: str) -> frozenset[str]:
+    """Return the commands of a script such as "take/take", which the rights of its user need."""
+    return commands_in(load(script).text)
 
 
 def _lines(name: str, source: str) -> list[tuple[str, str]]:

@@ -38,11 +38,6 @@ class CompletionGroups:
         self._recipe, self._maker = recipe, maker
         self._names = group_names(recipe)
 
-    @property
-    def makes_parts(self) -> bool:
-        """Whether `make_parts` gives some groups of a batch before the others."""
-        return self._maker.makes_parts
-
     def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
         """Return `group_size` scored completions of each prompt, as neighbours."""
         batch, options = self._batch(inputs, generate_kwargs)
@@ -88,7 +83,6 @@ class RolloutGroups:
             Another thread or a signal handler may call it.
     """
 
-    makes_parts = True
     parts_use_models = True
 
     def __init__(self, recipe: Recipe, models: dict[str, nn.Module]) -> None:

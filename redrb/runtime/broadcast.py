@@ -113,7 +113,12 @@ class Broadcast:
         adapter = _adapter(inner) if lora_only else None
         publisher = self._fence_others()
         self.published = ()
-        if adapter is None or fully or not self._announcement.version:
+        if (
+            adapter is None
+            or fully
+            or not self._announcement.version
+            or self._subscriber().latest() is None  # Redis has lost what the adapter belongs to
+        ):
             self.published += (publisher.publish(live if tensors is None else tensors),)
         if adapter is not None:
             self.published += (publisher.publish_lora(adapter),)

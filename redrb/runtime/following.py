@@ -186,9 +186,9 @@ class MakerWeights(BackgroundFetch):
                     self.load_announced()
             else:
                 error = self._error
-                if not isinstance(error, StoreUnavailable):  # of an outage until it is over
-                    self._error = None
                 if error is not None:
+                    if not isinstance(error, StoreUnavailable):  # of an outage until it is over
+                        self._error = None
                     raise error
                 if least is not None and self.version is not None:
                     self._await_version(least)
@@ -287,7 +287,7 @@ class MakerWeights(BackgroundFetch):
         if loaded is None:
             return False
         self.version = loaded
-        self.initialised = self.initialised or 0 < self._announced <= loaded
+        self._note_initialised()
         self.updates.all_loaded()
         return True
 
@@ -307,6 +307,12 @@ class MakerWeights(BackgroundFetch):
                 "waits for a newer one",
                 *(announcement.version, trainer, self._maker),
             )
+        self._note_initialised()
+
+    def _note_initialised(self) -> None:
+        """Note whether announced weights are loaded, perhaps before they were announced."""
+        loaded = self._prepared.version if self._prepared else None
+        self.initialised = self.initialised or 0 < self._announced <= (loaded or 0)
 
     def _await_version(self, least: int) -> None:
         """Load what the thread fetches until the models have version `least`, for a while."""

@@ -77,11 +77,11 @@ class ExperienceMaker(Protocol):
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
-    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
-    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
-    none. Weights may change after the first part; while later ones are made they stay only if its
-    attribute `parts_use_models` is true.
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. A method
+    `make_parts` is called in place of `make_experience`, with the same arguments: it yields the
+    groups of a batch in one or several parts, which are sent one by one, or none. Weights may
+    change after the first part; while later ones are made they stay only if its attribute
+    `parts_use_models` is true.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -532,11 +532,13 @@ class ExperienceMakerHolder:
                     self._call("on_make_experience_end", experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
-        if not getattr(self.experience_maker, "makes_parts", False):
+        make_parts = getattr(self.experience_maker, "make_parts", None)
+        own = getattr(self.make_experience, "__func__", None)
+        overridden = own is not ExperienceMakerHolder.make_experience
+        if make_parts is None or overridden:
             yield self.make_experience(inputs)
             return
         version, options = self._begin_batch()
-        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
             self._note(experience, version)
             yield experience

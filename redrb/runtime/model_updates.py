@@ -132,6 +132,7 @@ class ModelUpdates:
                     self._load(staged)
         except BaseException:
             staged.dropped = True
+            staged.states, staged.loras = {}, {}
             raise
         return ends
 

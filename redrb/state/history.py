@@ -47,6 +47,10 @@ class History:
             points.append(point_of(task, state.time))
         self._points = kept
 
+    def curve(self, task: str, name: str) -> list[float | None]:
+        """Return a figure of a task at each of the last looks, such as "waiting"; newest last."""
+        return [getattr(point, name) for point in self.of(task)]
+
     def of(self, task: str) -> list[Point]:
         """Return the points of a task, the newest last."""
         return list(self._points.get(task, ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from redrb.connection import Client
@@ -52,13 +52,10 @@ class Observer:
         self._reader = StateReader(client, namespace, task=task)
         self._every_s = every_s
         self.history = History()
-        self._state: State | None = None
-        self._number = 0
+        self._view = View()
         self._read_at = time.monotonic()
-        self._error = ""
         self._where, self._url = client.where, client.url
-        self._shown: tuple[Finding, ...] = ()  # those of the newest state
-        self._findings: tuple[Finding, ...] = ()
+        self._of_state: tuple[Finding, ...] = ()  # findings of the newest state
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redrb-observer", daemon=True)
@@ -73,7 +70,7 @@ class Observer:
     def newest(self) -> View:
         """Return the newest view; never blocks on Redis."""
         with self._changed:
-            return self._view()
+            return self._now()
 
     def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
         """Return a view with another number or another error, or after a time the same again.
@@ -82,10 +79,13 @@ class Observer:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: (self._number, self._error) != (number, error) or self._closing.is_set(),
+                lambda: (
+                    (self._view.number, self._view.error) != (number, error)
+                    or self._closing.is_set()
+                ),
                 timeout_s,
             )
-            return self._view()
+            return self._now()
 
     def close(self) -> None:
         """Look no more; a look that is under way ends by itself."""
@@ -94,10 +94,8 @@ class Observer:
             self._changed.notify_all()
         self._thread.join(LOOK_S)
 
-    def _view(self) -> View:
-        state = self._state
-        age_s = time.monotonic() - self._read_at
-        return View(state, self._number, age_s, self._error, self._findings)
+    def _now(self) -> View:
+        return replace(self._view, age_s=time.monotonic() - self._read_at)
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -113,14 +111,13 @@ class Observer:
                 self._note(None, f"the state cannot be read: {error!r:.200}", began)
 
     def _note(self, state: State | None, error: str, began: float) -> None:
-        findings = findings_of(state) if state is not None else self._shown
+        if state is not None:
+            self._of_state = findings_of(state)
+        failed = (connection_finding(self._where, error, self._url),) if error else ()
         with self._changed:
-            self._error = error
+            self._view = replace(self._view, error=error, findings=(*failed, *self._of_state))
             if state is not None:
-                self._state, self._read_at = state, began
-                self._number += 1
+                self._view = replace(self._view, state=state, number=self._view.number + 1)
+                self._read_at = began
                 self.history.add(state)
-            self._shown = findings
-            failed = (connection_finding(self._where, error, self._url),) if error else ()
-            self._findings = (*failed, *findings)
             self._changed.notify_all()

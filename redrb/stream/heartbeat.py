@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage, shared_outage
-from redrb.errors import RedrbError, StoreClosed
+from redrb.errors import RedrbError, StoreClosed, StoreError
+
+T = TypeVar("T")
 
 BEATS_PER_DEADLINE = 3
 """Two beats in a row may be lost or late before the deadline passes."""
@@ -28,6 +32,17 @@ _STOP_S = 0.5
 def period_s(deadline_ms: int) -> float:
     """Return the seconds between two beats that renew a deadline."""
     return min(deadline_ms / 1000 / BEATS_PER_DEADLINE, LONGEST_PERIOD_S)
+
+
+def do_each(left: deque[T], do: Callable[[T], None]) -> None:
+    """Do what is left to a heartbeat, in its order; an entry that the store refuses stays."""
+    while left:
+        entry = left.popleft()
+        try:
+            do(entry)
+        except StoreError:
+            left.appendleft(entry)
+            raise
 
 
 class Heartbeat:
@@ -75,35 +90,32 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            self._beat_on()
+            due = time.monotonic() + self._interval_s
+            while self._wait(due):
+                due = time.monotonic() + self._interval_s
+                beat = self._beat()
+                over = beat is None
+                if over:
+                    beat = self._at_end
+                try:
+                    with Deadline(at_most=self._longest_s):
+                        if beat is not None:
+                            beat()
+                except StoreClosed:
+                    return
+                except RedrbError as error:
+                    self._failed(error, f"{type(error).__name__} {getattr(error, 'where', '')}")
+                except Exception as error:  # noqa: BLE001 (it must not end later beats)
+                    self._failed(error, type(error).__name__, error)
+                else:
+                    while self._outages:
+                        self._outages.pop().over(who=self)
+                del beat  # it references its object
+                if over:
+                    return
         finally:
             for outage in self._outages:
                 outage.leave(self)
-
-    def _beat_on(self) -> None:
-        due = time.monotonic() + self._interval_s
-        while self._wait(due):
-            due = time.monotonic() + self._interval_s
-            beat = self._beat()
-            over = beat is None
-            if over:
-                beat = self._at_end
-            try:
-                with Deadline(at_most=self._longest_s):
-                    if beat is not None:
-                        beat()
-            except StoreClosed:
-                return
-            except RedrbError as error:
-                self._failed(error, f"{type(error).__name__} {getattr(error, 'where', '')}")
-            except Exception as error:  # noqa: BLE001 (it must not end later beats)
-                self._failed(error, type(error).__name__, error)
-            else:
-                while self._outages:
-                    self._outages.pop().over(who=self)
-            del beat  # it references its object
-            if over:
-                return
 
     def _failed(self, why: object, key: str, traceback: Exception | None = None) -> None:
         outage = shared_outage("heartbeat failed, leases may be taken over", key)

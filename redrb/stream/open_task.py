@@ -82,8 +82,8 @@ class OpenTask:
         that they are taken a second time.
 
         Groups whose ids may be those of other groups by now are not acknowledged, and a warning
-        says how many: all of them when the task was created anew since, and those that were put
-        after the save when it was restored from a file.
+        says how many: all of them when the task was created anew since, or has another number of
+        partitions, and those that were put after the save when it was restored from a file.
 
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
@@ -96,16 +96,23 @@ class OpenTask:
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        names = incarnation.split(".") if isinstance(incarnation, str) else []
-        if len(names) != len(self._partitions):
+        if not isinstance(incarnation, str):
             raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
-        places = self._numbering.by_partition(trained)
+        if not isinstance(trained, Mapping):
+            raise ConfigError(
+                f"trained={trained!r:.80}: give the samples of each group, by its id."
+            )
+        places = self._places(checked_ids(list(trained)))
+        names = incarnation.split(".")
 
         def settled_in(number: int) -> Settled:
             here = {seq: trained[self._id(number, seq)] for seq in places[number]}
             return settle(self._partitions[number].store, self.group, here, names[number])
 
-        settled = self._reach.each(places, settled_in).values()
+        if len(names) == len(self._partitions):
+            settled = list(self._reach.each(places, settled_in).values())
+        else:
+            settled = [Settled(0, len(trained))]
         refused = sum(each.refused for each in settled)
         if refused:
             _log.warning(
@@ -344,6 +351,8 @@ class OpenTask:
             number, seq = self._numbering.partition(group), self._numbering.seq(group)
             if seq:
                 chosen.setdefault(number, {})[seq] = priority
+        if not chosen:
+            chosen[0] = {}  # one partition says whether the task keeps priorities
 
         def update(number: int) -> int:
             return update_priorities(self._partitions[number].task, chosen[number])

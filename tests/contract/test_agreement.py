@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import redrb
 from redrb import Client, ConfigError
 from redrb.connection.stop import Stop
 from redrb.errors import WeightTimeout
@@ -120,6 +121,21 @@ def test_workers_without_settings_agree_with_all(
     follower = workers.maker(maker)
     follower.wait_until_initialised()
     assert follower.version == 1
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_weights_that_are_announced_after_a_maker_has_loaded_them_are_its_first(
+    workers: Workers,
+) -> None:
+    """As those of `redrb weights put`, or of a trainer that was killed before it announced them."""
+    with redrb.WeightPublisher(workers.client, "t", namespace=workers.namespace) as publisher:
+        publisher.publish({"actor": workers.model})
+    trainer = workers.trainer(TEN)
+    maker = workers.maker()
+    maker.load_announced()
+    assert (maker.version, maker.initialised) == (1, False)
+    assert trainer.take_over({"actor": workers.model}, fence=True) == 1
+    assert maker.wait_until_initialised()
 
 
 def test_the_reward_of_an_earlier_run_with_other_settings_ends_no_job(workers: Workers) -> None:

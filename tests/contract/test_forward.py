@@ -26,6 +26,7 @@ from redrb.stream.put import receiver
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.contract.test_stream_exactly_once import WHEN, Line
+from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 Open = Callable[..., ExperienceStream]
@@ -42,8 +43,8 @@ def open_task(client: Client, namespace: str) -> Iterator[Open]:
 
     yield open_it
     for stream in opened:
-        if type(stream) is ExperienceStream:
-            audit(stream)
+        for partition in each_partition(stream):
+            audit(partition)
         assert stream.stats().ledger.balanced
         stream.close()
 
@@ -215,6 +216,17 @@ def test_a_task_that_was_created_anew_forwards_groups_with_the_same_ids(
         late.forward(scored, scored_groups(late))
     assert scored.stats().ledger.put == 3
     assert records(scored) == 2
+
+
+def test_a_row_that_another_program_damaged_is_replaced(
+    rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    forward_all(rollouts, scored, 1)
+    prefix, run = scored._task.store.keys.prefix, scored._task.store.client.execute
+    (origin,) = run("HKEYS", f"{prefix}sources")
+    run("HSET", f"{prefix}sources", origin, b"\xff\xfe 1 1 ")
+    forward_all(rollouts, scored, 1)
+    assert scored.stats().ledger.put == 2
 
 
 def test_ids_that_a_failover_gave_to_other_groups_are_no_repetition(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import redrb
 from redrb import (
     Client,
     ConfigError,
@@ -26,6 +27,7 @@ from redrb import (
     Strategy,
 )
 from redrb.errors import RecordError, WeightError, WeightTimeout
+from tests.networks import PlainActor, PlainCritic
 from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
@@ -551,3 +553,24 @@ def test_the_environment_of_ranks_is_set(
         monkeypatch.setenv(name, "")
     holder(env_info={"rank": 2, "world_size": "4"})
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "4")
+
+
+def test_the_own_make_experience_of_a_subclass_is_called(client: Client, namespace: str) -> None:
+    """Also where its experience maker makes groups part by part."""
+
+    class Own(ExperienceMakerHolder):
+        calls = 0
+
+        def make_experience(self, inputs: Any) -> Experience:
+            self.calls += 1
+            return super().make_experience(inputs)
+
+    models = (PlainActor(), PlainCritic(), _length, PlainActor())
+    place = {"client": client, "namespace": namespace, "max_new_tokens": 3}
+    with Own(["t"], Strategy, lambda: models, sync_models_from_trainers=False, **place) as held:
+        held.workingloop(lambda: [torch.randint(1, 5, (4, 3))])
+        assert held.calls == 1
+
+
+def _length(completion: redrb.algorithms.Completion) -> float:
+    return float(completion.length)

@@ -187,6 +187,22 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
     assert torch.equal(again[0].lora_A, source[0].lora_A)
 
 
+def test_adapters_in_a_redis_that_was_emptied_come_with_their_base(
+    client: Client, namespace: str
+) -> None:
+    source = nn.Sequential(LoraLinear(4, 4, bias=False))
+    trainer = Broadcast(client, namespace, "t", [])
+    trainer.push({"actor": source}, fully=False, lora_only=True)
+    client.execute("FLUSHALL")
+    trainer.push({"actor": source}, fully=False, lora_only=True)
+    late = nn.Sequential(nn.Linear(4, 4, bias=False))
+    weights = followed(client, namespace, late, first_timeout=30.0)
+    assert weights.wait_until_initialised()
+    layer = source[0]
+    merged = layer.weight + 2.0 * (layer.lora_B @ layer.lora_A)
+    assert torch.allclose(late[0].weight, merged, atol=1e-5)
+
+
 def test_without_token_versions_the_first_version_of_the_batch_is_noted(
     client: Client, namespace: str, scope: ExitStack
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import redrb
-from redrb import BatchTimeout, ExperienceStream, LeaseLost, Mixture, TaskMismatch
+from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, Mixture, TaskMismatch
 from redrb.connection import Client
 from redrb.stream.task.calls import Open
 from redrb.stream.task.removal import remove_task
@@ -221,6 +221,14 @@ def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(
     resumed = open_stream()
     assert resumed.settle(trained, incarnation=incarnation) == 0
     assert "3 groups that a checkpoint has trained are not acknowledged" in caplog.text
+    caplog.clear()
+    of_partitions = f"{incarnation}.{incarnation}"  # the task had two when the checkpoint was made
+    assert resumed.settle(trained, incarnation=of_partitions) == 0
+    assert "3 groups that a checkpoint has trained are not acknowledged" in caplog.text
+    with pytest.raises(ConfigError, match="id='1'"):
+        resumed.settle({"1": 1}, incarnation=incarnation)  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="give the samples of each group"):
+        resumed.settle([1], incarnation=incarnation)  # type: ignore[arg-type]
     assert len(resumed) == 3
     lease = resumed.take(2, timeout=0)
     assert resumed.settle(dict.fromkeys(lease.ids, 1), incarnation=lease.incarnation) == 2

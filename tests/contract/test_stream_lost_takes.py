@@ -201,7 +201,7 @@ def test_a_part_that_cannot_be_released_yet_is_tried_again(
     while not tries:
         assert time.monotonic() < end
         time.sleep(0.01)
-    stream._consumer._nudge()
+    stream._consumer.nudge()
     assert len(other.take(4, timeout=LATER_S)) == 4
     assert len(tries) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,15 @@ def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStrea
 
 def put(stream: ExperienceStream, *these: int, **options: Any) -> tuple[int, ...]:
     return stream.put_many([[numbered(n)] for n in these], **options)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("most", [1e19, math.inf])
+def test_a_rate_without_an_upper_bound_holds_no_put_back(
+    client: Client, namespace: str, most: float
+) -> None:
+    stream = stream_of(client, namespace, rate=RateLimit(1.0, 1, 0.0, most))
+    assert [stream.put(numbered(number)) for number in range(3)] == [(1,), (2,), (3,)]
 
 
 def test_nothing_is_taken_before_min_size(client: Client, namespace: str) -> None:

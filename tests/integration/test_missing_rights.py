@@ -22,7 +22,7 @@ from redrb.experience import Status
 from redrb.keys import maker_key
 from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
-from redrb.lua.needed_commands import needed_commands
+from redrb.lua.scripts import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
@@ -77,9 +77,9 @@ class User:
         self.owner.execute("ACL", "SETUSER", self.name, "+@all", f"-{command}")
 
     def content(self) -> dict[bytes, object]:
-        """Return all keys of the namespace, with their values, but those of stages."""
+        """Return all keys of the namespace that do not expire, with their values."""
         keys: list[bytes] = self.owner.execute("KEYS", f"redrb:{{{self.namespace}*")
-        return {key: self._value(key) for key in keys if b":restoring" not in key}
+        return {key: self._value(key) for key in keys if self.owner.execute("PTTL", key) == -1}
 
     def _value(self, key: bytes) -> object:
         unordered = {b"hash": "HGETALL", b"set": "SMEMBERS"}  # DUMP keeps the order of a hash table

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from redrb.lua.commands import as_lua, commands_in
-from redrb.lua.needed_commands import scripts_in
-from redrb.lua.scripts import load
+from redrb.lua.scripts import load, scripts_in
 
 FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "weights"),)
 READING = (

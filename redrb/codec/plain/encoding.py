@@ -31,6 +31,7 @@ from redrb.codec.wire import (
     PREFIX,
     VERSION,
     decoded_limit,
+    one_or_all,
     tensor_limit,
 )
 from redrb.errors import EncodeError
@@ -183,17 +184,13 @@ def _stored(body: Storage, wire: int) -> bytes:
 
 def _entry(column: list[_Sample | None], shapes: dict[tuple[int, ...], int]) -> Any:
     """Return a column's entry in the header: parts that are one for all samples, or a list."""
-    refs = _one_or_all([None if sample is None else shapes[sample.shape] for sample in column])
+    refs = one_or_all([None if sample is None else shapes[sample.shape] for sample in column])
     runs = [
         [0 if sample is None else getattr(sample, name) for sample in column]
         for name in ("lead", "lead_value", "trail", "trail_value")
     ]
     if any(runs[2]):
-        return (refs, *map(_one_or_all, runs))
+        return (refs, *map(one_or_all, runs))
     if any(runs[0]):
-        return (refs, *map(_one_or_all, runs[:2]))
+        return (refs, *map(one_or_all, runs[:2]))
     return (refs,) if isinstance(refs, list) else refs
-
-
-def _one_or_all(values: list[Any]) -> Any:
-    return values[0] if values.count(values[0]) == len(values) else values

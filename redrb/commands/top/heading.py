@@ -21,25 +21,18 @@ _SERVERS = 4
 def heading(view: View, where: str, width: int | None) -> list[Text]:
     """Return the lines: title with the age of the figures, a failed look, the servers."""
     state = view.state
-    title = line(("redrb top  ", HEAD), where)
-    if state is None:
-        lines = [_ends(title, line(("no figures yet", WARN)), width)]
-        return [*lines, _failure(view)] if view.error else lines
-    old = bool(view.error) or view.age_s >= _OLD_S
-    figures = line((f"figures are {time_of(view.age_s)} old", BAD if old else GOOD))
-    lines = [_ends(title, figures, width)]
+    figures = line(("no figures yet", WARN))
+    if state is not None:
+        old = bool(view.error) or view.age_s >= _OLD_S
+        figures = line((f"figures are {time_of(view.age_s)} old", BAD if old else GOOD))
+    lines = [_ends(line(("redrb top  ", HEAD), where), figures, width)]
     if view.error:
-        lines.append(_failure(view))
-    if len(state.servers) > _SERVERS:
-        return [*lines, _servers(state.servers)]
-    return [
-        *lines,
-        *(_server(server, width, lone=len(state.servers) == 1) for server in state.servers),
-    ]
-
-
-def _failure(view: View) -> Text:
-    return line((f"Redis cannot be read: {view.error}", BAD))
+        lines.append(line((f"Redis cannot be read: {view.error}", BAD)))
+    servers = state.servers if state is not None else ()
+    if len(servers) > _SERVERS:
+        return [*lines, _servers(servers)]
+    lone = len(servers) == 1
+    return [*lines, *(_server(server, width, lone=lone) for server in servers)]
 
 
 def _ends(left: Text, right: Text, width: int | None) -> Text:
@@ -74,7 +67,13 @@ def _server(server: ServerState, width: int | None, *, lone: bool) -> Text:
         parts.append(line(f"{server.replicas:,} replicas"))
     parts.append(line(f"up {age(server.uptime_s)}"))
     parts.append(line("append-only file" if server.aof else "no append-only file"))
-    return _joined(parts, width)
+    made = line()
+    for part in parts:
+        gap = line(("  ·  ", DIM)) if made.plain else line()
+        if width is not None and made.cell_len + gap.cell_len + part.cell_len > width:
+            break
+        made = line(made, gap, part)
+    return made
 
 
 def _servers(servers: Sequence[ServerState]) -> Text:
@@ -95,13 +94,3 @@ def _memory(used: int, limit: int) -> Text:
     share = used / limit
     style = BAD if share >= 0.95 else WARN if share >= 0.8 else ""
     return line((f"{size(used)} of {size(limit)} ({share:.0%})", style))
-
-
-def _joined(parts: Sequence[Text], width: int | None) -> Text:
-    made = line()
-    for part in parts:
-        gap = line(("  ·  ", DIM)) if made.plain else line()
-        if width is not None and made.cell_len + gap.cell_len + part.cell_len > width:
-            break
-        made = line(made, gap, part)
-    return made

@@ -31,14 +31,14 @@ local function refused_sources(said)
   end
   local known, floor, _, kept = read_row(row)
   if known ~= said.incarnation then
-    return {outcome = 'past', origin = row}
+    return {outcome = 'past', origin = redis.sha1hex(row)}
   end
   local records = redis.call('HMGET', key('sources', said.origin), unpack(said.ids))
   for i, record in ipairs(records) do
     if record and string.match(record, '%S+$') == said.digests[i] then
       return {outcome = 'known'}
     elseif tonumber(said.ids[i]) <= floor and not kept[said.ids[i]] then
-      return {outcome = 'past', origin = row}
+      return {outcome = 'past', origin = redis.sha1hex(row)}
     end
   end
   return nil

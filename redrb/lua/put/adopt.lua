@@ -7,10 +7,11 @@
 check_permissions(stream)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
-if redis.call('HGET', key('sources'), ask.origin) ~= ask.row then
+local row = redis.call('HGET', key('sources'), ask.origin)
+if not row or redis.sha1hex(row) ~= ask.row then
   return cmsgpack.pack(false)
 end
-if string.match(ask.row, '^%S+') ~= ask.incarnation then
+if string.match(row, '^%S+') ~= ask.incarnation then
   redis.call('UNLINK', key('sources', ask.origin))
 end
 local kept = table.concat(ask.kept, ',')

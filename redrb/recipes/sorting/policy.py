@@ -176,7 +176,7 @@ def warm_start(actor: Actor, critic: Critic, seed: int, *, steps: int = STEPS) -
     (Ouyang et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random
     state is neither read nor changed.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), next(actor.parameters()).device
     optimizer = torch.optim.Adam(actor.parameters(), lr=_LEARNING_RATE, fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -186,10 +186,11 @@ def warm_start(actor: Actor, critic: Critic, seed: int, *, steps: int = STEPS) -
         answers = [target(prompt) for prompt in prompts]
         batch = padded(prompts, PAD)
         right = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=PAD)
+        right = right.to(device)
         real = right != PAD
         logits = actor(
-            torch.cat([batch["input_ids"], right], 1),
-            torch.cat([batch["attention_mask"], real], 1),
+            torch.cat([batch["input_ids"].to(device), right], 1),
+            torch.cat([batch["attention_mask"].to(device), real], 1),
             right.shape[1],
         )
         loss = functional.cross_entropy(logits[real], right[real])

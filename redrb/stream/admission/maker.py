@@ -11,10 +11,10 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 
-from redrb.errors import StoreError, StoreUnavailable
+from redrb.errors import StoreUnavailable
 from redrb.forks import in_child
 from redrb.stream.admission.calls import BeatMaker, GiveBack
-from redrb.stream.heartbeat import Heartbeat
+from redrb.stream.heartbeat import Heartbeat, do_each
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
@@ -86,20 +86,8 @@ class Maker:
 
     def beat(self) -> None:
         """Return rights that were dropped, and renew the deadline while any right is held."""
-        while self._given_up:
-            waiter = self._given_up.popleft()
-            try:
-                self._leave(waiter)
-            except StoreError:
-                self._given_up.appendleft(waiter)
-                raise
-        while self._unused:
-            series, numbers = self._unused.popleft()
-            try:
-                self._return(series, numbers)
-            except StoreError:
-                self._unused.appendleft((series, numbers))
-                raise
+        do_each(self._given_up, self._leave)
+        do_each(self._unused, lambda unused: self._return(*unused))
         if not self._held:
             return
         incarnation = self._task.description.incarnation

@@ -19,10 +19,12 @@ class PlacedBatch:
     """A batch on its device, or on its way there.
 
     Attributes:
+        lease: Its lease.
         batch: The batch; copies of its tensors may still be under way.
         copied: Event on the device that marks the end of the copies; None: there are none.
     """
 
+    lease: Lease
     batch: Experience
     copied: torch.cuda.Event | None = None
 
@@ -64,7 +66,7 @@ class Placer:
         if self._pin_memory and self._device.type == "cpu":
             with torch.cuda.device(self._cuda) if self._cuda is not None else nullcontext():
                 batch.pin_memory()
-        return PlacedBatch(batch)
+        return PlacedBatch(lease, batch)
 
     def _copied(self, lease: Lease, device: torch.device) -> PlacedBatch:
         """Copy on a separate CUDA stream, so that the copy waits for no training step."""
@@ -74,7 +76,7 @@ class Placer:
             batch = lease.batch(device, side=self._side, pin_memory=self._pin_memory)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
-        return PlacedBatch(batch, copied)
+        return PlacedBatch(lease, batch, copied)
 
 
 def _cuda_device(device: torch.device, *, pin_memory: bool) -> torch.device | None:

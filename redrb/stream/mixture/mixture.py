@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Self
 
 from redrb.checks import checked_int
@@ -95,12 +94,7 @@ class Mixture:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -184,7 +178,14 @@ class Mixture:
                 if share:
                     leases[task] = self._take_share(task, share)
         except BatchTimeout as error:
-            raise self._out_of_time(shares, leases, error) from error
+            counts = {error.task: (error.available, error.wanted)}
+            for task, share in shares.items():
+                if share and task not in leases and task not in counts:
+                    available = self._streams[task].count()
+                    if available < share:
+                        counts[task] = (available, share)
+            note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
+            raise self._timeout(counts, note, error) from error
         finally:
             if len(leases) < sum(share > 0 for share in shares.values()):
                 _release(leases)
@@ -206,27 +207,11 @@ class Mixture:
     def _behind(self, starving: tuple[str, int] | None, count: int) -> BatchTimeout:
         """Return the error of a take while another thread's take had not ended in time."""
         needed = self._split.shares(count) if starving is None else dict([starving])
-        counts = {task: (self._available(task), share) for task, share in needed.items()}
+        counts = {task: (self._streams[task].count(), share) for task, share in needed.items()}
         note = (
             f"An earlier take from the mixture {self._ratio} has not ended: it needs these groups."
         )
         return self._timeout(counts, note)
-
-    def _out_of_time(
-        self,
-        shares: Mapping[str, int],
-        leases: dict[str, Lease],
-        error: BatchTimeout,
-    ) -> BatchTimeout:
-        """Return the error of a take that names all tasks that were short."""
-        counts = {error.task: (error.available, error.wanted)}
-        for task, share in shares.items():
-            if share and task not in leases and task not in counts:
-                available = self._available(task)
-                if available < share:
-                    counts[task] = (available, share)
-        note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
-        return self._timeout(counts, note, error)
 
     def _timeout(
         self,
@@ -255,9 +240,6 @@ class Mixture:
             for task, (available, needed) in counts.items():
                 error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
         return error
-
-    def _available(self, task: str) -> int:
-        return self._streams[task].count()
 
 
 def _release(leases: dict[str, Lease]) -> None:

@@ -47,10 +47,6 @@ class Collection:
         """Groups that the full batch lacks."""
         return self.request.count - len(self)
 
-    def asked(self, share: int) -> TakeRequest:
-        """Return the request for up to so many groups of one partition."""
-        return TakeRequest(share, 1, self.request.status, self.request.where)
-
     def note(self, partition: int, reply: TakeReply) -> None:
         """Note what a partition has replied."""
         self.expired += reply.expired

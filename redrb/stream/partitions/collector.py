@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -50,12 +50,19 @@ class Collector:
     def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none; raises as `Taker.take` does."""
         self._acknowledge(ack)
-        with self._collecting(request) as collection:
+        collection = Collection(request)
+        try:
             self._sweep(collection)
             if collection.missing and not (here().over and self._enough(collection)):
                 with self._partitions[0].worker.waiting("batch"):
                     self._wait(collection)
             return self.lease(collection)
+        except BaseException:
+            collection.release()
+            raise
+        finally:
+            if collection.queued:
+                self._leave(collection)
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
         """Send takes to some partitions; their replies are read later."""
@@ -97,19 +104,6 @@ class Collector:
                     lease.release()
                 return False
         return True
-
-    @contextmanager
-    def _collecting(self, request: TakeRequest) -> Iterator[Collection]:
-        """Collect a batch; it leaves all queues at the end, and is released after an error."""
-        collection = Collection(request)
-        try:
-            yield collection
-        except BaseException:
-            collection.release()
-            raise
-        finally:
-            if collection.queued:
-                self._leave(collection)
 
     def _leave(self, collection: Collection) -> None:
         """Leave the queues of all partitions, so that others need not wait until places expire."""
@@ -191,7 +185,8 @@ class Collector:
         self._receive(collection, sent, patient=patient)
 
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
-        request = collection.asked(share)
+        whole = collection.request
+        request = TakeRequest(share, 1, whole.status, whole.where)
         return self._partitions[number].taker.send(request, waiter=collection.waiter)
 
     def _receive(
@@ -346,18 +341,13 @@ class Collector:
         )
 
 
+@dataclass(eq=False, repr=False)
 class InFlightCollection:
     """Takes of some partitions that were sent and whose replies are read later."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        collection: Collection,
-        sent: list[tuple[int, InFlightTake]],
-    ) -> None:
-        self._collector = collector
-        self._collection = collection
-        self._sent = sent
+    _collector: Collector
+    _collection: Collection
+    _sent: list[tuple[int, InFlightTake]]
 
     def receive(self) -> bool:
         """Read the replies; returns whether the batch is full and leased."""

@@ -15,8 +15,8 @@ from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.room import RoomPlaces
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import PutReply
+from redrb.stream.put.fitting import reindexed
 from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
-from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import OnFull
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.reach import Reach

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
 from redrb.connection.deadline import Deadline, here
@@ -49,23 +49,16 @@ GRACE_MS = 10_000
 _log = logging.getLogger("redrb")
 
 
+@dataclass(eq=False, repr=False)
 class PartCollector:
     """Puts the groups of one stream object that come in parts; safe among threads."""
 
-    def __init__(
-        self,
-        task: Task,
-        preparer: Preparer,
-        prepare: Callable[[Groups, PutOptions], PutBatch],
-        producer: Puts,
-        replication: Replication,
-    ) -> None:
-        self._task = task
-        self._replication = replication
-        self._known = False
-        self._preparer = preparer
-        self._prepare = prepare
-        self._producer = producer
+    _task: Task
+    _preparer: Preparer  # without filters; it refuses bad parts
+    _prepare: Callable[[Groups, PutOptions], PutBatch]  # filters whole groups, too
+    _producer: Puts
+    _replication: Replication
+    _known: bool = False
 
     def put(
         self, part: Part, groups: Groups, options: PutOptions, timeout: float | None

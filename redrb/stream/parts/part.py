@@ -53,7 +53,10 @@ class Part(msgspec.Struct, frozen=True):
         most_parts: object,
     ) -> Part:
         """Return the arguments that users gave; raises ConfigError if one is not usable."""
-        if not isinstance(key, str) or not 0 < len(_utf8(key)) <= MOST_KEY_BYTES:
+        nbytes = 0
+        if isinstance(key, str) and key.isprintable():  # else it may be no valid Unicode
+            nbytes = len(key.encode(errors="ignore"))
+        if not isinstance(key, str) or not 0 < nbytes <= MOST_KEY_BYTES:
             raise ConfigError(f"key={key!r:.80}: give a text of 1 to {MOST_KEY_BYTES} bytes.")
         parts = checked_int("of", of, 1, MAX_SAMPLES)
         check_choice("on_incomplete", on_incomplete, get_args(OnIncomplete))
@@ -66,8 +69,3 @@ class Part(msgspec.Struct, frozen=True):
             checked_period_ms("part_age", part_age),
             checked_int("most_parts", most_parts, 1),
         )
-
-
-def _utf8(key: str) -> bytes:
-    """Return the bytes of a key; none of a text that is not valid Unicode."""
-    return key.encode(errors="ignore") if key.isprintable() else b""

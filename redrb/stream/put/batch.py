@@ -91,10 +91,6 @@ class PutBatch:
             first.add_note(f"also refused: {error}")
         return first
 
-    def dropping_refused(self) -> Self:
-        """Return the batch with the refused groups counted as filtered."""
-        return replace(self, filtered=self.filtered + len(self.refused), refused={})
-
     def end_spans(self, ids: Sequence[int]) -> None:
         """End the spans of the groups; those that are stored, the first ones, have these ids."""
         for place, span in enumerate(self.spans):

@@ -13,7 +13,7 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, first_error, packed
+from redrb.connection.transport import Pipeline, Reply, packed, without_errors
 from redrb.errors import StoreError
 from redrb.lua.calls import Call, Found
 from redrb.lua.scripts import scripted_request
@@ -62,7 +62,7 @@ class PutReply(msgspec.Struct, frozen=True):
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
         backlog: Groups stored now, history included; -1 in a task without partitions.
-        origin: With "past", the row of the origin.
+        origin: With "past", SHA-1 of the row of the origin, which may hold any bytes.
     """
 
     outcome: PutOutcome
@@ -206,7 +206,7 @@ class Adopt(Call[bool], frozen=True):
     """Replace the row of an origin, unless another process has done so.
 
     Attributes:
-        row: Its row, as a put has returned it.
+        row: SHA-1 of its row, as a put has returned it.
         incarnation, floor, kept: Of the origin, as its task says now; see `OriginState`.
     """
 
@@ -220,11 +220,4 @@ class Adopt(Call[bool], frozen=True):
 
 def transaction_results(replies: list[Reply]) -> list[Reply]:
     """Return the replies inside a transaction, or raise the error that stopped it."""
-    error = first_error(replies)
-    if error is not None:
-        raise error
-    results: list[Reply] = replies[-1]
-    error = first_error(results)
-    if error is not None:
-        raise error
-    return results
+    return without_errors(without_errors(replies)[-1])

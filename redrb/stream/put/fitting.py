@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from redrb.codec import decode_items, parse_group
 from redrb.errors import RecordError
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.dropping import log_dropped
-from redrb.stream.put.index_values import NO_VALUES
+from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.refusals import OnBadGroup, misfit_errors, unversioned_errors
-from redrb.stream.put.reindexing import reindexed
+from redrb.stream.put.refusals import OnBadGroup, log_dropped, misfit_errors, unversioned_errors
+from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
 
 
@@ -64,3 +64,17 @@ def _keeping(batch: PutBatch, kept: Sequence[int], task: Task) -> PutBatch:
         filtered=batch.filtered + len(batch.groups) - len(kept),
     )
     return reindexed(fewer, task.description) if kept else fewer
+
+
+def reindexed(batch: PutBatch, description: TaskDescription) -> PutBatch:
+    """Return the groups with the values that the task indexes now, read from their bytes.
+
+    Another process may give a task tags or a rule for the newest token while a producer has it
+    open. The groups of that producer's next put were prepared without them, and the samples
+    themselves may have been changed since.
+    """
+    if not reads_samples(description, batch.options):
+        return replace(batch, revision=description.revision, values=NO_VALUES)
+    groups = [decode_items(parse_group(group.blob)) for group in batch.groups]
+    values = index_values(description, groups, batch.options)
+    return replace(batch, revision=description.revision, values=values)

@@ -17,9 +17,8 @@ from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, Stor
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of, padded_rows
 from redrb.experience.checking import check_groups
-from redrb.orders import ByAdmission, ignores_priority
+from redrb.orders import ByAdmission, Order, ignores_priority
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.dropping import log_dropped
 from redrb.stream.put.filters import Filter, passing
 from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
 from redrb.stream.put.items import Groups
@@ -28,6 +27,7 @@ from redrb.stream.put.refusals import (
     OnBadGroup,
     check_versions,
     common_kind,
+    log_dropped,
     misfit_errors,
     name_row,
 )
@@ -58,21 +58,15 @@ class _Sorted:
         self.refused.update(errors)
 
 
+@dataclass(eq=False, repr=False)
 class Preparer:
     """Prepares groups for one task; safe among threads."""
 
-    def __init__(
-        self,
-        task: Task,
-        filters: Sequence[Filter],
-        checks: frozenset[str],
-        on_bad_group: OnBadGroup,
-    ) -> None:
-        self._task = task
-        self._filters = filters
-        self._checks = checks
-        self._on_bad_group = on_bad_group
-        self._warned = False
+    _task: Task
+    _filters: Sequence[Filter]
+    _checks: frozenset[str]
+    _on_bad_group: OnBadGroup
+    _warned: bool = False
 
     def prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check, filter and encode groups, and take the values from them that the task indexes.
@@ -90,7 +84,11 @@ class Preparer:
             batch = self._prepare(groups, options, description, one_by_one=False)
         except (RecordError, EncodeError):  # find out which groups are bad
             batch = self._prepare(groups, options, description, one_by_one=True)
-        return self._traced(self._admitted(self._without_dropped(batch), options, description))
+        if batch.refused and self._on_bad_group == "drop":
+            log_dropped(self._task.name, batch.refused.values())
+            filtered = batch.filtered + len(batch.refused)
+            batch = replace(batch, filtered=filtered, refused={})
+        return self._traced(self._admitted(batch, description.order))
 
     def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode one part of a group, which uses no right and passes no filter.
@@ -205,14 +203,11 @@ class Preparer:
             alike="fields" in self._checks,
             first=first,
         )
-        if self._needs_versions(description, options):
+        needs_versions = "versions" in self._checks and options.policy_version is None
+        if needs_versions and description.staleness.any:
             for place, group in zip(places, groups, strict=True):
                 check_versions(group, place)
         return _Sorted(places, encoded, groups, filtered)
-
-    def _needs_versions(self, description: TaskDescription, options: PutOptions) -> bool:
-        wanted = "versions" in self._checks and options.policy_version is None
-        return wanted and description.staleness.any
 
     def _was_created_anew(self) -> bool:
         """Look whether the task is another one by now, which does not know the old one's fields."""
@@ -221,20 +216,11 @@ class Preparer:
             self._task.reopen()
         return self._task.description.incarnation != before
 
-    def _without_dropped(self, batch: PutBatch) -> PutBatch:
-        """Log the bad groups and count them as filtered, if they are to be dropped."""
-        if not batch.refused or self._on_bad_group == "raise":
-            return batch
-        log_dropped(self._task.name, batch.refused.values())
-        return batch.dropping_refused()
-
-    def _admitted(
-        self, batch: PutBatch, options: PutOptions, description: TaskDescription
-    ) -> PutBatch:
+    def _admitted(self, batch: PutBatch, order: Order | None) -> PutBatch:
         """Give each group a right, and let the rights of other groups return."""
-        source, groups = options.admission, len(batch.groups)
+        source, groups = batch.options.admission, len(batch.groups)
         if source is None:
-            if groups and isinstance(description.order, ByAdmission):
+            if groups and isinstance(order, ByAdmission):
                 raise ConfigError(
                     f"task {self._task.name!r} orders groups by their rights: put them with "
                     "admission=, the rights that stream.admit() returned."

@@ -233,12 +233,13 @@ class Producer:
         self, pending: PendingPut, batch: PutBatch, evict: int | None = None
     ) -> Request[PutReply]:
         """Return the request that stores groups of a numbered put in one transaction, once."""
-        first, self._known = not self._known, True  # the first put brings the text of the script
         description = self._task.description
+        facts = packed_facts(description, batch)
+        first, self._known = not self._known, True  # the first put brings the text of the script
         return pending.storing(batch, description).storing(
             self._task.store,
             batch.groups,
-            packed_facts(description, batch),
+            facts,
             self._replication,
             evict=None if evict is None else pending.evicting(batch, evict),
             whole=first,
@@ -257,7 +258,9 @@ class Producer:
             reply = self._reply(pending, request)
             pending.repeated |= request.attempts > 1
             if reply.outcome in ("ok", "again"):
-                self._note_kind(pending.batch)
+                batch, description = pending.batch, self._task.description
+                if batch.kind != description.kind == "" and batch.revision == description.revision:
+                    self._task.note_kind(batch.kind)
                 self._arrivals.note(reply.stored, reply.expired)
                 self.backlog = max(reply.backlog, 0)
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
@@ -277,18 +280,14 @@ class Producer:
                 self._make_room(attempt, reply)
             attempt.chunk = pending.chunk()
 
-    def _free_history(self, attempt: Attempt) -> None:
-        """Delete the history that gives way to an attempt, in pages, before it is sent again."""
-        nbytes = sum(group.nbytes for group in attempt.batch.groups)
-        while self._task.store.call(Trim(nbytes)).more:
-            if here().passed:
-                raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
-
     def _make_room(self, attempt: Attempt, reply: PutReply) -> None:
         """Make room, or wait for it."""
         try:
             if reply.outcome == "more":
-                self._free_history(attempt)
+                nbytes = sum(group.nbytes for group in attempt.batch.groups)
+                while self._task.store.call(Trim(nbytes)).more:
+                    if here().passed:
+                        raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
                 if here().pages_over:
                     raise self._task.store.unfinished()
             else:
@@ -333,11 +332,6 @@ class Producer:
                 groups=len(pending.chunk().groups),
             )
         pending.epoch = epoch
-
-    def _note_kind(self, batch: PutBatch) -> None:
-        description = self._task.description
-        if batch.kind != description.kind == "" and batch.revision == description.revision:
-            self._task.note_kind(batch.kind)
 
     def _find_stored(self, pending: PendingPut) -> PutReply | None:
         """Return the reply of an earlier attempt that was stored; None if none was."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
@@ -25,6 +26,11 @@ LOOK_EVERY = 64
 """Groups that are forwarded from an origin before it is asked which of its groups have gone."""
 
 
+Pair: TypeAlias = tuple[list[BufferItem] | None, Source]
+"""The samples of a group, None to count it as filtered, and its source."""
+
+
+@dataclass(eq=False, repr=False)
 class Receiver:
     """Stores forwarded groups in one task; safe among threads.
 
@@ -33,14 +39,11 @@ class Receiver:
     is kept.
     """
 
-    def __init__(
-        self, task: Task, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]
-    ) -> None:
-        self._task = task
-        self._producer = producer
-        self._prepare = prepare
-        self._states: dict[tuple[str, str], OriginState] = {}
-        self._since: dict[tuple[str, str], int] = {}
+    _task: Task
+    _producer: Puts
+    _prepare: Callable[[Groups, PutOptions], PutBatch]
+    _states: dict[tuple[str, str], OriginState] = field(default_factory=dict)
+    _since: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def receive(
         self,
@@ -63,13 +66,20 @@ class Receiver:
         """
         found: dict[int, int] = {}
         left = list(range(len(groups)))
-        self._look_at_times(origin, len(groups), sources[0].seq)
+        key = (origin.name, origin.incarnation)
+        since = self._since.get(key, LOOK_EVERY)
+        if since >= LOOK_EVERY:
+            state = origin.store.call(Look(str(sources[0].seq)))
+            if state.incarnation == origin.incarnation:
+                self._states[key] = state
+            since = 0
+        self._since[key] = since + len(groups)
         while left:
             page = left[:MOST_GROUPS]
             wanted = [sources[place] for place in page]
-            chosen = [groups[place] for place in page]
+            pairs = [(groups[place], sources[place]) for place in page]
             try:
-                stored = self._put(chosen, wanted, origin, options)
+                stored = self._put(pairs, origin, options)
             except SourcesRefused as refusal:
                 if refusal.row is not None:
                     self._adopt(origin, wanted, refusal.row)
@@ -82,27 +92,11 @@ class Receiver:
                 self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
-    def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:
-        """Learn from the origin, once in `LOOK_EVERY` groups, which of its groups have gone."""
-        key = (origin.name, origin.incarnation)
-        since = self._since.get(key, LOOK_EVERY)
-        if since >= LOOK_EVERY:
-            state = origin.store.call(Look(str(seq)))
-            if state.incarnation == origin.incarnation:
-                self._states[key] = state
-            since = 0
-        self._since[key] = since + groups
-
-    def _put(
-        self,
-        groups: Sequence[list[BufferItem] | None],
-        sources: Sequence[Source],
-        origin: Origin,
-        options: PutOptions,
-    ) -> dict[Source, int]:
+    def _put(self, pairs: Sequence[Pair], origin: Origin, options: PutOptions) -> dict[Source, int]:
         """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
-        kept = [(group, source) for group, source in zip(groups, sources, strict=True) if group]
-        dropped = tuple(source for group, source in zip(groups, sources, strict=True) if not group)
+        sources = [source for _, source in pairs]
+        kept = [(group, source) for group, source in pairs if group]
+        dropped = tuple(source for group, source in pairs if not group)
         state = self._states.get((origin.name, origin.incarnation))
         named = Sources(
             *(origin.name, origin.incarnation),

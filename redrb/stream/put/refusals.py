@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -18,6 +19,9 @@ from redrb.codec import (
 from redrb.codec.collecting import oldest_version
 from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import BufferItem, Status
+from redrb.experience.faults import Fault, fault_extra
+
+_log = logging.getLogger("redrb")
 
 Check: TypeAlias = Literal["values", "fields", "versions"]
 """A check of each put; see `ExperienceStream`."""
@@ -59,7 +63,14 @@ def check_versions(group: Sequence[BufferItem], at: int) -> None:
         if item.policy_version is None and (
             item.token_versions is None or oldest_version([item.token_versions]) is None
         ):
-            raise version_error(f"sample {place} of group {at}", at, place)
+            raise RecordError(
+                f"sample {place} of group {at} has no policy_version, and the task has a bound of "
+                "staleness, by which it would never expire: give put(policy_version=), or open "
+                'the stream without the check "versions".',
+                field="policy_version",
+                group=at,
+                sample=place,
+            )
 
 
 def unversioned_errors(
@@ -73,18 +84,6 @@ def unversioned_errors(
         except RecordError as error:
             found[place] = error
     return found
-
-
-def version_error(where: str, at: int, place: int) -> RecordError:
-    """Return the error for a sample without a weight version."""
-    return RecordError(
-        f"{where} has no policy_version, and the task has a bound of staleness, by which it would "
-        "never expire: give put(policy_version=), or open the stream without the check "
-        '"versions".',
-        field="policy_version",
-        group=at,
-        sample=place,
-    )
 
 
 def common_kind(groups: Iterable[EncodedGroup]) -> str:
@@ -115,3 +114,20 @@ def _misfit_error(group: EncodedGroup, kind: str, at: int) -> RecordError:
         group=at,
         sample=0,
     )
+
+
+def log_dropped(task: str, errors: Iterable[Exception]) -> None:
+    """Log why groups are dropped; `errors` has the error of each."""
+    kinds: defaultdict[tuple[str, str | None], list[Exception]] = defaultdict(list)
+    for error in errors:
+        field = error.field if isinstance(error, RecordError) else None
+        kinds[type(error).__name__, field].append(error)
+    for (name, field), found in kinds.items():
+        count, error = len(found), found[0]
+        # a message may advise to drop such groups, which is done already
+        problem = error.problem if isinstance(error, RecordError) else str(error)
+        fault = Fault("a group", f"cannot be stored: {problem}", f"{name} {field}")
+        # makers count a reward that is no number themselves, with the line of the code
+        extra = None if field == "reward" else fault_extra(fault, count)
+        dropped = "a group is dropped" if count == 1 else f"{count} groups are dropped, the first"
+        _log.error("task %r: %s: %s", task, dropped, problem, extra=extra)

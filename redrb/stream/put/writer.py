@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from redrb.connection.deadline import Deadline
@@ -50,17 +49,13 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
+            self.flush(timeout=None if error is None else LEAVE_S)
+        except RedrbError as failure:
             if error is None:
-                self.flush()
-            else:
-                self._flush_after(error)
+                raise
+            error.add_note(f"the last put of the writer is not stored: {failure}")
         finally:
             self.in_flight.drop()
 
@@ -175,10 +170,3 @@ class Writer:
         )
         given_up.stored = stored
         return given_up
-
-    def _flush_after(self, error: BaseException) -> None:
-        """Wait a moment for the last put; if it is not stored, note that on the block's error."""
-        try:
-            self.flush(timeout=LEAVE_S)
-        except RedrbError as failure:
-            error.add_note(f"the last put of the writer is not stored: {failure}")

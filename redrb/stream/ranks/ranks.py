@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from redrb.connection.deadline import Deadline, here
 from redrb.damage import Reading
@@ -30,13 +30,6 @@ from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.inspection import count_waiting
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
-
-
-class RankTakes(Protocol):
-    """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
-
-    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
-        """Lease this rank's part of a step, when all ranks have asked for it."""
 
 
 class Ranks:
@@ -130,10 +123,7 @@ class Ranks:
         return reply
 
     def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
-        refuse(
-            *(self._store, self._consumer.group, request, reply, here().waited_s),
-            self._task.similar,
-        )
+        refuse(self._task, self._consumer.group, request, reply)
 
     def _end(self, attempt: int, last_look: TakeReply) -> None:
         self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
@@ -214,12 +204,11 @@ class Ranks:
         try:
             part = claimed_part(
                 self._store,
-                self._consumer.group,
+                self._consumer,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
                 RankPart(self._store, self._consumer.group, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
-                reader=self._consumer.reader,
                 draw=None if weights is None else Draw(weights, weights.pop(0)),
                 first_ids=firsts,
             )

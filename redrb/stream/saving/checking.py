@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -15,19 +15,17 @@ from redrb.orders.order import MOST_WEIGHT
 from redrb.stream.saving.checking_settings import check_saved_settings
 from redrb.stream.saving.file import Frame, Kind
 from redrb.stream.saving.records import (
-    MAX_COUNT,
     PUT_COUNTERS,
     PUT_FIELDS,
     DeadRecord,
     GroupName,
     GroupRecord,
     Producers,
-    SavedFacts,
     SourceRecord,
     TaskEnd,
     TaskHeader,
 )
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.facts import MAX_COUNT, SavedFacts, unpack_facts
 
 Record: TypeAlias = GroupRecord | DeadRecord | SourceRecord | dict[str, str]
 
@@ -169,14 +167,11 @@ def _check_facts(
     _require(given.keys() <= SavedFacts.__annotations__.keys(), "a group's facts")
     _require(of_tags.keys() <= set(tags), "a group's tags")
     score = facts.get("score")
-    _require_numbers([score, facts.get("priority"), *of_tags.values()])
+    numbers = [score, facts.get("priority"), *of_tags.values()]
+    _require(all(number == number for number in numbers), "a number that is none")
     if sampled:
         is_weight = isinstance(score, int | float) and 0 <= score <= MOST_WEIGHT
         _require(is_weight, "a score")
-
-
-def _require_numbers(values: Iterable[object]) -> None:
-    _require(all(value == value for value in values), "a number that is none")
 
 
 def _require(condition: object, what: str) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, NamedTuple, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from redrb.codec.wire import MAX_BLOB_BYTES, MAX_SAMPLES
 from redrb.experience import Status
-from redrb.stream.task.tags import MOST_BYTES
+from redrb.stream.task.facts import MAX_COUNT, Count, SavedFacts
 
 COUNTERS = (
     *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
@@ -55,18 +54,11 @@ _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 """Counters of groups that a consumer group does not need any more."""
 
 
-MAX_COUNT: Final = 2**52
-"""Half of what doubles hold exactly: a resumed task counts on from here."""
-
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Change: TypeAlias = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
-Version: TypeAlias = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 FieldName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 GroupName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{1,128}\Z")]
 StalenessName: TypeAlias = Annotated[str, Meta(pattern=r"\A[onfq][0-9]{1,4}\Z")]
-StatusName: TypeAlias = Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)})\Z")]
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
-Number: TypeAlias = int | float
 
 Producers: TypeAlias = dict[
     Annotated[str, Meta(max_length=2048)],
@@ -151,20 +143,6 @@ class Need(NamedTuple):
     expiry: Annotated[str, Meta(max_length=64)]
     failed: Count
     reads: Count
-
-
-class SavedFacts(TypedDict):
-    """The facts of a group, without the version that was the newest one when it was put."""
-
-    size: Annotated[int, Meta(ge=0, le=MAX_BLOB_BYTES)]
-    samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
-    status: StatusName
-    score: NotRequired[Number | Literal["-arrival"]]
-    priority: NotRequired[Number]
-    version: NotRequired[Version]
-    newest: NotRequired[Version]
-    reads: NotRequired[Count]
-    tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 
 class GroupRecord(NamedTuple):

@@ -141,13 +141,13 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
             elif isinstance(record, DeadRecord):
                 restoring.dead_letter(record)
             elif isinstance(record, SourceRecord):
-                restoring.sources(record)
+                restoring.part("sources", record)
             elif record:
-                restoring.producers(record)
+                restoring.part("puts", record)
     if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):
         raise ConfigError(f"{path} was replaced while it was read: resume it again.")
     if refreshes:
-        restoring.refreshes(refreshes)
+        restoring.part("refreshed", refreshes)
     restoring.end()
 
 

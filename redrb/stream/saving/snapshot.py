@@ -20,13 +20,12 @@ from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
-    SavedFacts,
     SourceRecord,
     TaskHeader,
     settings_of,
 )
 from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.facts import SavedFacts, unpack_facts
 from redrb.stream.task.store import TaskStore
 
 PAGE_GROUPS = 32
@@ -100,7 +99,8 @@ class TaskReader:
                     for name, record in records.items()
                     if int(record[1]) <= self.header.last
                 }
-            yield kept
+            if kept:
+                yield kept
 
     def sources(self) -> Iterator[SourceRecord]:
         """Yield, in parts, the records of forwarded groups, but for those put after the beginning.

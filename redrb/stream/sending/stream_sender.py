@@ -11,7 +11,6 @@ from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
 from redrb.errors import StoreError, StoreFull, StoreUnavailable
 from redrb.stream import ExperienceStream
-from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.items import groups_of
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.rights import Rights
@@ -100,7 +99,9 @@ class StreamSender:
             self._backlog.fail(error, job.held.groups)
             return 0
         try:
-            self._report_refused(batch)
+            refusal = batch.refusal()
+            if refusal is not None:  # the other groups of the job are put
+                self._backlog.fail(refusal, len(batch.refused))
             if not batch:
                 batch.rights.end(0, counted=False)
                 return 0
@@ -116,12 +117,6 @@ class StreamSender:
                 return left
             self._backlog.fail(error, left)
         return 0
-
-    def _report_refused(self, batch: PutBatch) -> None:
-        """Keep the error of groups that cannot be stored; the others of the job are put."""
-        error = batch.refusal()
-        if error is not None:
-            self._backlog.fail(error, len(batch.refused))
 
     def _finish(self) -> None:
         """Repeat the put in flight until it is stored, however long Redis is away."""

@@ -33,8 +33,8 @@ class StreamSenders:
         backlog: The groups that they hold.
     """
 
-    def __init__(self, streams: Sequence[ExperienceStream]) -> None:
-        self.backlog = Backlog()
+    def __init__(self, streams: Sequence[ExperienceStream], backlog: Backlog) -> None:
+        self.backlog = backlog
         self.each = [
             StreamSender(stream, self.backlog, number, owner=self)
             for number, stream in enumerate(streams)

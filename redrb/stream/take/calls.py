@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
 from redrb.lua.calls import Call, Found, Page
 from redrb.lua.scripts import scripted_request
@@ -130,9 +130,7 @@ class Take(Call[TakeReply], frozen=True):
 
         def result(replies: list[Reply]) -> TakeReply:
             *answers, payload = replies
-            error = first_error(answers)
-            if error is not None:
-                raise error
+            without_errors(answers)
             held = first is None or first.read(answers[0]) == "ok"
             return self._with(self.read(answers[-1]), payload, incarnation, held=held)
 

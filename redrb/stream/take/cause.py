@@ -6,8 +6,6 @@ from typing import Self
 
 import msgspec
 
-from redrb.connection.transport import Argument
-
 MOST_CHARACTERS = 2000
 """Longest message that is recorded."""
 
@@ -32,10 +30,6 @@ class Cause(msgspec.Struct, frozen=True):
             module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
             return cls(_storable(prefix + str(reason)), _storable(module + kind.__qualname__))
         return cls(_storable(prefix + reason))
-
-    def arguments(self) -> list[Argument]:
-        """Return the words of the scripts that end groups."""
-        return [self.text, self.exception]
 
 
 NO_CAUSE = Cause()

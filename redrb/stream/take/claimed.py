@@ -12,8 +12,9 @@ from redrb.damage import Reading
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import Cause
+from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
-from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
+from redrb.stream.take.reading import is_rollouts, read_rollouts
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore
@@ -26,13 +27,12 @@ Entry = tuple[int, bytes | None]
 
 def claimed_part(
     store: TaskStore,
-    group: str,
+    consumer: Consumer,
     entries: Sequence[Entry],
     holder: Holder,
     *,
     status: Status,
     incarnation: str,
-    reader: GroupReader | None = None,
     draw: Draw | None = None,
     first_ids: Mapping[int, int] | None = None,
     least: int | None = None,
@@ -75,14 +75,17 @@ def claimed_part(
     rollouts = frozenset(seq for seq, layout in good if is_rollouts(layout))
     try:
         good = [
-            (seq, read_rollouts(store.task, seq, each, reader) if seq in rollouts else each)
+            (
+                seq,
+                read_rollouts(store.task, seq, each, consumer.reader) if seq in rollouts else each,
+            )
             for seq, each in good
         ]
     except BaseException:
         holder.release(ids)
         raise
     if least is None or (not bad and len(good) >= least):
-        expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
+        expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
         return LeasePart(
             *(store.task, good, holder),
             incarnation=incarnation,
@@ -90,9 +93,9 @@ def claimed_part(
             expiries=expiries,
             status=status,
             rollouts=rollouts,
-            origin=Origin(store, group, incarnation),
-            first_ids=first_ids,
-            trace=tracer.taken(store.task, group, traces) if tracer else None,
+            origin=Origin(store, consumer.group, incarnation),
+            first_ids=first_ids or {},
+            trace=tracer.taken(store.task, consumer.group, traces) if tracer else None,
             number=store.number,
             numbering=store.numbering,
         )

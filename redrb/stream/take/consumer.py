@@ -8,19 +8,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES
-from redrb.stream.heartbeat import Heartbeat, period_s
+from redrb.stream.heartbeat import Heartbeat, do_each, period_s
 from redrb.stream.take.calls import Beat, Drop, Finish, Leave, Outcome, Pulse, Recheck
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+
+if TYPE_CHECKING:
+    from redrb.stream.take.in_flight import InFlightTake
 
 T = TypeVar("T")
 
@@ -112,27 +115,29 @@ class Slot:
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
-        self.consumer.abandon(self, ids)
+        if not self.is_copy:
+            self.consumer.abandoned.append((self, ids))
+
+    def abandon_take(self, take: InFlightTake) -> None:
+        """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
+        if not self.is_copy:
+            self.consumer.unread.append(take)
+            self.consumer.nudge()
 
     def give_up(self) -> None:
         """Free the slot of a take that may have leased groups, although its reply was lost.
 
         The heartbeat thread requeues them; never blocks.
         """
-        self.consumer.give_up(self)
-        self.free()
+        if not self.is_copy:
+            self.consumer.given_up.append(self)
+            self.consumer.nudge()
+            self.free()
 
     def free(self) -> None:
         """Let another lease use the slot."""
         if not self.is_copy:
             self.consumer.free(self.number)
-
-
-class UnreadTake(Protocol):
-    """A take that was sent and whose reply nobody will read."""
-
-    def release(self) -> None:
-        """Release the groups that it has leased."""
 
 
 class Consumer:
@@ -170,9 +175,9 @@ class Consumer:
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
-        self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
-        self._unread: deque[UnreadTake] = deque()
-        self._given_up: deque[Slot] = deque()
+        self.abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
+        self.unread: deque[InFlightTake] = deque()
+        self.given_up: deque[Slot] = deque()
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
@@ -235,25 +240,8 @@ class Consumer:
             slot.free()
         return reply.fresh
 
-    def abandon(self, slot: Slot, ids: tuple[int, ...]) -> None:
-        """Leave groups to the next heartbeat, which releases them; never blocks."""
-        if not slot.is_copy:
-            self._abandoned.append((slot, ids))
-
-    def give_up(self, slot: Slot) -> None:
-        """Let the heartbeat thread requeue what a lost take has leased; never blocks."""
-        if not slot.is_copy:
-            self._given_up.append(slot)
-            self._nudge()
-
-    def abandon_take(self, slot: Slot, take: UnreadTake) -> None:
-        """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
-        if slot.is_copy:
-            return
-        self._unread.append(take)
-        self._nudge()
-
-    def _nudge(self) -> None:
+    def nudge(self) -> None:
+        """Let the heartbeat thread beat now; may be called from anywhere."""
         if self._heartbeat is not None:
             self._heartbeat.nudge()
 
@@ -268,43 +256,38 @@ class Consumer:
             _log.warning("task %r: the heartbeat came too late", name)
         self._taken_over += pulse.taken_over
         if pulse.more:
-            self._nudge()
+            self.nudge()
         elif self._taken_over:
             _log.warning("task %r: took %d groups over from dead consumers", name, self._taken_over)
             self._taken_over = 0
         self._release_unread()
         self._requeue_given_up()
-        while self._abandoned:
-            slot, ids = self._abandoned.popleft()
-            _log.warning(
-                "task %r: a lease on %d groups was dropped without ack, release or reject; "
-                "its groups are requeued",
-                self._task.name,
-                len(ids),
-            )
-            try:
-                slot.release(ids)
-            except StoreError:
-                self._abandoned.appendleft((slot, ids))
-                raise
+        do_each(self.abandoned, self._release_abandoned)
         if pulse.due and self._finish_due is not None and self._finish_due(self._slice_s):
-            self._nudge()
+            self.nudge()
 
     def _requeue_given_up(self) -> None:
-        while self._given_up:
-            slot = self._given_up.popleft()
-            try:
-                drop = Drop(self.group, slot.name, slot.token)
-                returned = sum(page.found for page in self._task.store.pages(drop))
-            except StoreError:
-                self._given_up.appendleft(slot)
-                raise
+        def requeue(slot: Slot) -> None:
+            drop = Drop(self.group, slot.name, slot.token)
+            returned = sum(page.found for page in self._task.store.pages(drop))
             if returned:
                 _log.warning(
                     "task %r: %d groups of a take whose reply was lost are requeued",
                     self._task.name,
                     returned,
                 )
+
+        do_each(self.given_up, requeue)
+
+    def _release_abandoned(self, lease: tuple[Slot, tuple[int, ...]]) -> None:
+        slot, ids = lease
+        _log.warning(
+            "task %r: a lease on %d groups was dropped without ack, release or reject; "
+            "its groups are requeued",
+            self._task.name,
+            len(ids),
+        )
+        slot.release(ids)
 
     def _renew(self) -> Pulse:
         incarnation = self._task.description.incarnation
@@ -333,9 +316,9 @@ class Consumer:
         return sum(page.found for page in self._task.store.pages(Leave(self.group, name)))
 
     def _release_unread(self) -> None:
-        while self._unread:
+        while self.unread:
             try:
-                self._unread.popleft().release()
+                self.unread.popleft().release()
             except (LeaseLost, StoreError) as error:
                 _log.warning(
                     "task %r: a batch that was taken ahead is requeued later: %s",

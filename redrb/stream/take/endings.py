@@ -56,11 +56,9 @@ def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Error
                 _finish(outcome, part, pages, request, reason, errors)
 
 
-def end_part(
-    outcome: Outcome, part: LeasePart, ids: tuple[int, ...], reason: Cause = NO_CAUSE
-) -> None:
-    """End groups of one part, and raise its error."""
-    for error in end_parts(outcome, [(part, ids)], reason).values():
+def acknowledge_part(part: LeasePart, ids: tuple[int, ...]) -> None:
+    """Acknowledge groups of one part, and raise its error."""
+    for error in end_parts("ack", [(part, ids)]).values():
         raise error
 
 

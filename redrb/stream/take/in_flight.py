@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.connection.deadline import Deadline
@@ -48,25 +49,17 @@ class Takes(Protocol):
         """Return whether a batch that was taken ahead may be handed over."""
 
 
+@dataclass(eq=False, repr=False)
 class InFlightTake:
-    """A take that was sent and whose reply is read later."""
+    """A take that was sent and whose reply is read later; `before` is the lease that it ends."""
 
-    def __init__(
-        self,
-        taker: Taker,
-        slot: Slot,
-        request: TakeRequest,
-        sent: Request[TakeReply],
-        before: LeasePart | None,
-    ) -> None:
-        """Note a take that was sent; `before` is the lease that it acknowledges."""
-        self._taker = taker
-        self._slot = slot
-        self._request = request
-        self._sent = sent
-        self._before = before
-        self.seen: TakeReply | None = None
-        self._reply: TakeReply | None = None
+    _taker: Taker
+    _slot: Slot
+    _request: TakeRequest
+    _sent: Request[TakeReply]
+    _before: LeasePart | None
+    seen: TakeReply | None = None
+    _reply: TakeReply | None = None
 
     def receive(self) -> bool:
         """Read the reply; returns whether the batch was full and is leased.
@@ -115,7 +108,7 @@ class InFlightTake:
 
     def abandon(self) -> None:
         """Let the heartbeat thread read the reply and release the batch; never blocks."""
-        self._slot.consumer.abandon_take(self._slot, self)
+        self._slot.abandon_take(self)
 
 
 class LeaseLoop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.codec import GroupLayout
@@ -80,6 +80,7 @@ class Expiry:
         return cls(int(version), oldest, newest_token)
 
 
+@dataclass(eq=False, repr=False)
 class LeasePart:
     """Groups of one task that one holder leases until they are ended.
 
@@ -97,39 +98,28 @@ class LeasePart:
             has named them.
     """
 
-    def __init__(
-        self,
-        task: str,
-        groups: Sequence[tuple[int, GroupLayout]],
-        holder: Holder,
-        *,
-        incarnation: str = "",
-        draw: Draw | None = None,
-        expiries: Mapping[int, Expiry | None] | None = None,
-        status: Status = Status.COMPLETED,
-        rollouts: Collection[int] = (),
-        origin: Origin | None = None,
-        first_ids: Mapping[int, int] | None = None,
-        trace: LeaseTrace | None = None,
-        number: int = 0,
-        numbering: Numbering = ONE_PARTITION,
-    ) -> None:
-        self.task = task
-        self.number, self.numbering = number, numbering
-        self.holder = holder
-        self.incarnation = incarnation
+    task: str
+    groups: InitVar[Sequence[tuple[int, GroupLayout]]]
+    holder: Holder
+    _: KW_ONLY
+    incarnation: str = ""
+    draw: Draw | None = None
+    expiries: Mapping[int, Expiry | None] = field(default_factory=dict)
+    status: Status = Status.COMPLETED
+    rollouts: Collection[int] = ()
+    origin: Origin | None = None
+    first_ids: Mapping[int, int] = field(default_factory=dict)
+    trace: LeaseTrace | None = None
+    number: int = 0
+    numbering: Numbering = ONE_PARTITION
+    decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
+    # group -> ending whose reply is missing
+    _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
-        self.draw = draw
-        self.expiries = dict(expiries or {})
-        self.status = status
-        self.rollouts = rollouts
-        self.origin = origin
-        self.first_ids = first_ids or {}
-        self.trace = trace
-        self.decided: dict[str, tuple[int, ...]] = {}
-        self._asked: dict[int, tuple[Outcome, Cause]] = {}  # group -> ending whose reply is missing
         # a part that nobody ended and nobody references any more is released
-        self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
+        self._finalizer = weakref.finalize(self, self.holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
 
     def __len__(self) -> int:

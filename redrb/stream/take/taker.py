@@ -6,11 +6,11 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
-from redrb.stream.take.calls import Finish, Take, TakeReply, TakeRequest
+from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import LOST, Consumer, Slot
-from redrb.stream.take.endings import end_part
-from redrb.stream.take.fates import fates_seen_by
+from redrb.stream.take.endings import acknowledge_part
+from redrb.stream.take.fates import batch_timeout
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
@@ -94,12 +94,11 @@ class Taker:
             draw = Draw(dict(zip(ids, reply.weights, strict=True)), reply.total_weight)
         part = claimed_part(
             self._store,
-            self._consumer.group,
+            self._consumer,
             reply.entries,
             slot,
             status=request.status,
             incarnation=reply.incarnation,
-            reader=self._consumer.reader,
             draw=draw,
             first_ids=reply.first_ids,
             least=min(request.least, request.count),
@@ -149,9 +148,9 @@ class Taker:
         if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         if part.asked_otherwise("ack", part.ids):
-            end_part("ack", part, part.ids)
+            acknowledge_part(part, part.ids)
         for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
-            end_part("ack", part, page)
+            acknowledge_part(part, page)
         return part
 
     def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:
@@ -188,22 +187,9 @@ class Taker:
                 self._store.wait_for_wake(slot.waiter)
 
     def _timeout(self, request: TakeRequest, reply: TakeReply, expired: int) -> BatchTimeout:
-        """Return the error of a take whose time is up."""
-        waited_s = here().waited_s
         leased_here = self._consumer.held
-        fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
-        return BatchTimeout(
-            task=self._store.task,
-            namespace=self._store.keys.namespace,
-            wanted=request.least,
-            available=reply.amount,
-            waited_s=waited_s,
-            blocked=reply.blocked,
-            expired=expired,
-            others=reply.others,
-            fates=fates,
-            unfinished=reply.outcome != "short",
-            similar=() if fates.get("put_ever", 1) else self._task.similar(),
+        return batch_timeout(
+            self._task, request.least, reply, leased_here=leased_here, expired=expired
         )
 
     def accept(self, request: TakeRequest, reply: TakeReply) -> None:
@@ -237,18 +223,13 @@ class Taker:
         report: bool,
     ) -> Request[TakeReply]:
         consumer, description = self._consumer, self._task.description
+        first = None
         if before is not None:
             before.note_asked("ack", before.ids)
+            if before.layouts and isinstance(before.holder, Slot):
+                first = before.holder.ending("ack", before.ids, samples=before.samples)
         take = Take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
             *(waiter or slot.waiter, ttl_ms, consumer.lease_ms, description.revision, report),
         )
-        first = None if before is None else _acknowledgement(before)
         return take.with_payload(self._store, description.incarnation, first)
-
-
-def _acknowledgement(part: LeasePart) -> Finish | None:
-    """Return the call that acknowledges a part; None when nothing of it is left."""
-    if not part.layouts or not isinstance(part.holder, Slot):
-        return None
-    return part.holder.ending("ack", part.ids, samples=part.samples)

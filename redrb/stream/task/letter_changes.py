@@ -15,7 +15,11 @@ LETTERS_OF_A_CALL = 20
 
 
 def requeue(store: TaskStore, group: str, ids: Sequence[int]) -> int:
-    """Requeue dead letters to their old places; returns how many. ConfigError: one has no place."""
+    """Let dead letters of a consumer group wait again, in their old places; returns how many.
+
+    Raises:
+        ConfigError: A letter has no place in the order that the task has now.
+    """
     requeued = 0
     for seqs in texts_of(ids, LETTERS_OF_A_CALL):
         for page in store.pages(Requeue(group, seqs)):

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, overload
 from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
-from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
@@ -120,10 +120,7 @@ class TaskStore:
             return made
 
         def result(replies: list[Reply]) -> Any:
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            reply = call.read(replies[0])
+            reply = call.read(without_errors(replies)[0])
             return reply if read is None else read(reply)
 
         return scripted_request(self.client, pipeline, result)
@@ -150,15 +147,7 @@ class TaskStore:
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send commands in one round trip, repeated while Redis is away; raises as `call`."""
-
-        def attempt() -> list[Reply]:
-            replies = self.client.exchange(pipeline)
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            return replies
-
-        return self.client.retrying(attempt)
+        return self.client.retrying(lambda: without_errors(self.client.exchange(pipeline)))
 
     def wait_for_wake(self, *waiters: str, longest_s: float | None = None) -> bool:
         """Block until one of `waiters` is woken, as `wait_for_any` does."""

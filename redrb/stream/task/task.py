@@ -33,25 +33,6 @@ class Follow(Call[int], frozen=True):
     stream: str
 
 
-class Follower:
-    """Subscribes a task to the versions of published weights.
-
-    After each commit the publisher advances the current version of every task that follows it
-    (`redrb/weights/publishing/publisher.py`).
-    """
-
-    def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
-        self._store = store
-        self._versions = WeightKeys.of(namespace, weights).versions
-
-    def follow(self) -> None:
-        """Subscribe the task, and advance it to the newest version."""
-        client = self._store.client.at(self._versions)  # perhaps another node than the task's
-        newest = Follow(self._store.keys.stream).run(client, [self._versions])
-        if newest:
-            self._store.call(Advance(newest))
-
-
 SEARCH_AGAIN_S = 30.0
 
 _NO_LIMITS = {"limit": "", "rate": ""}
@@ -110,7 +91,7 @@ class Task:
         self._generation: int | None = None
         self._configured: frozenset[str] = frozenset()
         self._removed = ""
-        self._follower = None if weights is None else Follower(self.store, namespace, weights)
+        self._versions = "" if weights is None else WeightKeys.of(namespace, weights).versions
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
         if like is None:
@@ -185,7 +166,7 @@ class Task:
         self.description = replace(self.description, incarnation="")
         if not self.store.number:
             forget_name(self._client, self._namespace, self.store)
-        if self._follower is not None and self._create:
+        if self._versions and self._create:
             self.reopen()
         return stored
 
@@ -234,14 +215,6 @@ class Task:
                 *(self.name, self._namespace),
             )
 
-    def _learn(self, stored: SettingsReply) -> None:
-        """Note the values that the settings given from here have now."""
-        self._generation, self._configured = stored.generation, stored.configured
-        self._removed = stored.removed
-        for given in (self._declared, self._implied):
-            for name in tuple(given):
-                given[name] = stored.settings[name]
-
     def _open(self, incarnation: str) -> None:
         asked = Open(
             *(uuid.uuid4().hex, caller(self.store), self._create, incarnation, self._generation),
@@ -264,11 +237,23 @@ class Task:
             Registry(self._client, self._namespace).add("task", self.name)
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)
-        self._learn(stored)
+        # the values that the settings given from here have now
+        self._generation, self._configured = stored.generation, stored.configured
+        self._removed = stored.removed
+        for given in (self._declared, self._implied):
+            for name in tuple(given):
+                given[name] = stored.settings[name]
         order = self._settings.chosen_order(stored.settings["order"])
         self.description = TaskDescription.of(stored.settings, stored.epoch, order)
-        if self._follower is not None:  # a new task does not know the newest version
-            self._follower.follow()
+        if self._versions:  # a new task does not know the newest version
+            self._follow()
+
+    def _follow(self) -> None:
+        """Let the publisher of the weights advance the task with each version from now on."""
+        client = self.store.client.at(self._versions)  # perhaps another node than the task's
+        newest = Follow(self.store.keys.stream).run(client, [self._versions])
+        if newest:
+            self.store.call(Advance(newest))
 
 
 def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:
