@@ -250,6 +250,24 @@ def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(
     assert drawn == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("page", [2, 1000])
+def test_a_query_draws_groups_of_priority_zero_at_random_when_no_other_is_left(
+    client: Client, namespace: str, pages: Callable[..., None], page: int
+) -> None:
+    """Matches that are rare, and those that are found among the first places."""
+    pages(matched=page)
+    stream = stream_of(client, namespace, "prioritized", max_reads=0, tags=["kind"])
+    for number, priority in enumerate((0.0, 0.0, 0.0, 0.0, 1.0)):
+        stream.put(numbered(number), priority=priority, tags={"kind": "in"})
+    drawn = set()
+    for _ in range(100):
+        lease = stream.take(2, timeout=0, where={"kind": "in"})
+        assert 4 in numbers(lease)
+        drawn |= set(numbers(lease))
+        lease.release()
+    assert drawn == {0, 1, 2, 3, 4}
+
+
 @dataclass(frozen=True)
 class ByReward:
     """A user's order: draws groups by their priority as it is."""
