@@ -154,14 +154,19 @@ def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
     assert owner.execute("ZCARD", key(of_dead_maker, "makers")) == 0
 
 
+@pytest.mark.parametrize("lives_again", [False, True])
 def test_a_repair_of_rights_ends_when_a_maker_beside_it_has_taken_them_back(
     owner: Client,
     namespace: str,
     of_dead_maker: ExperienceStream,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    lives_again: bool,
 ) -> None:
+    """Or when the maker that was dead lives again."""
     store, beat_until = of_dead_maker._task.store, takeover._beat_until
-    beside = BeatMaker("beside", LEASE_MS, takeover._incarnation(store))
+    name = of_dead_maker._admitter._maker.name if lives_again else "beside"
+    beside = BeatMaker(name, 60_000, takeover._incarnation(store))
 
     def after_it(beat: Callable[[], int], remain: Callable[[], bool], ms: int) -> tuple[int, bool]:
         until(lambda: store.call(beside).taken_back == 0 and not remain())
