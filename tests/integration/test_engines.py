@@ -519,6 +519,7 @@ def test_new_versions_reach_the_server_while_episodes_run(
     maker.run(until_new())
     timer.join()
     assert engine.version == 2
+    assert stream.worker.weights_name == "trainer_0"
     items = [item for group in _all(stream) for item in group]
     mixed = 0
     for item in items:
