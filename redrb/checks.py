@@ -16,11 +16,7 @@ MOST = 2**53 - 1
 
 
 def checked_int(name: str, value: object, least: int = 0, most: int = MOST) -> int:
-    """Return an integer, of numpy or torch too, from `least` to `most`.
-
-    Raises:
-        ConfigError: `value` is no integer, or a bool, or out of range.
-    """
+    """Return an integer, of numpy or torch too, from `least` to `most`; else raises ConfigError."""
     try:
         number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -37,11 +33,7 @@ def checked_int_or_none(name: str, value: object, least: int = 0, most: int = MO
 
 
 def checked_number(name: str, value: object) -> float:
-    """Return a finite number, of numpy or torch too.
-
-    Raises:
-        ConfigError: `value` is no number, or a bool, or nan, or infinite.
-    """
+    """Return a finite number, of numpy or torch too; raises ConfigError for others, and bools."""
     try:
         number = math.nan if isinstance(value, str | bytes | bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of tensors
@@ -52,11 +44,7 @@ def checked_number(name: str, value: object) -> float:
 
 
 def checked_timeout(timeout: object) -> float | None:
-    """Return seconds to wait; None to wait for ever.
-
-    Raises:
-        ConfigError: `timeout` is no number >= 0.
-    """
+    """Return seconds to wait, None to wait for ever; raises ConfigError for others."""
     if timeout is None:
         return None
     number = timeout if isinstance(timeout, int | float) else math.nan
@@ -66,11 +54,7 @@ def checked_timeout(timeout: object) -> float | None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse a word that is none of `choices`.
-
-    Raises:
-        ConfigError: `value` is another one; the message lists the choices.
-    """
+    """Raise ConfigError, with a list of the choices, for a word that is none of them."""
     if value not in choices:
         quoted = [f'"{choice}"' for choice in choices]
         raise ConfigError(f"{name}={value!r:.80}: use {', '.join(quoted[:-1])} or {quoted[-1]}.")

@@ -24,11 +24,7 @@ _SIGNS = (
 
 
 def whole(value: bytes | str | int) -> int:
-    """Return a whole number of 64 bits, as all counters of redrb are.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return a whole number of 64 bits, as all counters are; raises ValueError for others."""
     number = int(value)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{value!r:.40} is beyond 64 bits")

@@ -55,11 +55,6 @@ def replay_key(namespace: str) -> str:
     return f"redrb:{{{check_name('namespace', namespace)}:replay}}:tasks"
 
 
-def partial_weights(name: str) -> str:
-    """Return the name of the partial updates of weights."""
-    return f"{name}.partial"
-
-
 def reference_weights(name: str) -> str:
     """Return the name of the weights of a recipe's reference policy."""
     return f"{name}-reference"

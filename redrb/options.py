@@ -31,11 +31,6 @@ def option(
     """Return a dataclass field that becomes an option.
 
     Args:
-        default: Its value without flag and variable.
-        text: Its text in `--help`.
-        least: The smallest allowed value.
-        above: The value must be larger.
-        most: The largest allowed value.
         choices: The allowed words; empty: any.
         agree: Of a setting of a recipe: whether makers with another value than the trainer's are
             refused. False where only one of the two uses it, such as a learning rate.
@@ -73,11 +68,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{end} Help: {self.prog} --help\n")
 
     def _rest_of_list(self, options: argparse.Namespace, unknown: list[str]) -> list[str]:
-        """Add words that follow a flag to the list of positionals, which argparse ends at the flag.
-
-        Returns:
-            The words that belong nowhere.
-        """
+        """Add words after a flag to the list of positionals; returns those that belong nowhere."""
         lists = [each for each in self._get_positional_actions() if each.nargs in ("*", "+")]
         if not lists or any(word.startswith("-") for word in unknown):
             return unknown
@@ -129,11 +120,7 @@ class Settings(RangeChecks):
 
 
 def check_range(name: str, item: Field[Any], value: Any) -> None:
-    """Check a value against the range of its option.
-
-    Raises:
-        ConfigError: The value is out of range.
-    """
+    """Raise ConfigError if a value is out of the range of its option."""
     for words, bound in item.metadata["ranges"].items():
         if bound is not None and not _IS[words](value, bound):
             allowed = ", ".join(bound) if words == "one of" else bound
@@ -160,11 +147,7 @@ def add_options(parser: Flags, *settings: type) -> None:
 
 
 def settings_from(options: argparse.Namespace, settings: type[T]) -> T:
-    """Return the dataclass `settings` with the values of the parsed options.
-
-    Raises:
-        ConfigError: A value is out of its range.
-    """
+    """Return the dataclass `settings` with the parsed options; raises ConfigError."""
     return settings(**{item.name: getattr(options, item.name) for item in fields(settings)})  # type: ignore[arg-type]
 
 
@@ -213,11 +196,7 @@ def shown(value: Any) -> str:
 
 
 def yes_or_no(text: str) -> bool:
-    """Return the value of a flag that is on or off.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is neither.
-    """
+    """Return the value of a flag that is on or off; raises argparse's error for other texts."""
     known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")

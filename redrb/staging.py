@@ -25,9 +25,6 @@ def staging(target: Path) -> Iterator[Path]:
     The folder has a lock that ends with its process: before, the folders for `target` of processes
     that were killed are deleted. On file systems without locks nothing of other processes is.
 
-    Yields:
-        The folder `.<name of target>.<32 random hexadecimal digits>`.
-
     Raises:
         OSError: The folder cannot be made.
     """

@@ -1,4 +1,4 @@
-"""Unpacks msgpack of unknown origin; nothing else in redrb reads msgpack from Redis or files."""
+"""Unpacks msgpack of unknown origin that has no declared types; nothing else reads such msgpack."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ def unpack(
     Maps keep their order and need distinct keys of str or bytes; timestamps become aware datetimes.
 
     Args:
-        data: Its bytes.
         what: Names it in errors.
-        levels: Most levels of lists and maps.
-        containers: Most lists and maps.
         unicode_errors: What is done with texts that are not UTF-8, as in `bytes.decode`.
 
     Raises:
@@ -72,11 +69,7 @@ def unpack(
 
 
 def unpack_sequence(data: bytes, what: str) -> list[Any]:
-    """Unpack msgpack objects that follow each other, with the limits of one object for each.
-
-    Raises:
-        DecodeError: As `unpack` does.
-    """
+    """Unpack msgpack objects that follow each other, each with the limits of one object."""
     unpacker = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
     unpacker.feed(data)
     found, at = [], 0

@@ -1,18 +1,13 @@
-"""All kinds of findings that the modules of redrb declare."""
+"""All kinds of findings that redrb declares."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
+import tomllib
+from importlib.resources import files
+from typing import Any
 
-from redrb.state.model import FindingKind
 
-
-def finding_kinds(*packages: str) -> set[FindingKind]:
-    """Return the kinds that the modules of packages, such as "redrb.doctor", declare."""
-    modules = (
-        import_module(f"{name}.{each.name}")
-        for name in packages
-        for each in iter_modules(import_module(name).__path__)
-    )
-    return {kind for one in modules for kind in vars(one).values() if isinstance(kind, FindingKind)}
+def finding_kinds(*rooms: str) -> dict[str, dict[str, Any]]:
+    """Return severity, cause and repairs by code, of "state" or "doctor"."""
+    declared = tomllib.loads((files("redrb.state.findings") / "kinds.toml").read_text("utf-8"))
+    return {code: kind for room in rooms for code, kind in declared[room].items()}

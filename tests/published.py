@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from redrb.connection import Client
-from redrb.weights.lora import LoraConfig, merged
+from redrb.weights.lora.merging import merged
 from redrb.weights.wire.layout import ITEM_BYTES
+from redrb.weights.wire.lora_config import LoraConfig
 
 CHUNK_BYTES = "redrb.weights.publishing.publisher.CHUNK_BYTES"
 """Where the size of a publisher's chunks is."""

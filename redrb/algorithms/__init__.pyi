@@ -26,7 +26,6 @@ from .models import ValueHead as ValueHead
 from .models import action_logits as action_logits
 from .models import action_values as action_values
 from .models import sequence_rewards as sequence_rewards
-from .policy_step import Gradients as Gradients
 from .prompts import read_prompts as read_prompts
 from .reward import Reward as Reward
 from .reward import RewardFunction as RewardFunction

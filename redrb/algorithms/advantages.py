@@ -35,7 +35,7 @@ def compute_reward(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: 
     """Return `reward - kl_coef * mean kl` of each sample, float32 `[B]`, as in `coati`.
 
     Args:
-        reward: Reward of each sample, float32 `[B]`.
+        reward: float32 `[B]`.
         kl: Divergence from the reference at each action, float32 `[B, A]`.
         action_mask: True where an action counts, bool `[B, A]`.
         kl_coef: Price of the divergence, in rewards a nat.
@@ -51,10 +51,8 @@ def token_rewards(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: f
     (Ziegler et al. 2019, arXiv:1909.08593, equation 2).
 
     Args:
-        reward: Reward of each sample, float32 `[B]`.
         kl: Log-ratio of behaviour to reference policy, float32 `[B, A]`.
-        action_mask: True where an action counts, bool `[B, A]`; at least one a row.
-        kl_coef: Price of the divergence from the reference.
+        reward, action_mask, kl_coef: As for `compute_reward`; at least one action a row.
     """
     rewards = -kl_coef * kl * action_mask
     last = action_mask.long().cumsum(1).argmax(1, keepdim=True)
@@ -74,8 +72,7 @@ def gae(
         rewards: Reward of each action, float32 `[B, A]`, 0 on padding.
         values: Value of the state before each action, float32 `[B, A]`.
         action_mask: True where an action counts, bool `[B, A]`, without holes within a row.
-        gamma: Discount of the next token.
-        lam: GAE's lambda: 0 trusts the critic, 1 the sampled return.
+        gamma, lam: As for `GAE`.
     """
     values = values * action_mask
     advantage = torch.zeros_like(values[:, 0])

@@ -31,10 +31,6 @@ missing, so that later epochs over the batch use the same."""
 class TrainingBatch:
     """Fields of an `Experience`, aligned so that action t of A is at position S - A + t.
 
-    Rows of a batch that was padded on the right are shifted until that holds. The last token of
-    such a row must be an action: rows that end otherwise, such as with the answer of a tool, need
-    padding on the left, which is the default.
-
     Attributes:
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, int64 `[B, S]`.
@@ -58,7 +54,6 @@ class TrainingBatch:
     totals: Totals
     inputs: ModelInputs
     _experience: Experience
-    _shift: Tensor | None
     _padding: Tensor
     policy_weights: Tensor | None = None
     place: Place | None = None
@@ -70,8 +65,14 @@ class TrainingBatch:
         """Check and align the fields of a batch; without a mask everything counts.
 
         Raises:
-            RecordError: `sequences` or `action_log_probs` is None, or fields do not fit each other.
+            RecordError: `sequences` or `action_log_probs` is None, fields do not fit each other, or
+                the batch is padded on the right.
         """
+        if experience.padding_side == "right":
+            raise RecordError(
+                f"{algorithm} trains batches that are padded on the left: make them without "
+                'side="right".'
+            )
         sequences = _present(experience.sequences, "sequences", algorithm)
         log_probs = _present(experience.action_log_probs, "action_log_probs", algorithm)
         device = device or sequences.device
@@ -91,15 +92,6 @@ class TrainingBatch:
                     field=name,
                 )
         mask = action_mask.bool()
-        inputs = ModelInputs.of(experience.tensors, sequences, side=experience.padding_side)
-        shift = None
-        if experience.padding_side == "right":
-            shift = _trailing(mask | (log_probs != 0))
-            padding = _trailing(attention_mask != 0)
-            sequences = _rolled(sequences, padding)
-            attention_mask = _rolled(attention_mask, padding)
-            inputs = inputs.reordered(_rolled_places(sequences, padding))
-            mask, log_probs = _rolled(mask, shift), _rolled(log_probs, shift)
         batch = cls(
             sequences=sequences,
             attention_mask=attention_mask.long(),
@@ -108,9 +100,8 @@ class TrainingBatch:
             weights=None,
             algorithm=algorithm,
             totals=Totals.of(mask),
-            inputs=inputs,
+            inputs=ModelInputs.of(experience.tensors, sequences),
             _experience=experience,
-            _shift=shift,
             _padding=~mask & (log_probs == 0),
         )
         if IMPORTANCE_WEIGHTS not in experience.tensors:
@@ -147,10 +138,7 @@ class TrainingBatch:
                 field=name,
             )
         # Experience.tensors may keep the padding of an earlier, longer batch
-        if self._shift is None:
-            beyond, tensor = tensor[:, :-actions], tensor[:, -actions:]
-        else:
-            beyond, tensor = tensor[:, actions:], _rolled(tensor[:, :actions], self._shift)
+        beyond, tensor = tensor[:, :-actions], tensor[:, -actions:]
         if beyond.numel() and bool((beyond != 0).any()):
             raise RecordError(
                 f"{name} holds numbers beyond the {actions} actions: pad it as the actions are.",
@@ -190,13 +178,8 @@ class TrainingBatch:
     def part(self, rows: Sequence[int], first: int, action: int, last: int) -> Self:
         """Return some rows, of each the tokens at positions `first` to `last` - 1.
 
-        `totals` stay those of this batch, so losses of parts add up.
-
-        Args:
-            rows: Rows, in any order.
-            first: First position of the tokens.
-            action: Position of the first action, above `first`.
-            last: Position after the last token that counts.
+        The first action is at position `action`. `totals` stay those of this batch, so losses of
+        parts add up.
         """
         index = torch.tensor(rows, dtype=torch.int64, device=self.sequences.device)
         start = self.sequences.shape[1] - self.actions
@@ -219,23 +202,15 @@ class TrainingBatch:
         return replace(self, action_mask=torch.zeros_like(self.action_mask))
 
     def joined(self, parts: Sequence[TrainingBatch], values: Sequence[Tensor]) -> Tensor:
-        """Return the values `[N, A]` of parts of this batch as `[B, A]`, 0 where no action counts.
-
-        Args:
-            parts: Parts, or this batch.
-            values: For each part a value of each of its actions.
-        """
+        """Return values `[N, A]` of parts of this batch as `[B, A]`, 0 where no action counts."""
         found = values[0].new_zeros(self.action_mask.shape)
+        columns = torch.arange(found.shape[1], device=found.device)[None]
         for part, value in zip(parts, values, strict=True):
             value = value.masked_fill(~part.action_mask, 0.0)
             if part.place is None:
                 return value
-            found[part.place.rows[:, None], part.place.columns_of(found)] += value
+            found[part.place.rows[:, None], columns[:, part.place.columns]] += value
         return found
-
-    def stored(self, values: Tensor) -> Tensor:
-        """Return values `[B, A]` that are aligned as here in the order of the stored fields."""
-        return values if self._shift is None else _rolled(values, -self._shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,35 +227,12 @@ class Place:
             return tensor[self.rows]
         return tensor[self.rows, self.columns]
 
-    def columns_of(self, tensor: Tensor) -> Tensor:
-        """Return the columns as indices, int64 `[1, A of the part]`."""
-        return torch.arange(tensor.shape[1], device=tensor.device)[None, self.columns]
-
 
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
     """Return a field, or raise RecordError if it is None."""
     if tensor is None:
         raise RecordError(f"{algorithm} needs {name}: the maker must fill it.", field=name)
     return tensor
-
-
-def _trailing(marks: Tensor) -> Tensor:
-    """Return the number of entries after each row's last mark, int64 `[B]`; 0 without a mark."""
-    length = marks.shape[1]
-    places = torch.arange(1, length + 1, device=marks.device)
-    last = (places * marks).amax(1)
-    return torch.where(last > 0, length - last, 0)
-
-
-def _rolled(tensor: Tensor, by: Tensor) -> Tensor:
-    """Return each row of `[B, T]` rotated to the right by its entry in `by`, int64 `[B]`."""
-    return tensor.gather(1, _rolled_places(tensor, by))
-
-
-def _rolled_places(tensor: Tensor, by: Tensor) -> Tensor:
-    """Return the indices, int64 `[B, T]`, by which `gather` rotates the rows of a tensor."""
-    length = tensor.shape[1]
-    return (torch.arange(length, device=tensor.device) - by[:, None]) % length
 
 
 @dataclass(frozen=True, slots=True)

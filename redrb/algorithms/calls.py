@@ -38,16 +38,11 @@ _log = logging.getLogger("redrb")
 class Calls:
     """Calls functions one after the other; coroutines run at the same time, each for a while.
 
-    A call that raises, or lasts too long, gives its exception as the result.
+    A call that raises, or lasts longer than `timeout` seconds, gives its exception as the result.
     """
 
     def __init__(self, timeout: float, *, stop_timeout: float = math.inf) -> None:
-        """Set the time limits.
-
-        Args:
-            timeout: Seconds that a coroutine may last.
-            stop_timeout: Seconds that coroutines get to end after `stop`.
-        """
+        """Set the time limits; after `stop`, coroutines get `stop_timeout` seconds to end."""
         self._timeout, self._stop_timeout = timeout, stop_timeout
         self._stopped = False
         self._done: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
@@ -132,39 +127,8 @@ def attempt(call: Callable[[], Any]) -> Any:
         return error
 
 
-class _LoopThread:
-    """One event loop and its thread, until the process ends."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="redrb-event-loop", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        # of the whole thread: a block in one coroutine would also begin and end in the others
-        torch.set_grad_enabled(False)
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
-
-
 _lock = threading.Lock()
-_thread: _LoopThread | None = None
-
-
-def _forget() -> None:
-    """In a forked child, which has none of its parent's threads."""
-    global _lock, _thread
-    if _thread is not None:
-        atexit.unregister(_thread.end)
-    _lock, _thread = threading.Lock(), None
-
-
-in_child(_forget)
+_loop: asyncio.AbstractEventLoop | None = None
 
 
 def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
@@ -173,9 +137,36 @@ def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     It computes no gradients there. Clients that a coroutine function keeps, such as HTTP sessions,
     stay bound to this one loop.
     """
-    global _thread
+    global _loop
     with _lock:
-        if _thread is None:
-            _thread = _LoopThread()
-            atexit.register(_thread.end)
-        return asyncio.run_coroutine_threadsafe(coroutine, _thread.loop)
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            thread = threading.Thread(
+                target=_run, args=(_loop,), name="redrb-event-loop", daemon=True
+            )
+            thread.start()
+            atexit.register(_end, _loop, thread)
+        return asyncio.run_coroutine_threadsafe(coroutine, _loop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    # of the whole thread: a block in one coroutine would also begin and end in the others
+    torch.set_grad_enabled(False)
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_JOIN_S)
+
+
+def _forget() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _lock, _loop
+    atexit.unregister(_end)
+    _lock, _loop = threading.Lock(), None
+
+
+in_child(_forget)

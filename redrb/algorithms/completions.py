@@ -122,11 +122,7 @@ class Completions:
         return self.sequences[row, start:][self.action_mask[row]]
 
     def each(self, decode: Decode | None = None) -> list[Completion]:
-        """Return every completion by itself, on the CPU.
-
-        Args:
-            decode: Returns the text of token ids.
-        """
+        """Return every completion by itself, on the CPU; `decode` returns the text of token ids."""
         here = self.rows(range(len(self)), device="cpu")
         finished = [None] * len(here) if here.finished is None else here.finished.tolist()
         return [
@@ -141,12 +137,7 @@ class Completions:
         ]
 
     def rows(self, rows: Sequence[int], *, device: str | torch.device | None = None) -> Completions:
-        """Return some of the samples, padded as here.
-
-        Args:
-            rows: Their numbers.
-            device: Device of the result; None: that of the tensors.
-        """
+        """Return some of the samples, padded as here, on a device; None: that of the tensors."""
         index = list(rows)
 
         def of(tensor: Tensor | None) -> Any:
@@ -178,11 +169,7 @@ class Completions:
         return {**self.inputs.tensors(), **of_aligned}
 
     def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
-        """Return the oldest version of each completion's tokens.
-
-        Args:
-            default: Version of completions with a token of unknown version.
-        """
+        """Return the oldest version of each completion's tokens; `default` where one is unknown."""
         if self.token_versions is None:
             return default
         unknown = torch.iinfo(torch.int64).max

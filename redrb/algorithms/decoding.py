@@ -1,14 +1,10 @@
 """Next-token logits of a model, with a cache if it has one.
 
-There are three kinds of module, recognised by their methods and arguments:
-
-1. A module with `no_past()` and `next_token(newest, attention_mask, past)` has a custom cache.
-   `no_past` returns an empty cache, which `next_token` may change in place; `newest` holds the
-   token ids since the last call, `[B, T]`; `attention_mask` covers all tokens so far. It returns
-   the logits of the token after the newest, `[B, V]`. With extra inputs it counts as the third.
-2. A module whose `forward` takes `use_cache`, and `cache` or `past_key_values`: Hugging Face
-   transformers, where version 5.24 gave the second name up for the first.
-3. Any other module computes the whole sequence again for each token.
+A module has a cache if its `forward` takes `use_cache`, and `cache` or `past_key_values`, as those
+of Hugging Face transformers, where version 5.24 gave the second name up for the first: with
+`use_cache=True` it gets the token ids since the last call, `[B, T]`, a mask of all tokens so far,
+and the cache of the call before; its output has the new one under the same name. Any other module
+computes the whole sequence again for each token.
 """
 
 from __future__ import annotations
@@ -39,94 +35,56 @@ def decoder_of(
 ) -> NextToken:
     """Return a function that gives the next logits of one new batch, one call a token."""
     names = forward_names(model)
-    if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
-        return _OfWhole(model, names, inputs)
-    if hasattr(model, "no_past") and hasattr(model, "next_token"):
-        if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
-            return _OfWhole(model, names, inputs)
-        custom: Any = model
-        past = custom.no_past()
+    cache = next((name for name in ("cache", "past_key_values") if name in names), None)
+    if not use_cache or cache is None or "use_cache" not in names:
+        return _whole(model, names, inputs)
+    if names & inputs.others.keys() & GRIDS:  # positions are not those of the mask
+        return _whole(model, names, inputs)
+    options: dict[str, Any] = {"use_cache": True}
+    if "logits_to_keep" in names:
+        options["logits_to_keep"] = 1
 
-        def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
-            return _checked(custom.next_token(newest, attention_mask, past), len(newest), model)
-
-        return next_token
-    if "use_cache" in names:
-        for argument in ("cache", "past_key_values"):
-            if argument in names:
-                return _OfTransformers(model, argument, names, inputs)
-    return _OfWhole(model, names, inputs)
-
-
-class _OfTransformers:
-    """Hugging Face's protocol: each call passes on the cache that the call before returned."""
-
-    def __init__(
-        self, model: nn.Module, argument: str, names: frozenset[str], inputs: ModelInputs
-    ) -> None:
-        self._model = model
-        self._argument = argument  # the cache has this name in the output, too
-        self._inputs = inputs  # of the first call: later ones find them in the cache
-        self._options: dict[str, Any] = {"use_cache": True}
-        self._positions = "position_ids" in names
-        if "logits_to_keep" in names:
-            self._options["logits_to_keep"] = 1
-
-    def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
-        options = dict(self._options)
-        if self._positions:
+    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+        nonlocal inputs
+        if "position_ids" in names:
             options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
-        output = call(self._model, newest, attention_mask, inputs=self._inputs, **options)
-        self._inputs = NO_INPUTS
-        past = getattr(output, self._argument, None)
-        if past is None:
+        output = call(model, newest, attention_mask, inputs=inputs, **options)
+        inputs = NO_INPUTS  # later calls find them in the cache
+        options[cache] = getattr(output, cache, None)
+        if options[cache] is None:
             raise RecordError(
-                f"{type(self._model).__name__} returned no {self._argument} with use_cache=True: "
-                "put it into eval mode, or turn its gradient checkpointing off to sample."
+                f"{type(model).__name__} returned no {cache} with use_cache=True: put it into eval "
+                "mode, or turn its gradient checkpointing off to sample."
             )
-        self._options[self._argument] = past
-        return _last(output, self._model, newest.shape[0])
+        return _last(output, model, newest.shape[0])
+
+    return next_token
 
 
-class _OfWhole:
-    """A module without a cache: each call computes all tokens so far."""
+def _whole(model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> NextToken:
+    """Return a function that computes all tokens so far at each call."""
+    options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+    if "actions" in names:
+        options["actions"] = None
+    seen: Tensor | None = None
 
-    def __init__(self, model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> None:
-        self._model = model
-        self._inputs = inputs
-        self._options: dict[str, Any] = {}
-        if "logits_to_keep" in names:
-            self._options["logits_to_keep"] = 1
-        if "actions" in names:
-            self._options["actions"] = None
-        self._seen: Tensor | None = None
+    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+        nonlocal seen, inputs
+        if seen is not None:
+            inputs = inputs.extended(newest.shape[1])
+        seen = newest if seen is None else torch.cat([seen, newest], 1)
+        output = call(model, seen, attention_mask, inputs=inputs, **options)
+        return _last(output, model, newest.shape[0])
 
-    def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
-        if self._seen is None:
-            tokens = newest
-        else:
-            tokens = torch.cat([self._seen, newest], 1)
-            self._inputs = self._inputs.extended(newest.shape[1])
-        self._seen = tokens
-        output = call(self._model, tokens, attention_mask, inputs=self._inputs, **self._options)
-        return _last(output, self._model, newest.shape[0])
+    return next_token
 
 
 def _last(output: object, model: nn.Module, batch: int) -> Tensor:
     """Return the logits after the last token, `[B, V]`."""
     logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
-    if logits.dim() != 3:
+    if logits.dim() != 3 or logits.shape[0] != batch:
         raise RecordError(
             f"the actor {type(model).__name__} answered with shape {list(logits.shape)}, not "
             f"[{batch}, S, V]."
         )
-    return _checked(logits[:, -1], batch, model)
-
-
-def _checked(logits: Tensor, batch: int, model: object) -> Tensor:
-    if logits.dim() != 2 or logits.shape[0] != batch:
-        raise RecordError(
-            f"{type(model).__name__} gave logits of shape {list(logits.shape)} for the next token, "
-            f"not [{batch}, V]."
-        )
-    return logits
+    return logits[:, -1]

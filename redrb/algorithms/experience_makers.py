@@ -19,7 +19,7 @@ from redrb.algorithms.advantages import (
     group_relative_advantages,
     token_rewards,
 )
-from redrb.algorithms.batches import REFERENCE_LOG_PROBS
+from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
 from redrb.algorithms.completions import Completions
 from redrb.algorithms.generation import check_options, generate
 from redrb.algorithms.log_probs import action_log_probs
@@ -99,28 +99,22 @@ class CompletionScorer(ABC):
         with torch.no_grad(), evaluating(self.reward_model):
             return self._rewarded(experience, self.score(done))
 
-    @property
-    def makes_parts(self) -> bool:
-        """Whether rewards come in parts, and no subclass scores in another way."""
-        made = type(self)
-        return (
-            isinstance(self.reward_model, Reward)
-            and self.reward_model.comes_in_parts
-            and made.score is CompletionScorer.score
-            and made.make_experience is CompletionScorer.make_experience
-        )
-
     def make_parts(self, inputs: object, **options: Any) -> Iterator[Experience]:
         """Yield the experience of a batch in parts: groups whose rewards come first go first.
+
+        There is one part if the rewards come together, or a subclass scores in another way.
 
         Args:
             inputs, options: As for `make_experience`.
         """
-        if not self.makes_parts or not isinstance(self.reward_model, Reward):
+        made, base = type(self), CompletionScorer
+        together = made.score is not base.score or made.make_experience is not base.make_experience
+        reward = self.reward_model
+        if together or not isinstance(reward, Reward) or not reward.comes_in_parts:
             yield self.make_experience(inputs, **options)
             return
         done, experience = self._sampled(inputs, **options)
-        for rows, rewards in self.reward_model.as_ready(done, self.group_size):
+        for rows, rewards in reward.as_ready(done, self.group_size):
             raw = torch.tensor(rewards, device=done.sequences.device)
             whole = rows == list(range(len(experience)))
             yield self._rewarded(experience if whole else select_rows(experience, rows), raw)
@@ -302,7 +296,9 @@ class GRPOExperienceMaker(CompletionScorer):
 
 
 @torch.no_grad()
-def reference_log_probs(model: nn.Module, done: Completions, *, temperature: float) -> Tensor:
+def reference_log_probs(
+    model: nn.Module, done: Completions | TrainingBatch, *, temperature: float
+) -> Tensor:
     """Return a policy's log-probability of each action, float32 `[B, A]`, 0 on padding."""
     actions = done.action_mask.shape[1]
     logits = action_logits(model, done.sequences, done.attention_mask, actions, inputs=done.inputs)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from redrb.algorithms.completions import Completions
-from redrb.algorithms.decoding import NextToken, decoder_of
+from redrb.algorithms.decoding import decoder_of
 from redrb.algorithms.models import device_of
 from redrb.algorithms.prompts import further_keys, prompt_inputs, read_prompts
 from redrb.errors import ConfigError
@@ -150,11 +150,40 @@ def generate(
     device = device_of(model) or tokens.device
     tokens, mask = tokens.to(device), mask.to(device)
     room = _room(tokens.shape[1], max_length, max_new_tokens)
-    ends = _tokens(eos_token_id, device)
+    listed = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id or ())
+    ends = torch.tensor(listed, dtype=torch.int64, device=device)
     inputs = prompt_inputs(model, prompts, pad_token_id=pad_token_id)
     next_token = decoder_of(model, use_cache=use_cache, inputs=inputs)
-    done = _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
-    return replace(done, keys=keys, inputs=inputs.extended(done.action_mask.shape[1]))
+    (batch, start), pad = tokens.shape, pad_token_id or 0
+    sequences = torch.cat([tokens, tokens.new_full((batch, room), pad)], 1)
+    attention_mask = torch.cat([mask, mask.new_zeros(batch, room)], 1)
+    noted = torch.zeros(batch, room, device=device)
+    versions = torch.full((batch, room), -1, device=device)
+    running = torch.ones(batch, dtype=torch.bool, device=device)
+    newest, end, known = tokens, start, False
+    while end < start + room and running.any():
+        try:
+            version = None if before_token is None else before_token()
+        except SamplingEnded:
+            break
+        chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
+        sequences[:, end] = chosen.masked_fill(~running, pad)
+        attention_mask[:, end] = running
+        noted[:, end - start] = log_probs.masked_fill(~running, 0.0)
+        if version is not None:
+            versions[:, end - start], known = torch.where(running, version, -1), True
+        running = running & ~torch.isin(sequences[:, end], ends)
+        newest, end = sequences[:, end : end + 1], end + 1
+    return Completions(
+        sequences[:, :end],
+        attention_mask[:, :end],
+        attention_mask[:, start:end].bool(),
+        noted[:, : end - start],
+        versions[:, : end - start] if known else None,
+        ~running,
+        keys,
+        inputs.extended(end - start),
+    )
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:
@@ -182,61 +211,10 @@ _OPTIONS = frozenset(inspect.signature(generate).parameters) - {"model", "prompt
 _OF_SAMPLER = [field.name for field in fields(Sampler)]
 
 
-def _sample(
-    next_token: NextToken,
-    tokens: Tensor,
-    mask: Tensor,
-    sampler: Sampler,
-    room: int,
-    ends: Tensor,
-    pad: int,
-    before_token: Callable[[], int | None] | None,
-) -> Completions:
-    batch, start = tokens.shape
-    sequences = torch.cat([tokens, tokens.new_full((batch, room), pad)], 1)
-    attention_mask = torch.cat([mask, mask.new_zeros(batch, room)], 1)
-    noted = torch.zeros(batch, room, device=tokens.device)
-    running = torch.ones(batch, dtype=torch.bool, device=tokens.device)
-    versions: list[int | None] = []
-    newest, end = tokens, start
-    while end < start + room and running.any():
-        try:
-            versions.append(None if before_token is None else before_token())
-        except SamplingEnded:
-            break
-        chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
-        sequences[:, end] = chosen.masked_fill(~running, pad)
-        attention_mask[:, end] = running
-        noted[:, end - start] = log_probs.masked_fill(~running, 0.0)
-        running = running & ~torch.isin(sequences[:, end], ends)
-        newest, end = sequences[:, end : end + 1], end + 1
-    action_mask = attention_mask[:, start:end].bool()
-    return Completions(
-        sequences[:, :end],
-        attention_mask[:, :end],
-        action_mask,
-        noted[:, : end - start],
-        _noted(versions, action_mask),
-        finished=~running,
-    )
-
-
-def _noted(versions: Sequence[int | None], action_mask: Tensor) -> Tensor | None:
-    """Return the version of each action, int64 `[B, A]`, from the versions of the columns."""
-    if all(version is None for version in versions):
-        return None
-    columns = [-1 if version is None else version for version in versions]
-    noted = torch.tensor(columns, dtype=torch.int64, device=action_mask.device)
-    return noted.expand(action_mask.shape).masked_fill(~action_mask, -1)
-
-
 def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int:
     """Return the largest number of tokens in a completion."""
-    rooms = []
-    if max_new_tokens is not None:
-        rooms.append(max_new_tokens)
-    if max_length is not None:
-        rooms.append(max_length - start)
+    limits = (max_new_tokens, None if max_length is None else max_length - start)
+    rooms = [each for each in limits if each is not None]
     if not rooms:
         raise ConfigError("give max_new_tokens or max_length: how long completions may be.")
     if min(rooms) < 1:
@@ -245,9 +223,3 @@ def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int
             f"than the {start} tokens of the padded prompts."
         )
     return min(rooms)
-
-
-def _tokens(ids: int | Sequence[int] | None, device: torch.device) -> Tensor:
-    """Return token ids as a tensor, empty for None."""
-    listed = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-    return torch.tensor(listed, dtype=torch.int64, device=device)

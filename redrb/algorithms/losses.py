@@ -26,10 +26,7 @@ Aggregation: TypeAlias = Literal["token", "sequence"]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Divisors of the means of a whole batch, for a part of it.
-
-    A part's sums divided by these numbers add up to the means of the whole batch, so the gradients
-    of all parts add up to that of the whole batch.
+    """Divisors of the means of a whole batch, for a part: parts add up to its means and gradients.
 
     Attributes:
         actions: Actions that count in the whole batch, a number `[]`.
@@ -47,11 +44,7 @@ class Totals:
         return cls(mask.sum(), mask.any(1).sum(), mask.new_tensor(mask.shape[0], dtype=torch.int64))
 
     def of_ranks(self, mean: Callable[[Tensor], Tensor]) -> Totals:
-        """Return the mean of the totals over ranks, whose gradients are averaged.
-
-        Args:
-            mean: Averages numbers `[N]` over the ranks.
-        """
+        """Return the means over ranks, as of their gradients; `mean` averages numbers `[N]`."""
         counts = torch.stack([self.actions, self.samples, self.rows])
         return Totals(*mean(counts.float()).unbind())
 
@@ -149,12 +142,9 @@ def policy_loss(
     Args:
         ratio: Ratio of new to old probability of each action, float32 `[B, A]`.
         advantages: float32 `[B, A]`.
-        mask: True where an action counts, bool `[B, A]`.
         clip: Epsilon of PPO's equation 7.
         clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there); None: `clip`.
-        aggregation: How losses of actions become one number.
-        weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
-        totals: As for `redrb.algorithms.losses.aggregate`.
+        aggregation, weights, totals: As for `redrb.algorithms.losses.aggregate`.
     """
     advantages = advantages.masked_fill(~mask, 0.0)
     clipped = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
@@ -210,20 +200,13 @@ def grpo_loss(
     divergence from the reference policy. The paper aggregates by "sequence", DAPO by "token".
 
     Args:
-        log_probs: Log-probabilities of the actor in training, float32 `[B, A]`.
-        old_log_probs: Log-probabilities of the policy that sampled, float32 `[B, A]`.
-        advantages: float32 `[B, A]`; in GRPO the same for all actions of a sample.
-        mask: True where an action counts, bool `[B, A]`.
-        clip: The lower epsilon.
-        clip_high: The upper epsilon (DAPO's "clip higher"); None: `clip`.
+        log_probs, old_log_probs, reference_log_probs: Log-probabilities of the actor in training,
+            of the policy that sampled, and of the reference policy, which is needed unless `beta`
+            is 0; float32 `[B, A]` each.
         beta: Price of the divergence; the paper has 0.04, DAPO 0.
-        reference_log_probs: Log-probabilities of the reference policy, float32 `[B, A]`; needed
-            unless `beta` is 0.
-        aggregation: How losses of actions become one number.
-        weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
         policy_weights: Weights of the policy loss alone, not of the divergence, `[B, A]`, such as
             those of `truncated_importance`.
-        totals: As for `redrb.algorithms.losses.aggregate`.
+        advantages, clip, clip_high, aggregation, weights, totals: As for `policy_loss`.
 
     Raises:
         ConfigError: `beta` is not 0 and there are no reference log-probabilities.
@@ -290,9 +273,8 @@ def truncated_importance(
     `rollout_is="token"`, TRL's `vllm_importance_sampling_mode="token_truncate"`.
 
     Args:
-        log_probs: Log-probabilities of the trainer's policy, float32 `[B, A]`.
-        maker_log_probs: Log-probabilities that the maker noted, float32 `[B, A]`.
-        mask: True where an action counts, bool `[B, A]`.
+        log_probs, maker_log_probs: Of the trainer's policy, and as the maker noted them, float32
+            `[B, A]`.
         cap: Largest weight, > 0.
     """
     return _log_ratio(log_probs, maker_log_probs, mask).exp().clamp(max=cap).detach()

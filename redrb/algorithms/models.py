@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -31,7 +31,6 @@ from redrb.algorithms.log_probs import choosing_logits
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.batching import lengths_of
 from redrb.experience.padding import lengths_name, row_slice
-from redrb.experience.records import Side
 
 NO_INPUT = frozenset(("input_ids", "sequences", "attention_mask", "labels"))
 """Arguments of `forward` that are never taken from `Experience.tensors`."""
@@ -52,23 +51,17 @@ class ModelInputs:
 
     Attributes:
         aligned: Tensors of one entry a token, `[B, S]`, by name.
-        others: All other tensors, `[B, ...]`, padded to the longest sample.
+        others: All other tensors, `[B, ...]`, padded on the left to the longest sample.
         lengths: First dimension of each sample's tensor, int64 `[B]`, where they differ.
-        side: Side of that padding.
     """
 
     aligned: Mapping[str, Tensor] = field(default_factory=dict)
     others: Mapping[str, Tensor] = field(default_factory=dict)
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
-    side: Side = "left"
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], sequences: Tensor, *, side: Side = "left") -> Self:
-        """Sort the tensors of a batch, `[B, ...]` each.
-
-        Args:
-            sequences: Token ids, int64 `[B, S]`.
-        """
+    def of(cls, tensors: Mapping[str, Tensor], sequences: Tensor) -> Self:
+        """Sort the tensors of a batch, `[B, ...]` each, whose `sequences` are `[B, S]`."""
         lengths = {name: tensors[lengths_name(name)] for name in lengths_of(tensors)}
         given = {
             name: tensor
@@ -77,27 +70,21 @@ class ModelInputs:
         }
         aligned = {name: each for name, each in given.items() if each.shape == sequences.shape}
         others = {name: each for name, each in given.items() if name not in aligned}
-        return cls(
-            aligned, others, {name: lengths[name] for name in lengths if name in others}, side
-        )
+        return cls(aligned, others, {name: lengths[name] for name in lengths if name in others})
 
     def rows(self, index: Tensor) -> ModelInputs:
-        """Return the inputs of some samples.
-
-        Args:
-            index: Rows, int64 `[N]`, in any order, also repeated.
-        """
-        return ModelInputs(
-            {name: each[index.to(each.device)] for name, each in self.aligned.items()},
-            {name: each[index.to(each.device)] for name, each in self.others.items()},
-            {name: each[index.to(each.device)] for name, each in self.lengths.items()},
-            self.side,
+        """Return the inputs of some rows, int64 `[N]`, in any order, also repeated."""
+        sorts = (self.aligned, self.others, self.lengths)
+        chosen = (
+            {name: each[index.to(each.device)] for name, each in tensors.items()}
+            for tensors in sorts
         )
+        return ModelInputs(*chosen)
 
     def columns(self, first: int, last: int) -> ModelInputs:
         """Return the inputs for the tokens at positions `first` to `last` - 1 of all rows."""
         aligned = {name: each[:, first:last] for name, each in self.aligned.items()}
-        return ModelInputs(aligned, self.others, self.lengths, self.side)
+        return replace(self, aligned=aligned)
 
     def extended(self, by: int) -> ModelInputs:
         """Return the inputs for sequences with `by` further tokens, whose aligned entries are 0."""
@@ -105,18 +92,14 @@ class ModelInputs:
             name: torch.cat([each, each.new_zeros(each.shape[0], by)], 1)
             for name, each in self.aligned.items()
         }
-        return ModelInputs(aligned, self.others, self.lengths, self.side)
+        return replace(self, aligned=aligned)
 
     def reordered(self, order: Tensor) -> ModelInputs:
         """Return the inputs for rows whose tokens were reordered by `gather(1, order)`."""
         aligned = {
             name: each.gather(1, order.to(each.device)) for name, each in self.aligned.items()
         }
-        return ModelInputs(aligned, self.others, self.lengths, self.side)
-
-    def taken_by(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the names of the inputs that a `forward` with these argument names takes."""
-        return names & (self.aligned.keys() | self.others.keys())
+        return replace(self, aligned=aligned)
 
     def for_forward(self, names: frozenset[str], device: torch.device) -> dict[str, Tensor]:
         """Return the inputs that a `forward` with these argument names takes, on a device."""
@@ -140,7 +123,7 @@ class ModelInputs:
         lengths = self.lengths[name].tolist()
         return torch.cat(
             [
-                row[row_slice(length, longest, self.side)]
+                row[row_slice(length, longest, "left")]
                 for row, length in zip(tensor, lengths, strict=True)
             ]
         )

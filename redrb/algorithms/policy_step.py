@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias, get_args
 
@@ -12,10 +12,18 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from redrb.algorithms.batches import PROXIMAL_LOG_PROBS, MicroBatches, TrainingBatch
-from redrb.algorithms.log_probs import action_log_probs
+from redrb.algorithms.batches import (
+    PROXIMAL_LOG_PROBS,
+    REFERENCE_LOG_PROBS,
+    MicroBatches,
+    TrainingBatch,
+)
+from redrb.algorithms.log_probs import action_log_probs, entropy
 from redrb.algorithms.losses import (
     Aggregation,
+    action_ratio,
+    grpo_loss,
+    kl_estimate,
     masked_mean,
     row_mean,
     truncated_importance,
@@ -24,39 +32,6 @@ from redrb.algorithms.models import action_logits, device_of
 from redrb.checks import check_choice
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
-
-
-class Gradients:
-    """Gradients of one process; `RankGradients` are those of several ranks.
-
-    Steps call it with numbers of this rank; the methods `mean` and `most` are called by all ranks
-    the same number of times, in the same order.
-    """
-
-    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Return the context of one micro-batch's forward and backward pass.
-
-        Args:
-            model: Network in training.
-            last: Whether this is the step's last micro-batch of the network.
-        """
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss to those of the parameters."""
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def clip(self, model: nn.Module, limit: float) -> Tensor:
-        """Scale the gradients of a model to the norm `limit` at most; return the norm before."""
-        return clip_grad_norm_(list(model.parameters()), limit)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Return numbers `[N]` averaged over the ranks."""
-        return values
-
-    def most(self, values: Tensor) -> Tensor:
-        """Return the largest of each number `[N]` on any rank."""
-        return values
 
 
 def check_positive(**options: float | None) -> None:
@@ -76,64 +51,15 @@ def check_not_negative(**options: float) -> None:
 LARGEST = "_max"
 """End of the names of metrics of which the largest counts; all others are added up."""
 
-
-def gradients_of(model: nn.Module) -> Gradients:
-    """Return the gradients of a model: of all ranks, if it is replicated or sharded over them."""
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
-        return RankGradients(sharded=sharded)
-    return Gradients()
-
-
-class RankGradients(Gradients):
-    """Averages over the ranks of torch.distributed.
-
-    Args:
-        sharded: Whether gradients are sharded: each micro-batch then reduces them, because whole
-            gradients would not fit into memory.
-    """
-
-    def __init__(self, *, sharded: bool = False) -> None:
-        self._sharded = sharded
-
-    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Return the context of one micro-batch; replicas average gradients in the last one."""
-        if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
-            context: AbstractContextManager[object] = model.no_sync()
-            return context
-        return nullcontext()
-
-    def clip(self, model: nn.Module, limit: float) -> Tensor:
-        """Scale the gradients of a model, of all its shards, to the norm `limit` at most."""
-        norm: Any = clip_grad_norm_(list(model.parameters()), limit)
-        whole: Tensor = norm.full_tensor() if self._sharded else norm
-        return whole
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Return numbers `[N]` averaged over the ranks."""
-        return self._reduced(values, distributed.ReduceOp.SUM) / distributed.get_world_size()
-
-    def most(self, values: Tensor) -> Tensor:
-        """Return the largest of each number `[N]` on any rank."""
-        return self._reduced(values, distributed.ReduceOp.MAX)
-
-    def _reduced(self, values: Tensor, how: distributed.ReduceOp.RedOpType) -> Tensor:
-        on_accelerator = distributed.get_backend() == "nccl"
-        device = torch.device("cuda") if on_accelerator else torch.device("cpu")
-        reduced = values.detach().to(device, copy=True)
-        distributed.all_reduce(reduced, how)
-        return reduced.to(values.device)
-
-
-LARGEST = "_max"
-"""End of the names of metrics of which the largest counts; all others are added up."""
-
 LossOf: TypeAlias = Callable[[TrainingBatch], tuple[Tensor, Mapping[str, Tensor]]]
 """Returns the loss and the metrics of a part of a batch: its shares of those of the whole."""
 
 
 class PolicyStep:
     """Base of steps that train an actor by the ratio of its policy to an earlier one.
+
+    Gradients and metrics are those of all ranks if the actor is replicated
+    (DistributedDataParallel) or sharded (FSDP2); all ranks then take the same number of steps.
 
     Attributes:
         algorithm: Name of the algorithm, for error messages.
@@ -152,14 +78,14 @@ class PolicyStep:
         micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
             no limit.
         micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
-        gradients: How gradients are accumulated and averaged; None: over all ranks if the actor is
-            replicated (DistributedDataParallel) or sharded (FSDP2), otherwise in this process.
 
     Raises:
         ConfigError: An option is out of range.
     """
 
     algorithm: str
+    beta = 0.0
+    entropy_coef = 0.0
 
     def __init__(
         self,
@@ -173,7 +99,6 @@ class PolicyStep:
         truncated_importance: float | None = None,
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
-        gradients: Gradients | None = None,
     ) -> None:
         check_positive(
             clip=clip,
@@ -188,21 +113,64 @@ class PolicyStep:
         self.aggregation: Aggregation = aggregation
         self.temperature, self.truncated_importance = temperature, truncated_importance
         self.micro_batches = MicroBatches(micro_batch_size, micro_batch_tokens)
-        self.gradients = gradients or gradients_of(actor)
+        self._sharded = any(hasattr(parameter, "full_tensor") for parameter in actor.parameters())
+        self._ranks = self._sharded or isinstance(actor, nn.parallel.DistributedDataParallel)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss; override it, for instance to scale the loss."""
-        self.gradients.backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the actor's loss, float32 `[]`, and its metrics.
+
+        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
+        of metrics whose names end with `_max` the largest counts.
+        """
+        mask, totals = batch.action_mask, batch.totals
+        reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
+        advantages = self._advantages(batch)
+        logits, log_probs = self._forward(batch)
+        loss = grpo_loss(
+            log_probs,
+            batch.old_log_probs,
+            advantages,
+            mask,
+            clip=self.clip,
+            clip_high=self.clip_high,
+            beta=self.beta,
+            reference_log_probs=reference,
+            aggregation=self.aggregation,
+            weights=batch.weights,
+            policy_weights=batch.policy_weights,
+            totals=totals,
+        )
+        with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
+        metrics = {"actor_loss": loss, "entropy": mean_entropy}
+        with torch.no_grad():
+            ratio = action_ratio(log_probs, batch.old_log_probs, mask)
+            high = self.clip if self.clip_high is None else self.clip_high
+            outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
+            metrics |= {
+                "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),  # k3
+                "clip_fraction": masked_mean(outside.float(), mask, totals),
+                "ratio_mean": masked_mean(ratio, mask, totals),
+                "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
+            }
+            if reference is not None:
+                kl = kl_estimate(log_probs, reference, mask)
+                metrics["reference_kl"] = masked_mean(kl, mask, totals)
+        return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
 
     def batch(self, experience: Experience, network: nn.Module) -> TrainingBatch:
         """Return the batch on the network's device, with the totals of all ranks."""
         batch = TrainingBatch.of(experience, algorithm=self.algorithm, device=device_of(network))
-        return replace(batch, totals=batch.totals.of_ranks(self.gradients.mean))
+        return replace(batch, totals=batch.totals.of_ranks(self._mean))
 
     def parts(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """Return the micro-batches of a batch, on all ranks the same number."""
         parts = self.micro_batches.split(batch)
-        most = self.gradients.most(torch.tensor([len(parts)], device=batch.sequences.device))
+        most = self._most(torch.tensor([len(parts)], device=batch.sequences.device))
         return parts + [parts[-1].without_actions()] * (int(most[0]) - len(parts))
 
     def accumulate(
@@ -211,8 +179,11 @@ class PolicyStep:
         """Add the gradients of a batch, part by part; return the metrics of the whole batch."""
         metrics: dict[str, Tensor] = {}
         parts = self.parts(batch)
+        replicated = isinstance(network, nn.parallel.DistributedDataParallel)
         for number, part in enumerate(parts, 1):
-            with self.gradients.accumulating(network, last=number == len(parts)):
+            # replicas average in the last part; shards reduce each, as whole ones would not fit
+            partial = replicated and number < len(parts)
+            with network.no_sync() if partial else nullcontext():  # type: ignore[operator]
                 loss, shares = loss_of(part)
                 self.backward(loss)
             for name, value in shares.items():
@@ -246,10 +217,10 @@ class PolicyStep:
             RecordError: A gradient is not finite. No optimizer was stepped.
         """
         limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
-        norms = {
-            f"{name}_grad_norm": self.gradients.clip(network, limit)
-            for name, network in networks.items()
-        }
+        norms: dict[str, Tensor] = {}
+        for name, network in networks.items():
+            norm: Any = clip_grad_norm_(list(network.parameters()), limit)
+            norms[f"{name}_grad_norm"] = norm.full_tensor() if self._sharded else norm
         distinct = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         for name, norm in norms.items():
             if not bool(norm.isfinite()):
@@ -264,22 +235,34 @@ class PolicyStep:
             optimizer.step()
         lengths = batch.action_mask.sum(1).float()
         of_lengths = {"length_mean": row_mean(lengths, batch.totals), "length_max": lengths.amax()}
-        return self._of_all_ranks({**metrics, **of_lengths, **norms})
-
-    def _of_all_ranks(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return metrics as floats; metrics on one device are copied to the host at once."""
-        found = {name: value.detach().float() for name, value in metrics.items()}
-        by_device: dict[torch.device, list[str]] = {}
+        found = {**metrics, **of_lengths, **norms}
+        by_device: dict[torch.device, list[str]] = {}  # each is copied to the host at once
         for name, value in found.items():
             by_device.setdefault(value.device, []).append(name)
         floats: dict[str, float] = {}
         for names in by_device.values():
-            values = torch.stack([found[name] for name in names])
-            means = self.gradients.mean(values).tolist()
-            largest = self.gradients.most(values).tolist()
+            values = torch.stack([found[name].detach().float() for name in names])
+            means, largest = self._mean(values).tolist(), self._most(values).tolist()
             for name, mean, most in zip(names, means, largest, strict=True):
                 floats[name] = most if name.endswith(LARGEST) else mean
         return {name: floats[name] for name in found}
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """Return numbers `[N]` averaged over the ranks."""
+        total = self._reduced(values, distributed.ReduceOp.SUM)
+        return total / distributed.get_world_size() if self._ranks else total
+
+    def _most(self, values: Tensor) -> Tensor:
+        """Return the largest of each number `[N]` on any rank."""
+        return self._reduced(values, distributed.ReduceOp.MAX)
+
+    def _reduced(self, values: Tensor, how: distributed.ReduceOp.RedOpType) -> Tensor:
+        if not self._ranks:
+            return values
+        on_accelerator = distributed.get_backend() == "nccl"
+        reduced = values.detach().to("cuda" if on_accelerator else "cpu", copy=True)
+        distributed.all_reduce(reduced, how)
+        return reduced.to(values.device)
 
     def proximal(
         self, experience: Experience, batch: TrainingBatch
@@ -298,7 +281,7 @@ class PolicyStep:
             parts = self.parts(batch)
             with torch.no_grad():
                 found = batch.joined(parts, [self._forward(part)[1] for part in parts])
-            experience.tensors[PROXIMAL_LOG_PROBS] = batch.stored(found)
+            experience.tensors[PROXIMAL_LOG_PROBS] = found
         mask, cap = batch.action_mask, self.truncated_importance
         weights = truncated_importance(found, batch.old_log_probs, mask, cap=cap)
         metrics = {
@@ -317,15 +300,6 @@ class PolicyStep:
         )
         return logits, log_probs
 
-    @torch.no_grad()
-    def _ratio_metrics(self, ratio: Tensor, batch: TrainingBatch) -> dict[str, Tensor]:
-        """Return `approx_kl` (k3, old from current policy), `clip_fraction` and ratios."""
-        mask, totals = batch.action_mask, batch.totals
-        high = self.clip if self.clip_high is None else self.clip_high
-        outside = (ratio < 1 - self.clip) | (ratio > 1 + high)
-        return {
-            "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask, totals),
-            "clip_fraction": masked_mean(outside.float(), mask, totals),
-            "ratio_mean": masked_mean(ratio, mask, totals),
-            "ratio_max": ratio.masked_fill(~mask, 0.0).amax(),
-        }
+    def _advantages(self, batch: TrainingBatch) -> Tensor:
+        """Return the advantages `[B, A]`."""
+        return batch.per_action("advantages")

@@ -175,16 +175,9 @@ def prompt_inputs(
             prompt lacks one that has fewer than two dimensions.
     """
     names, keys = forward_names(model), further_keys(prompts)
-    candidates = {
-        name: values
-        for name, values in keys.items()
-        if name not in NO_INPUT and ("inputs" in names or name in names)
-    }
-    given = {
-        name: found
-        for name, values in candidates.items()
-        if (found := _tensors(name, values)) is not None
-    }
+    wanted = keys.keys() - NO_INPUT if "inputs" in names else (keys.keys() & names) - NO_INPUT
+    found = {name: _tensors(name, keys[name]) for name in keys if name in wanted}
+    given = {name: values for name, values in found.items() if values is not None}
     if not given:
         return NO_INPUTS
     tokens, mask = read_prompts(prompts, pad_token_id=pad_token_id)

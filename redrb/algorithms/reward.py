@@ -77,11 +77,10 @@ class Reward:
 
     def __call__(self, completions: Completions, group_size: int = 1) -> list[float]:
         """Return the reward of each completion; nan in groups that are to be filtered."""
-        rewards = [math.nan] * len(completions)
-        for rows, found in self.as_ready(completions, group_size):
-            for row, reward in zip(rows, found, strict=True):
-                rewards[row] = reward
-        return rewards
+        found: dict[int, float] = {}
+        for rows, rewards in self.as_ready(completions, group_size):
+            found.update(zip(rows, rewards, strict=True))
+        return [found[row] for row in range(len(completions))]
 
     def as_ready(self, completions: Completions, group_size: int = 1) -> Iterator[Ready]:
         """Yield the rows of groups and their rewards, groups that are ready first go first.
@@ -115,17 +114,18 @@ class Reward:
         self, completions: Completions, groups: list[list[int]]
     ) -> Iterator[tuple[list[list[int]], Results]]:
         """Yield groups that are ready, and results of which these groups have all."""
-        each, calls = completions.each(self._decode), Calls(self._timeout)
+        calls = Calls(self._timeout)
         if self._batched:
 
             def call(rows: list[int]) -> Any:
-                result = calls.result(lambda: self._function([each[row] for row in rows]))
+                result = calls.result(partial(self._function, self._some(completions, rows)))
                 if isinstance(result, Exception):
                     raise result
                 return result
 
             yield groups, _of_batch(call, groups)
             return
+        each = completions.each(self._decode)
         group_of = {row: number for number, rows in enumerate(groups) for row in rows}
         missing = [len(rows) for rows in groups]
         results: dict[int, Any] = {}
@@ -138,6 +138,18 @@ class Reward:
                     ready.append(groups[group_of[row]])
             if ready:
                 yield ready, results
+
+    def _some(self, completions: Completions, rows: list[int]) -> Any:
+        """Return some completions, as a function of several gets them."""
+        each = completions.each(self._decode)
+        return [each[row] for row in rows]
+
+
+class _OfCompletions(Reward):
+    """Scores by a function of `Completions`."""
+
+    def _some(self, completions: Completions, rows: list[int]) -> Completions:
+        return completions if len(rows) == len(completions) else completions.rows(rows)
 
 
 def _groups(count: int, size: int) -> list[list[int]]:
@@ -183,12 +195,9 @@ def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
         rewards += [math.nan] * len(group) if faults else [number for number, _ in found]
     for alike in failed.values():
         fault, count = alike[0][0], sum(bad for _, bad, _ in alike)
-        if len(alike) == 1:
-            text = f"a group is filtered: {fault.what} of %d of its %d completions %s"
-        else:
-            text = (
-                f"{len(alike)} groups are filtered: {fault.what} of %d of their %d completions %s"
-            )
+        several = len(alike) > 1
+        said = f"{len(alike)} groups are filtered" if several else "a group is filtered"
+        text = f"{said}: {fault.what} of %d of {'their' if several else 'its'} %d completions %s"
         size = sum(size for _, _, size in alike)
         log_filtered(fault, text, count, size, fault.why, groups=len(alike))
     return rows, rewards
@@ -231,14 +240,6 @@ def scores_of(scorer: Scorer, completions: Completions, group_size: int = 1) -> 
             completions.attention_mask,
             inputs=completions.inputs,
         )
-    if isinstance(scorer, Reward):
-        rewards = scorer(completions, group_size)
-    else:
-        count = len(completions)
-
-        def call(rows: list[int]) -> Any:
-            return scorer(completions if len(rows) == count else completions.rows(rows))
-
-        groups = _groups(count, group_size)
-        _, rewards = _joined(groups, _of_batch(call, groups))
+    reward = scorer if isinstance(scorer, Reward) else _OfCompletions(scorer, batched=True)
+    rewards = reward(completions, group_size)
     return torch.tensor(rewards, dtype=torch.float32, device=completions.sequences.device)

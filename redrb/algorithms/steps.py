@@ -10,21 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
-from redrb.algorithms.log_probs import entropy
+from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.losses import (
     Aggregation,
-    action_ratio,
-    grpo_loss,
-    kl_estimate,
     masked_mean,
     normalised,
-    policy_loss,
-    product,
     row_mean,
     value_loss,
 )
@@ -122,32 +115,6 @@ class PPOStep(PolicyStep):
             metrics["reference_kl"] = masked_mean(kl, whole.action_mask, whole.totals)
         networks = {"actor": self.actor, "critic": self.critic}
         return self._end(whole, metrics, networks, (self.actor_optimizer, self.critic_optimizer))
-
-    def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor's loss, float32 `[]`, and its metrics.
-
-        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
-        of metrics whose names end with `_max` the largest counts.
-        """
-        mask, totals = batch.action_mask, batch.totals
-        advantages = self._advantages(batch)
-        logits, log_probs = self._forward(batch)
-        ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-        loss = policy_loss(
-            ratio,
-            advantages,
-            mask,
-            clip=self.clip,
-            clip_high=self.clip_high,
-            aggregation=self.aggregation,
-            weights=product(batch.weights, batch.policy_weights),
-            totals=totals,
-        )
-        with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
-            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
-        metrics = {"actor_loss": loss, "entropy": mean_entropy}
-        metrics |= self._ratio_metrics(ratio, batch)
-        return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
 
     def _advantages(self, batch: TrainingBatch) -> Tensor:
         """Return the advantages `[B, A]`, normalised over the whole batch if that is asked for."""
@@ -263,36 +230,3 @@ class GRPOStep(PolicyStep):
         if experience.reward is not None:
             metrics["reward"] = row_mean(whole.field("reward"), whole.totals)
         return self._end(whole, metrics, {"actor": self.actor}, (self.optimizer,))
-
-    def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor's loss, float32 `[]`, and its metrics.
-
-        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
-        of metrics whose names end with `_max` the largest counts.
-        """
-        mask, totals = batch.action_mask, batch.totals
-        advantages = batch.per_action("advantages")
-        reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
-        logits, log_probs = self._forward(batch)
-        loss = grpo_loss(
-            log_probs,
-            batch.old_log_probs,
-            advantages,
-            mask,
-            clip=self.clip,
-            clip_high=self.clip_high,
-            beta=self.beta,
-            reference_log_probs=reference,
-            aggregation=self.aggregation,
-            weights=batch.weights,
-            policy_weights=batch.policy_weights,
-            totals=totals,
-        )
-        with torch.no_grad():
-            ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
-            metrics = {"actor_loss": loss, "entropy": mean_entropy}
-            if reference is not None:
-                kl = kl_estimate(log_probs, reference, mask)
-                metrics["reference_kl"] = masked_mean(kl, mask, totals)
-        return loss, metrics | self._ratio_metrics(ratio, batch)

@@ -39,7 +39,6 @@ class Choice:
             first; None: all stored groups, the newest first.
         where: A query over declared tags, as `stream.take(where=)` has it.
         rank: "best" or "worst": by mean reward; "stalest": by oldest policy version.
-        count: Groups to return.
         looks: Groups to look at, to find those that match or rank first; None: as many as suits
             the choice.
     """
@@ -90,7 +89,6 @@ class Limits:
     """Bounds of what is shown of one group; what is beyond is cut, with a note.
 
     Attributes:
-        group_bytes: Bytes of a group; a larger one is not read.
         tensor_bytes: Decoded bytes of one tensor; of a larger one only the shape is shown.
         decoded_bytes: Decoded bytes of all tensors; of those beyond, only the shapes are shown.
         tokens: Tokens of a prompt, and of a response.

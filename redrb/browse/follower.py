@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any, Final
 
 from redrb.browse.browser import Browser
-from redrb.browse.entries import Entry
-from redrb.browse.records import Page
+from redrb.browse.choice import MOST_LOOKED
+from redrb.browse.records import GroupView, Page
 from redrb.browse.walk import Walk
 from redrb.connection.deadline import Deadline
 from redrb.stream.task.entries import entry_id, parse_entry
@@ -38,7 +38,7 @@ class Follower(Browser):
             self._seen = [0] * len(self._stores)
             self._passed = [0] * len(self._stores)  # entries of failed puts are not seen as groups
             self._incarnations = [""] * len(self._stores)
-            self._arrived(self._walk(self._stores, page=NEWEST))
+            self._arrived()
 
     def next(self, timeout_s: float, *, full: bool = False) -> Page:
         """Return the groups that have arrived, the oldest first; none if none came in time.
@@ -53,9 +53,8 @@ class Follower(Browser):
         with Deadline(timeout_s):
             self._block(timeout_s)
         with Deadline(at_most=self._timeout_s):
-            walk = self._walk(self._stores, page=NEWEST)
-            entries, passed, notes = self._arrived(walk)
-            views = self._views(walk, entries, len(entries), full=full)
+            walk, found, passed, notes = self._arrived()
+            views = self._read(walk, found, full=full)
         if passed > len(views):
             notes.append(
                 f"{passed - len(views):,} groups are not shown: they came faster than they are "
@@ -78,9 +77,10 @@ class Follower(Browser):
         for key, entries in reply.items() if isinstance(reply, dict) else reply or ():
             self._passed[places[key]] = parse_entry(entries[0])[0]
 
-    def _arrived(self, walk: Walk) -> tuple[list[Entry], int, list[str]]:
+    def _arrived(self) -> tuple[Walk, list[GroupView], int, list[str]]:
         """Return the newest groups since the last look, how many there were, and notes."""
-        found: list[Entry] = []
+        walk = Walk(self._stores, self._group, where="", looks=MOST_LOOKED, page=NEWEST)
+        found: list[GroupView] = []
         notes: list[str] = []
         passed = 0
         for place in range(len(self._stores)):
@@ -89,10 +89,11 @@ class Follower(Browser):
                 self._incarnations[place] = walk.incarnations[place]
                 self._seen[place] = self._passed[place] = 0
                 notes = ["the task was created anew: its ids begin anew"]
-            new = [entry for entry in reversed(newest) if entry.seq > self._seen[place]]
+            seen, seq = self._seen[place], walk.numbering.seq
+            new = [view for view in reversed(newest) if seq(view.id) > seen]
             if new:
-                passed += new[-1].seq - self._seen[place]
-                self._seen[place] = new[-1].seq
-                self._passed[place] = max(self._passed[place], new[-1].seq)
+                last = self._seen[place] = seq(new[-1].id)
+                passed += last - seen
+                self._passed[place] = max(self._passed[place], last)
             found += new
-        return found, passed, notes
+        return walk, found, passed, notes

@@ -13,11 +13,7 @@ _KEY: Final = 256
 
 
 class PlainValues:
-    """Makes plain values of one group's extras and tags.
-
-    Attributes:
-        cut: How many texts, lists and maps were cut.
-    """
+    """Makes plain values of one group's extras and tags."""
 
     def __init__(self, limits: Limits) -> None:
         self.cut = 0

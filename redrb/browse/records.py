@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 State: TypeAlias = Literal[
     "waiting", "leased", "history", "done", "dead", "parts", "gone", "damaged"
@@ -38,7 +39,6 @@ class LetterView:
         group: Consumer group that gave it up.
         exception: Class of the exception; "" without one.
         time: When, in ISO 8601, UTC.
-        deliveries: Deliveries up to then.
         failed_deliveries: Those that ended without acknowledgement, release or rejection.
     """
 
@@ -58,8 +58,6 @@ class FieldView:
 
     Attributes:
         low: Smallest finite element; None if there is none, or it was not read.
-        mean: Mean of the finite elements.
-        not_finite: Number of elements that are nan or infinite.
         value: Its value if it is a scalar; None for others, and where it is not finite.
     """
 
@@ -81,14 +79,10 @@ class TokensView:
     has no such field. None stands for a number that is not finite.
 
     Attributes:
-        response_ids: Token ids of the response, which are the actions.
-        response_text: The decoded response; None without a tokenizer.
         response_pieces: The text of each token of the response; none without a tokenizer. A
             character of several tokens is in the piece of the last one.
         trained: Whether each token of the response counts, by the action mask.
         versions: Weight version that made it; -1 if that is not known.
-        prompt_tokens: Tokens of the prompt; the lists may be cut.
-        response_tokens: Tokens of the response.
     """
 
     prompt_ids: tuple[int, ...] = ()
@@ -126,7 +120,6 @@ class SampleView:
     """One sample of a group.
 
     Attributes:
-        status: Status of its rollout.
         policy_version: Weight version that made it; the oldest, if several did.
         reward: Its reward; None without one, and where it is not finite.
         extras: Its extras as JSON can hold them; long ones are cut.
@@ -151,14 +144,11 @@ class GroupView:
     Attributes:
         state: Where it stands for the consumer group.
         status: Status of its rollouts, in which it waits or was put.
-        size: Bytes, as stored.
-        samples_total: Its samples.
         oldest_version: Its oldest policy version.
         newest_version: Version of its newest token, if it is known.
         staleness: Newest weight version of the task minus its oldest policy version.
         tags: Its values of declared tags; without these, the tags that all of its samples share.
         reads: How often it was acknowledged.
-        failed_deliveries: Failed deliveries.
         ended: When it became history, in ISO 8601, UTC; "" if it has not.
         rewards: Reward of each sample; None for samples without.
         reward: Mean of the finite rewards; None if there is none.
@@ -195,7 +185,6 @@ class Page:
 
     Attributes:
         group: Consumer group whose view this is.
-        version: Newest weight version that the task knows.
         total: Groups among which was chosen; -1 if it is not known.
     """
 
@@ -210,10 +199,4 @@ class Page:
 
 def as_json(view: Any) -> Any:
     """Return a record as `json.dumps` takes it: lists, dicts, and images as base64."""
-    if isinstance(view, bytes):
-        return base64.b64encode(view).decode()
-    if is_dataclass(view):
-        return {each.name: as_json(getattr(view, each.name)) for each in fields(view)}
-    if isinstance(view, tuple):
-        return [as_json(each) for each in view]
-    return view
+    return msgspec.to_builtins(view)

@@ -17,11 +17,7 @@ from redrb.codec.layout import GroupLayout, parse_group
 
 
 class Samples:
-    """The samples of one group, whose bytes were checked in full.
-
-    Attributes:
-        notes: What was cut in the samples that were read.
-    """
+    """The samples of one group, whose bytes were checked in full."""
 
     def __init__(self, blob: bytes, limits: Limits) -> None:
         """Check the bytes of a group.
@@ -59,7 +55,8 @@ class Samples:
         """Return the samples, as many as the limits allow."""
         shown = min(self.count, self._limits.samples)
         plain = PlainValues(self._limits)
-        views = tuple(self._view(row, plain, tokenizer) for row in range(shown))
+        rewards = self.rewards()
+        views = tuple(self._view(row, rewards[row], plain, tokenizer) for row in range(shown))
         if shown < self.count:
             self.notes.append(f"only {shown} of {self.count} samples are shown")
         if tokenizer is not None:
@@ -76,7 +73,9 @@ class Samples:
         value = float(read_array(self._layout.group, column, row, field, shape).reshape(-1)[0])
         return value if math.isfinite(value) else None
 
-    def _view(self, row: int, plain: PlainValues, tokenizer: Tokenizer | None) -> SampleView:
+    def _view(
+        self, row: int, reward: float | None, plain: PlainValues, tokenizer: Tokenizer | None
+    ) -> SampleView:
         layout, arrays = self._layout, {}
         fields: list[FieldView] = []
         for view, array in self._arrays(row):
@@ -94,13 +93,11 @@ class Samples:
             total = tokens.prompt_tokens + tokens.response_tokens
             if shown < total:
                 self.notes.append(f"sample {row}: only {shown:,} of {total:,} tokens are shown")
-        reward = arrays.get("reward")
-        found = float(reward.reshape(-1)[0]) if reward is not None and reward.size == 1 else None
         return SampleView(
             index=row,
             status=layout.statuses[row].value,
             policy_version=layout.policy_versions[row],
-            reward=found if found is not None and math.isfinite(found) else None,
+            reward=reward,
             tags=plain.of(layout.tags[row]),
             extras=plain.of(layout.extras[row]),
             fields=tuple(fields),

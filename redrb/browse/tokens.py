@@ -31,7 +31,8 @@ def tokens_of(
     counts = np.ones(len(ids), bool)
     if attention is not None and attention.shape == ids.shape:
         counts = attention != 0
-    actions = min(_actions(arrays), len(ids))
+    known = (arrays[name] for name in _OF_ACTIONS if name in arrays)
+    actions = min(next((len(array) for array in known if array.ndim == 1), 0), len(ids))
     split = len(ids) - actions
     prompt = ids[:split][counts[:split]]
     kept = np.flatnonzero(counts[split:])[: limits.tokens]
@@ -84,12 +85,3 @@ def text_notes(samples: Sequence[TokensView | None], tokenizer: Tokenizer) -> li
         names = ", ".join(_OF_ACTIONS)
         notes.append(f"no field ({names}) tells which tokens are the response: it is empty")
     return notes
-
-
-def _actions(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return A, the number of actions; 0 if no field tells."""
-    for name in _OF_ACTIONS:
-        array = arrays.get(name)
-        if array is not None and array.ndim == 1:
-            return len(array)
-    return 0

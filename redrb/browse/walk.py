@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
-from redrb.browse.entries import Browse, Entry, EntryPage
+from redrb.browse.calls import Browse, BrowsedPage
+from redrb.browse.records import GroupView
+from redrb.connection.transport import Pipeline
+from redrb.stream.task.entries import entry_id, parse_entry
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
+
+_REQUEST_GROUPS: Final = 32
+_REQUEST_BYTES: Final = 8 << 20
+"""Groups, and their bytes, that one request reads; a single group may be larger."""
 
 
 class Walk:
@@ -16,7 +25,6 @@ class Walk:
 
     Attributes:
         total: Groups of the source, in the pages that were read.
-        stores: All partitions.
         cut: Whether the bound ended it before all groups were looked at.
     """
 
@@ -29,83 +37,108 @@ class Walk:
         self.version: int | None = None
         self.incarnations = [""] * len(stores)
         self.stores = stores
+        self.numbering = Numbering(len(stores))
         self._group = group
         self._where = where
         self._looks = looks
         self._page = page
 
-    def given(self, seqs: dict[int, list[int]]) -> dict[tuple[int, int], Entry]:
-        """Return groups by partition and number there."""
+    def given(self, ids: Sequence[int]) -> dict[int, GroupView]:
+        """Return groups by their ids."""
         found = {}
-        for number, wanted in seqs.items():
-            page = self._read(number, "given", seqs=wanted)
-            for entry in page.entries(number) if page is not None else ():
-                found[number, entry.seq] = entry
+        for number, wanted in self.numbering.by_partition(ids).items():
+            page = self._read(number, "given", seqs=[seq for seq in wanted if seq > 0])
+            for view in page.views(self.numbering, number) if page is not None else ():
+                found[view.id] = view
         return found
 
-    def through(self, *sources: str) -> Iterator[Entry]:
+    def through(self, *sources: str) -> Iterator[GroupView]:
         """Yield the groups of some sources, one source after the other."""
         return chain.from_iterable(map(self._merged, sources))
 
-    def indexed(self, source: str) -> Iterator[Entry] | None:
+    def indexed(self, source: str) -> Iterator[GroupView] | None:
         """Return the groups of a source; None if the task has no index for it."""
         if self._read(0, source) is None:
             return None
         self.looked = self.total = 0
         return self._merged(source)
 
-    def _merged(self, source: str) -> Iterator[Entry]:
+    def _merged(self, source: str) -> Iterator[GroupView]:
         key = _KEYS.get(source)
         parts = [self.each(number, source) for number in range(len(self.stores))]
         if len(parts) == 1 or key is None:  # by rank: each partition's first, then their second
-            ranked = heapq.merge(
-                *(enumerate(part) for part in parts), key=lambda pair: (pair[0], pair[1].place)
-            )
-            return (entry for _, entry in ranked)
-        return iter(heapq.merge(*parts, key=key))
+            ranked = heapq.merge(*map(enumerate, parts), key=lambda pair: pair[0])
+            return (view for _, view in ranked)
+        return iter(heapq.merge(*parts, key=lambda view: key(view, self.numbering.seq(view.id))))
 
-    def each(self, number: int, source: str) -> Iterator[Entry]:
+    def each(self, number: int, source: str) -> Iterator[GroupView]:
         """Yield the groups of a source in one partition."""
         place, first = "", True
         while place or first:
             if self.looked >= self._looks:
                 self.cut = True
                 return
-            page = self._read(number, source, place=place, first=first)
+            page = self._read(number, source, place)
             if page is None:
                 return
-            yield from page.entries(number)
+            yield from page.views(self.numbering, number)
             place, first = page.place, False
 
     def _read(
-        self,
-        number: int,
-        source: str,
-        *,
-        place: str = "",
-        seqs: Sequence[int] = (),
-        first: bool = True,
-    ) -> EntryPage | None:
+        self, number: int, source: str, place: str = "", seqs: Sequence[int] = ()
+    ) -> BrowsedPage | None:
         named = [str(seq) for seq in seqs]
         browse = Browse(self._group, source, place, self._page, self._where, named)
         page = self.stores[number].call(browse)
         if not page.indexed:
             return None
         self.looked += page.looked
-        self.total += page.total if first else 0
+        self.total += 0 if place else page.total
         self.incarnations[number] = page.incarnation
         known = [each for each in (self.version, page.version) if each is not None]
         self.version = max(known, default=None)
         return page
 
+    def payloads(
+        self, views: Iterable[GroupView], most_bytes: int
+    ) -> Iterator[tuple[GroupView, bytes | None]]:
+        """Yield groups with their bytes, a few read at a time; None for those that are gone.
 
-_KEYS: dict[str, Callable[[Entry], Any]] = {
-    "newest": lambda entry: (-entry.seq, entry.place),
-    "history": lambda entry: -entry.ended.timestamp() if entry.ended else 0.0,
-    "leased": lambda entry: (entry.seq, entry.place),
-    "stalest": lambda entry: (
-        entry.version if entry.version is not None else float("inf"),
-        entry.seq,
+        Those of more than `most_bytes` are not read.
+        """
+        batch: list[GroupView] = []
+        for view in views:
+            nbytes = sum(each.size for each in batch) + view.size
+            if batch and (len(batch) >= _REQUEST_GROUPS or nbytes > _REQUEST_BYTES):
+                yield from self._payloads(batch, most_bytes)
+                batch = []
+            batch.append(view)
+        yield from self._payloads(batch, most_bytes)
+
+    def _payloads(
+        self, batch: Sequence[GroupView], most_bytes: int
+    ) -> Iterator[tuple[GroupView, bytes | None]]:
+        small = [view.id for view in batch if not view.damaged and view.size <= most_bytes]
+        found: dict[int, bytes | None] = {}
+        for number, seqs in self.numbering.by_partition(small).items():
+            store, pipeline = self.stores[number], Pipeline()
+            for seq in seqs:
+                pipeline.add("XRANGE", store.keys.stream, entry_id(seq), entry_id(seq))
+            pipeline.add("HGET", store.keys.task, "incarnation")
+            *replies, now = store.exchange(pipeline)
+            if (now or b"").decode(errors="replace") == self.incarnations[number]:
+                entries = [parse_entry(reply[0]) for reply in replies if reply]
+                found |= {self.numbering.ids(number, [seq])[0]: blob for seq, blob in entries}
+        return ((view, found.get(view.id)) for view in batch)
+
+
+_KEYS: dict[str, Callable[[GroupView, int], Any]] = {
+    "newest": lambda _, seq: -seq,
+    "history": lambda view, _: -datetime.fromisoformat(view.ended).timestamp() if view.ended else 0,
+    "leased": lambda _, seq: seq,
+    "stalest": lambda view, seq: (
+        float("inf") if view.oldest_version is None else view.oldest_version,
+        seq,
     ),
 }
 """Source -> what its groups are sorted by; others are in the order of each partition."""

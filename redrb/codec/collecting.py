@@ -49,7 +49,6 @@ class Collected(NamedTuple):
     """The columns of one group.
 
     Attributes:
-        columns: As the kernel takes them.
         held: The tensors whose memory the columns name.
         oldest: The oldest version >= 0 in `token_versions`.
     """

@@ -90,7 +90,16 @@ def decode_batch(
             lengths = columns[of].lengths()
             if len(set(lengths)) > 1:
                 made[mask] = lengths
-    _check_size(columns, shapes, made, batch_limit(sum(layout.nbytes for layout in layouts)))
+    size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
+    size += sum(
+        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize for mask, lengths in made.items()
+    )
+    limit = batch_limit(sum(layout.nbytes for layout in layouts))
+    if size > limit:
+        raise RecordError(
+            f"the padded batch would have {size} bytes, the limit for these groups is {limit}: "
+            "take fewer groups at a time, of samples that differ less in length."
+        )
     pin = pin and torch.accelerator.is_available()
     padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
     for mask, lengths in made.items():
@@ -123,25 +132,15 @@ def _joined(name: str, layouts: Sequence[GroupLayout]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Column:
-    """One field of many groups.
-
-    Attributes:
-        name: The field.
-        dtype: Its dtype in all groups.
-        groups: The groups.
-        rows: Samples in all groups.
-        places: Place of the field among the columns of each group; NOWHERE where one lacks it.
-        ones: Of a mask that some rows lack: by row, how many ones stand for it.
-        alike: Whether all rows have one shape; known after `padded_shape`.
-    """
+    """One field of many groups."""
 
     name: str
     dtype: DType
     groups: tuple[Group, ...]
-    rows: int
-    places: bytes
-    ones: dict[int, int] | None = None
-    alike: bool = False
+    rows: int  # samples in all groups
+    places: bytes  # of the field among the columns of each group; NOWHERE where one lacks it
+    ones: dict[int, int] | None = None  # of a mask that some rows lack: ones that stand for it
+    alike: bool = False  # whether all rows have one shape; known after `padded_shape`
 
     def lengths(self) -> list[int]:
         """Return the first dimension of each row's sample; 0 where it has none."""
@@ -275,17 +274,3 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
 def _sorted(columns: dict[str, _Column]) -> dict[str, _Column]:
     further = sorted(columns.keys() - TENSOR_FIELDS)
     return {name: columns[name] for name in (*TENSOR_FIELDS, *further) if name in columns}
-
-
-def _check_size(
-    columns: Mapping[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]], limit: int
-) -> None:
-    size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
-    size += sum(
-        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize for mask, lengths in made.items()
-    )
-    if size > limit:
-        raise RecordError(
-            f"the padded batch would have {size} bytes, the limit for these groups is {limit}: "
-            "take fewer groups at a time, of samples that differ less in length."
-        )

@@ -25,7 +25,6 @@ class DType:
         name: Name of the tensors' dtype, such as "float32".
         storage: Numpy integer dtype that carries its bits.
         unsigned: The unsigned integer dtype of the same size.
-        itemsize: Bytes of one element in memory.
         exponent: Bits that are all set where a float is not finite; 0 for other dtypes.
         low: Smallest value of a run on the wire.
         high: Largest value of a run on the wire.

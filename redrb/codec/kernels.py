@@ -45,9 +45,6 @@ class Group(Protocol):
     """One blob, checked in full.
 
     Attributes:
-        samples: Samples in the group.
-        decoded_bytes: Bytes of all its tensors.
-        fields: Its columns, as `Lookup` returned them.
         version: Policy version of all samples, where the header ends with it.
         tails: How many further elements the header has.
         tail: These elements as msgpack, where they are not `version` alone.

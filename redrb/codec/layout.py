@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from redrb.codec import kernels
@@ -26,6 +27,7 @@ Blob: TypeAlias = bytes | memoryview
 _SCALARS = frozenset((str, int, float, bool))
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class GroupLayout:
     """One group's blob, checked in full, with all that is needed to decode it.
 
@@ -42,20 +44,6 @@ class GroupLayout:
         decoded_bytes: Bytes of all its tensors.
         fields: Its columns.
     """
-
-    __slots__ = (
-        "blob",
-        "decoded_bytes",
-        "extras",
-        "fields",
-        "group",
-        "group_id",
-        "nbytes",
-        "policy_versions",
-        "samples",
-        "statuses",
-        "tags",
-    )
 
     blob: Blob
     nbytes: int

@@ -43,9 +43,7 @@ class Metadata:
     """One group's metadata, ready for the wire.
 
     Attributes:
-        samples: Samples in the group.
         policy_version: The oldest of the samples' policy versions.
-        status: The group's status.
         tails: How many elements the header has after the columns, without trailing defaults.
         tail: These elements, packed.
         extras: The packed extras; empty where no sample has any.

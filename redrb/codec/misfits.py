@@ -23,15 +23,12 @@ def misfits(layouts: Sequence[GroupLayout]) -> list[int]:
 
 
 def _kind(layout: GroupLayout) -> frozenset[Any]:
-    """Return the facts that must be equal in a batch: each field's dtype, rank, inner dimensions.
-
-    Masks are left out, because a missing mask can be made.
-    """
+    """Return the facts that must be equal in a batch: fields, dtypes, ranks, inner dimensions."""
     return frozenset(
         (field.name,) if shape is None else (field.name, field.dtype.code, len(shape), shape[1:])
         for column, field in enumerate(layout.fields)
         for shape in layout.shapes(column)
-        if field.name not in MASKS
+        if field.name not in MASKS  # a missing mask can be made
     )
 
 
@@ -66,11 +63,7 @@ def _kind_of_schema(schema: bytes) -> str:
 
 
 def difference(kind: str, usual: str) -> tuple[str, str]:
-    """Return the first field in which a kind differs from another, `usual`, and how.
-
-    Raises:
-        StoreError: `usual`, which a task stores, is no kind.
-    """
+    """Return the first field in which a kind differs from another, `usual`, and how."""
     fields: dict[str, str] = json.loads(kind)
     with Reading("the setting `kind` of a task"):
         others = json.loads(usual)

@@ -15,13 +15,7 @@ FIELD_CODES: Final = {name: code for code, name in enumerate(TENSOR_FIELDS)}
 
 
 class Field(NamedTuple):
-    """One column of a schema.
-
-    Attributes:
-        name: The field.
-        dtype: Its tensors' dtype.
-        wire: The code that its body is stored as.
-    """
+    """One column of a schema."""
 
     name: str
     dtype: DType

@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.keys import check_name
 
     user = check_name("user", options.user or options.role)
-    rules = rights(options.role, options.task, options.namespace, options.weights, to=options.to)
+    rules = rights(options.role, options.task, options.namespace, options.weights, options.to)
     command = f"ACL SETUSER {user} on {rules}"
     result = {"user": user, "rules": rules.split(), "command": command}
     if not options.apply:

@@ -88,11 +88,7 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Return whether to go on.
-
-    Raises:
-        ConfigError: There is no terminal to ask at, and `yes` is not given.
-    """
+    """Return whether to go on, or raise ConfigError."""
     if yes:
         return True
     if not sys.stdin.isatty():

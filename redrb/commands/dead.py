@@ -77,7 +77,7 @@ def _ls(options: argparse.Namespace) -> int:
         )
         for letter in found
     ]
-    lines = table(head, rows, left=("group", "time", "consumer", "why")) if rows else ()
+    lines = [table(head, rows, left=("group", "time", "consumer", "why"))] if rows else ()
     records = [asdict(letter) | {"time": letter.time.isoformat()} for letter in found]
     for record in records:
         del record["items"]  # they were not read

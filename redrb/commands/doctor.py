@@ -16,7 +16,7 @@ from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from redrb.doctor.report import Report
+    from redrb.doctor.checkup import Report
     from redrb.state.model import Finding, Severity
 
 _TEXT = (
@@ -70,7 +70,7 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from redrb.checks import checked_number
     from redrb.commands.output import show
-    from redrb.doctor.report import report_on
+    from redrb.doctor.checkup import report_on
 
     for name in ("over", "timeout"):
         if checked_number(name, getattr(options, name)) <= 0:

@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     registry = CollectorRegistry()
     with (
         connect(options.url) as client,
-        Observer(client, options.namespace, task=options.task) as observer,
+        Observer(client, options.namespace, options.task) as observer,
     ):
         registry.register(StateCollector(observer.newest, options.namespace))
         if options.once:

@@ -31,17 +31,18 @@ def row(view: GroupView) -> list[Text]:
         f"damaged: {view.damaged}" if view.damaged else "",
         *view.notes,
     )
-    return [
-        Text(str(view.id)),
-        Text(printable(_standing(view)), style=style),
-        Text(str(view.samples_total or "-")),
-        Text(size(view.size) if view.size else "-"),
-        Text(_versions(view)),
-        Text("-" if view.staleness is None else str(view.staleness)),
+    cells = [
+        (str(view.id), ""),
+        (printable(_standing(view)), style),
+        (str(view.samples_total or "-"), ""),
+        (size(view.size) if view.size else "-", ""),
+        (_versions(view), ""),
+        ("-" if view.staleness is None else str(view.staleness), ""),
         _reward(view.reward),
-        Text(_range(view.rewards)),
-        Text(printable(" ".join(filter(None, remarks)))),
+        (_range(view.rewards), ""),
+        (printable(" ".join(filter(None, remarks))), ""),
     ]
+    return [Text(*cell, no_wrap=True, overflow="ellipsis") for cell in cells]
 
 
 def everything(view: GroupView) -> Iterator[Text]:
@@ -54,7 +55,7 @@ def everything(view: GroupView) -> Iterator[Text]:
     )
     yield Text(f"group {view.id} · {' · '.join(parts)}", style="bold")
     for name, value in _facts(view):
-        yield Text.assemble((f"  {name:12} ", "dim"), _cut(printable(value)))
+        yield _fact(name, _cut(printable(value)), 12)
     if view.damaged:
         yield Text(f"  damaged      {printable(view.damaged)}", style="red")
     for note in view.notes:
@@ -99,7 +100,7 @@ def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
         _reward(sample.reward),
     )
     if sample.tags and sample.tags != view.tags:
-        yield Text.assemble(("  tags       ", "dim"), _cut(printable(_pairs(sample.tags))))
+        yield _fact("tags", _cut(printable(_pairs(sample.tags))))
     if sample.tokens is not None:
         yield from _tokens(sample.tokens)
     for name, value in sample.extras.items():
@@ -123,16 +124,16 @@ def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
 
 def _tokens(tokens: TokensView) -> Iterator[Text]:
     counted = f"{tokens.prompt_tokens} + {tokens.response_tokens}"
-    yield Text.assemble(("  tokens     ", "dim"), f"{counted} (prompt + response)")
+    yield _fact("tokens", f"{counted} (prompt + response)")
     if tokens.prompt_text is not None and tokens.response_text is not None:
-        yield Text.assemble(("  prompt     ", "dim"), _block(tokens.prompt_text, "cyan"))
-        yield Text("  response   ", style="dim").append_text(_response(tokens))
+        yield _fact("prompt", _block(tokens.prompt_text, "cyan"))
+        yield _fact("response", _response(tokens))
     else:
-        yield Text.assemble(("  prompt     ", "dim"), _numbers(tokens.prompt_ids))
-        yield Text.assemble(("  response   ", "dim"), _numbers(tokens.response_ids))
+        yield _fact("prompt", _numbers(tokens.prompt_ids))
+        yield _fact("response", _numbers(tokens.response_ids))
     masked = sum(not each for each in tokens.trained)
     if masked:
-        yield Text.assemble(("  masked     ", "dim"), f"{masked} tokens of the response")
+        yield _fact("masked", f"{masked} tokens of the response")
     lists = (
         ("log-probs", tokens.log_probs),
         ("advantages", tokens.advantages),
@@ -142,7 +143,11 @@ def _tokens(tokens: TokensView) -> Iterator[Text]:
     )
     for name, values in lists:
         if values:
-            yield Text.assemble((f"  {name:10} ", "dim"), _numbers(values))
+            yield _fact(name, _numbers(values))
+
+
+def _fact(name: str, value: str | Text, width: int = 10) -> Text:
+    return Text.assemble((f"  {name:{width}} ", "dim"), value)
 
 
 def _block(text: str, style: str) -> Text:
@@ -200,11 +205,10 @@ def _versions(view: GroupView) -> str:
     return str(view.oldest_version) if same else f"{view.oldest_version}-{newest}"
 
 
-def _reward(reward: float | None) -> Text:
+def _reward(reward: float | None) -> tuple[str, str]:
     if reward is None:
-        return Text("-")
-    style = "green" if reward > 0 else "red" if reward < 0 else "yellow"
-    return Text(f"{reward:.4g}", style=style)
+        return "-", ""
+    return f"{reward:.4g}", "green" if reward > 0 else "red" if reward < 0 else "yellow"
 
 
 def _range(rewards: Sequence[float | None]) -> str:

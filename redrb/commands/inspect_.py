@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redrb.commands.arguments import TASK, Commands, add_command, add_flag, add_group
-from redrb.commands.output import check_reader, print_lines, print_table, printable_lines
+from redrb.commands.output import check_reader, printable_lines, show, table
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError, StoreUnavailable
 
@@ -190,12 +190,14 @@ def _show(page: Page, options: argparse.Namespace, *, full: bool, after: int | N
         print(json.dumps(as_json(page), allow_nan=False), flush=True)
     elif full:
         for number, view in enumerate(page.groups):
-            print_lines(everything(view), gap=number > 0 or bool(after))
+            gap = [""] if number or after else []
+            show(None, [*gap, *everything(view)], as_json=False)
     elif page.groups and after is None:
-        print_table(COLUMNS, map(row, page.groups), left=LEFT)
+        show(None, [table(COLUMNS, map(row, page.groups), left=LEFT)], as_json=False)
     else:
         for number, view in enumerate(page.groups, start=after or 0):
             headed = number % _HEAD_EVERY == 0
-            print_table(COLUMNS, [row(view)], left=LEFT, widths=_WIDTHS, headed=headed)
+            part = table(COLUMNS, [row(view)], left=LEFT, widths=_WIDTHS, headed=headed)
+            show(None, [part], as_json=False)
     for note in page.notes:
         print(f"redrb: {note}.", file=sys.stderr, flush=True)

@@ -13,6 +13,8 @@ from redrb.commands.output import age, show, size, table
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from redrb.state.model import State, TaskState, WeightsState
     from redrb.stream.task.ledger import StreamStats
 
@@ -77,13 +79,13 @@ def _record(task: TaskState) -> dict[str, object]:
     }
 
 
-def _lines(state: State) -> Iterator[str]:
+def _lines(state: State) -> Iterator[str | Table]:
     if state.tasks:
-        yield from table(_TASKS, map(_task_row, state.tasks), left=("task", "order"))
+        yield table(_TASKS, map(_task_row, state.tasks), left=("task", "order"))
     if state.tasks and state.weights:
         yield ""
     if state.weights:
-        yield from table(_WEIGHTS, map(_weights_row, state.weights), left=("weights", "kind"))
+        yield table(_WEIGHTS, map(_weights_row, state.weights), left=("weights", "kind"))
 
 
 def _task_row(task: TaskState) -> list[str]:

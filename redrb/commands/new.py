@@ -29,7 +29,13 @@ def _run(options: argparse.Namespace) -> int:
     file: Path = options.file
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
-    starter = (files("redrb.recipe.starters") / f"{options.kind}.py").read_text(encoding="utf-8")
+    template = "plain" if options.kind == "plain" else "grpo"
+    starter = (files("redrb.recipe.starters") / f"{template}.py").read_text(encoding="utf-8")
+    if options.kind == "ppo":  # it has two networks that learn
+        starter = starter.replace("GRPO", "PPO")
+        for rate in re.findall(r"    learning_rate = .*\n", starter):
+            both = [rate.replace("learning", f"{each}_learning") for each in ("actor", "critic")]
+            starter = starter.replace(rate, "".join(both))
     # runs of recipes with the same name share a folder, so the class is named after the file
     words = re.split(r"[^0-9A-Za-z]+", file.stem)
     name = "".join(word[:1].upper() + word[1:] for word in words)

@@ -6,10 +6,10 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -17,10 +17,13 @@ _UNITS = ("kB", "MB", "GB", "TB")
 _WIDEST = 1_000_000
 
 
-def show(result: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result: as one line of JSON, or its lines for people."""
-    for line in [json.dumps(_finite(result), default=str)] if as_json else map(printable, lines):
-        print(line, flush=True)
+def show(result: object, lines: Iterable[str | Table | Text], *, as_json: bool) -> None:
+    """Print a result: as one line of JSON, or its lines and tables for people."""
+    if as_json:
+        print(json.dumps(_finite(result), default=str), flush=True)
+        return
+    for line in lines:
+        print(printable(line) if isinstance(line, str) else _rendered(line), flush=True)
 
 
 def printable(text: str) -> str:
@@ -51,57 +54,34 @@ def rounded(named: Mapping[str, object]) -> dict[str, object]:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()
-) -> list[str]:
-    """Return the lines of a table: as wide as the terminal, or complete where there is none.
-
-    Cells of the columns in `left` begin at the left; others end at the right.
-    """
-    from rich.text import Text
-
-    console = _console(colours=False)  # `show` lets no escape codes through
-    cells = ((Text(printable(cell)) for cell in row) for row in rows)
-    with console.capture() as printed:
-        console.print(_grid(head, cells, left))
-    return [line.rstrip() for line in printed.get().splitlines()]
-
-
-def print_table(
     head: Sequence[str],
-    rows: Iterable[Iterable[Text]],
+    rows: Iterable[Iterable[str | Text]],
     left: Collection[str] = (),
     *,
     widths: Sequence[int] = (),
     headed: bool = True,
-) -> None:
-    """Print a table whose cells have styles, one line a row: a terminal cuts the last column.
+) -> Table:
+    """Return a table: as wide as the terminal, or complete where there is none.
 
-    Columns in `left` begin at the left; `widths` are least widths, for a table that is printed part
-    by part; `headed` says whether to print the names.
+    Cells of the columns in `left` begin at the left; others end at the right. Where a terminal is
+    too narrow, texts go on below themselves. Cells with a style stay on one line, and the last one
+    is cut. `widths` are least widths, for a table that is printed part by part; `headed` says
+    whether to print the names.
     """
-    cells = [[*row] for row in rows]
-    console = _console(colours=_is_terminal())
-    least = widths or [len(name) for name in head]
-    others = [
-        max(least[place], *(row[place].cell_len for row in cells)) for place in range(len(head) - 1)
-    ]
-    left_over = console.width - sum(others) - 2 * len(others)
-    for row in cells:
-        row[-1].truncate(max(left_over, len(head[-1])), overflow="ellipsis")
-    grid = _grid(head, cells, left)
-    grid.show_header = headed
-    for column, width in zip(grid.columns, least, strict=True):
-        column.min_width = width
-    _write(console, grid)
+    from rich.table import Table
+    from rich.text import Text
 
-
-def print_lines(lines: Iterable[Text], *, gap: bool) -> None:
-    """Print lines with styles, whole; `gap`: below an empty line."""
-    console = _console(colours=_is_terminal())
-    if gap:
-        print()
-    for line in lines:
-        _write(console, line)
+    grid = Table(box=None, pad_edge=False, padding=(0, 1), show_header=headed, header_style="")
+    for name, width in zip_longest(head, widths):
+        side: Literal["left", "right"] = "left" if name in left else "right"
+        least = max(len(name), width or 0)
+        grid.add_column(name, justify=side, overflow="fold", min_width=least)
+    for row in rows:
+        *cells, last = [Text(printable(cell)) if isinstance(cell, str) else cell for cell in row]
+        for column, cell in zip(grid.columns, cells, strict=False):
+            column.no_wrap = bool(cell.no_wrap)
+        grid.add_row(*cells, last)
+    return grid
 
 
 def check_reader() -> None:
@@ -122,39 +102,19 @@ def check_reader() -> None:
         raise BrokenPipeError
 
 
-def _write(console: Console, shown: Table | Text) -> None:
-    """Print what rich renders; rich itself would end the process when a pipe is closed."""
+def _rendered(shown: Table | Text) -> str:
+    """Return what rich renders; rich itself would end the process when a pipe is closed."""
+    from rich.console import Console
     from rich.text import Text
 
-    with console.capture() as printed:
-        console.print(shown, soft_wrap=isinstance(shown, Text))
-    print(printed.get(), end="", flush=True)
-
-
-def _is_terminal() -> bool:
-    """Return whether this process prints where it began to: `--watch` counts characters itself."""
-    return sys.stdout is sys.__stdout__
-
-
-def _console(*, colours: bool) -> Console:
-    """Return a console that is as wide as the terminal, or as any line where there is none."""
-    from rich.console import Console
-
+    # `--watch` counts characters itself, so only what is printed where it began has colours
+    colours = sys.stdout is sys.__stdout__
     console = Console(highlight=False, color_system="auto" if colours else None)
     if not console.is_terminal:
         console.width = _WIDEST
-    return console
-
-
-def _grid(head: Sequence[str], rows: Iterable[Iterable[Text]], left: Collection[str]) -> Table:
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False, padding=(0, 1))
-    for name in head:
-        grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+    with console.capture() as printed:
+        console.print(shown, soft_wrap=isinstance(shown, Text))
+    return "\n".join(line.rstrip() for line in printed.get().removesuffix("\n").split("\n"))
 
 
 def size(nbytes: int) -> str:

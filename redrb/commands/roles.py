@@ -7,7 +7,6 @@ these parts allows all of it. The commands inside scripts are found in the scrip
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from redrb.commands.arguments import Role
 from redrb.errors import ConfigError
@@ -17,7 +16,6 @@ from redrb.keys import (
     check_name,
     consumer_key,
     maker_key,
-    partial_weights,
     reference_weights,
     registry_key,
     replay_key,
@@ -88,39 +86,14 @@ _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """A part of a user's rights.
-
-    Attributes:
-        keys: Patterns of keys, as ACL rules: "~pattern", or "%R~pattern" for reading only.
-        writes: Whether commands that write stay allowed.
-    """
-
-    keys: tuple[str, ...]
-    commands: frozenset[str]
-    writes: bool = True
-
-    def __str__(self) -> str:
-        allowed = [*self.keys, *(f"+{command}" for command in sorted(self.commands))]
-        return " ".join(allowed if self.writes else [*allowed, "-@write"])
-
-
 def rights(
-    role: Role,
-    tasks: Sequence[str],
-    namespace: str,
-    weights: str | None,
-    *,
-    to: str | None = None,
+    role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
 ) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
 
     Args:
-        role: What the user does.
         tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
             the namespace.
-        namespace: Namespace of the tasks and the weights.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
         to: Task that it puts into as a maker; None: none.
 
@@ -137,19 +110,29 @@ def rights(
         parts += _weights(role, namespace, weights)
     parts.append(_registry(role, namespace))
     if role == "replay":
-        parts.append(Rules((f"~{replay_key(namespace)}",), frozenset(_REPLAY)))
+        parts.append(_rules([f"~{replay_key(namespace)}"], _REPLAY))
     if to is not None:
         parts.append(_worker("maker", [TaskKeys.of(namespace, to)]))
     return _joined(parts)
 
 
-def _joined(rules: Sequence[Rules]) -> str:
+def _joined(rules: Sequence[str]) -> str:
     first, *selectors = rules
-    parts = [str(first), *(f"({selector})" for selector in selectors)]
+    parts = [first, *(f"({selector})" for selector in selectors)]
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
 
-def _worker(role: Role, tasks: Sequence[TaskKeys]) -> Rules:
+def _rules(keys: Iterable[str], commands: Iterable[str], *, writes: bool = True) -> str:
+    """Return a part of a user's rights.
+
+    `keys` are patterns as ACL rules: "~pattern", or "%R~pattern" for reading only. Without `writes`
+    commands that write are forbidden.
+    """
+    allowed = [*keys, *(f"+{command}" for command in sorted(set(commands)))]
+    return " ".join(allowed if writes else [*allowed, "-@write"])
+
+
+def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
     """Return the rights to tasks."""
     taking = (*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)
     scripts, commands = {
@@ -162,19 +145,19 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> Rules:
     }[role]
     patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
-    return Rules(tuple(f"~{pattern}" for pattern in patterns), allowed)
+    return _rules([f"~{pattern}" for pattern in patterns], allowed)
 
 
-def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
+def _weights(role: Role, namespace: str, weights: str) -> list[str]:
     """Return the rights to weights, to those that belong to them, and to their announcements."""
-    names = (weights, partial_weights(weights), reference_weights(weights))
+    names = (weights, reference_weights(weights))
     keys = [WeightKeys.of(namespace, name) for name in names]
     stored = [pattern for each in keys for pattern in _patterns(each)]
     versions = tuple(f"~{each.versions}" for each in keys)
     if role == "observer":
         return [
-            Rules(tuple(f"%R~{name}" for name in stored), frozenset(_LOOK_AT_WEIGHTS)),
-            Rules(versions, frozenset(_RUN_SCRIPTS)),
+            _rules([f"%R~{name}" for name in stored], _LOOK_AT_WEIGHTS),
+            _rules(versions, _RUN_SCRIPTS),
         ]
     posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
     if role in ("maker", "episode-maker"):
@@ -182,40 +165,40 @@ def _weights(role: Role, namespace: str, weights: str) -> list[Rules]:
         notes = [f"~{each.prefix}{name}" for each in keys for name in ("followers", "none", "pins")]
         read = [f"%R~{name}" for name in (*stored, *posted)]
         return [
-            Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
-            Rules(versions, frozenset(_RUN_SCRIPTS)),
+            _rules([*notes, *read], _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
+            _rules(versions, _RUN_SCRIPTS),
         ]
     # `redrb run` shows them, too
     publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH, *_LOOK_AT_WEIGHTS)
     if role == "admin":  # it deletes chunks that no version has, and must search for them
         publishing |= _commands(["weights/remove"], "scan")
     written = (*stored, *posted, consumer_key(namespace, weights))
-    return [Rules(tuple(f"~{name}" for name in written), publishing)]
+    return [_rules([f"~{name}" for name in written], publishing)]
 
 
-def _registry(role: Role, namespace: str) -> Rules:
+def _registry(role: Role, namespace: str) -> str:
     """Return the rights to the names of the namespace's tasks and weights."""
     reads = "%R" if role == "observer" else ""
-    return Rules((f"{reads}~{registry_key(namespace)}",), frozenset(_REGISTRY[role]))
+    return _rules([f"{reads}~{registry_key(namespace)}"], _REGISTRY[role])
 
 
-def _observer(tasks: Sequence[TaskKeys]) -> list[Rules]:
+def _observer(tasks: Sequence[TaskKeys]) -> list[str]:
     """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
     starts = [start for keys in tasks for start in (keys.prefix, keys.partitions)]
     return [
-        Rules(tuple(f"%R~{start}*" for start in starts), looking, writes=False),
-        Rules(tuple(f"~{start}stream" for start in starts), frozenset(_RUN_SCRIPTS)),
+        _rules([f"%R~{start}*" for start in starts], looking, writes=False),
+        _rules([f"~{start}stream" for start in starts], _RUN_SCRIPTS),
     ]
 
 
-def _namespace_observer(namespace: str) -> list[Rules]:
+def _namespace_observer(namespace: str) -> list[str]:
     """Return the rights to read all tasks and weights of a namespace."""
     place = f"redrb:{{{check_name('namespace', namespace)}:*}}:"
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
     return [
-        Rules((f"%R~{place}*",), looking, writes=False),
-        Rules((f"~{place}stream", f"~{place}versions"), frozenset(_RUN_SCRIPTS)),
+        _rules([f"%R~{place}*"], looking, writes=False),
+        _rules([f"~{place}stream", f"~{place}versions"], _RUN_SCRIPTS),
     ]
 
 

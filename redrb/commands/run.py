@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     from redrb.launch.folder import RunFolder
     from redrb.launch.run import Run
 
-    folder = RunFolder(Path(settings.out or f"runs/{parsed.resolved.recipe.name}"))
+    folder = RunFolder(Path(settings.out or f"runs/{parsed.recipe.name}"))
     job = job_of(parsed, settings, folder.checkpoints)
     return Run(
         *(job, folder), fresh=parsed.options.fresh, as_json=parsed.options.json, show=job_screen()
@@ -88,7 +88,7 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
     from redrb.launch.job import Job
     from redrb.recipe.settings import settings_of
 
-    options, recipe = vars(parsed.options), parsed.resolved.recipe
+    options, recipe = vars(parsed.options), parsed.recipe
     given = {name: options[name] for name in settings_of(type(recipe)) if name in options}
     for name in _OF_THE_RUN:
         if name in given:
@@ -98,14 +98,14 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
             )
     given.pop("url", None)  # workers get the URL of the server in a variable
     changes = {}
-    if parsed.resolved.origins["namespace"] == "default":
+    if parsed.origins["namespace"] == "default":
         changes["namespace"] = recipe.name
     if not recipe.checkpoints:
         changes["checkpoints"] = str(checkpoints)
     elif options["fresh"] and any(Path(recipe.checkpoints).glob("*")):
         raise ConfigError(
             f"--fresh deletes only what runs make in their folder: the checkpoints in "
-            f"{recipe.checkpoints} are from {parsed.resolved.origins['checkpoints']}, delete them "
+            f"{recipe.checkpoints} are from {parsed.origins['checkpoints']}, delete them "
             "yourself."
         )
     return Job(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from redrb.commands.arguments import TASK, Commands, add_command
 from redrb.commands.output import show, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from redrb.stream.task.stored_settings import StoredSettings
 
 _TEXT = (
@@ -46,11 +47,11 @@ def _run(options: argparse.Namespace) -> int:
         "implied": sorted(stored.implied),
         "changes": [asdict(change) for change in stored.changes],
     }
-    show(result, _lines(stored), as_json=options.json)
+    show(result, [_table(stored)], as_json=options.json)
     return 0
 
 
-def _lines(stored: StoredSettings) -> Iterator[str]:
+def _table(stored: StoredSettings) -> Table:
     from redrb.stream.task.setting_texts import shown_value
 
     def shown(name: str, value: str) -> str:
@@ -67,4 +68,4 @@ def _lines(stored: StoredSettings) -> Iterator[str]:
         before = shown(name, change.old) if change else ""
         rows.append([name, shown(name, value) + implied, before, when, who + user])
     heads = ["setting", "value", "before", "set at", "set by"]
-    yield from table(heads, rows, left=heads)
+    return table(heads, rows, left=heads)

@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     rows = rows_of(parsed)
     cells = [[row["name"], shown(row["value"]), row["origin"], row["help"]] for row in rows]
     head = ("SETTING", "VALUE", "ORIGIN", "MEANING")
-    show(rows, table(head, cells, left=head), as_json=parsed.options.json)
+    show(rows, [table(head, cells, left=head)], as_json=parsed.options.json)
     return 0
 
 
@@ -45,13 +45,12 @@ def rows_of(parsed: Parsed) -> list[dict[str, Any]]:
     """Return name, value, origin and text of each setting; passwords in URLs are hidden."""
     from redrb.recipe.settings import settings_of
 
-    resolved = parsed.resolved
     rows = []
-    for name, item in settings_of(parsed.loaded.recipe).items():
-        value = getattr(resolved.recipe, name)
+    for name, item in settings_of(type(parsed.recipe)).items():
+        value = getattr(parsed.recipe, name)
         if isinstance(value, str) and has_password(value):
             value = without_password(value)
-        origin, text = resolved.origins[name], item.metadata["help"]
+        origin, text = parsed.origins[name], item.metadata["help"]
         rows.append({"name": name, "value": value, "origin": origin, "help": text})
     return rows
 

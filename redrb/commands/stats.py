@@ -14,7 +14,6 @@ from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
     from redrb.state.model import TaskState
-    from redrb.state.rates import RateWindow
 
 _TEXT = (
     "show the counters, staleness and workers of tasks. Waiting, leased and the other counters of "
@@ -26,44 +25,39 @@ _TEXT = (
 def add_to(commands: Commands) -> None:
     """Add the command."""
     several = "print one line of JSON for each task: it is as in `redrb top --json`"
-    parser = add_command(commands, "stats", _TEXT, _Stats().run, subject=None, json_text=several)
+    parser = add_command(commands, "stats", _TEXT, _run, subject=None, json_text=several)
     parser.add_argument("task", metavar="TASK", nargs="+", help="name of the task; also several")
     add_group(parser)
     add_watch(parser)
 
 
-class _Stats:
-    """The command; with `--watch` it is called again and again, and knows earlier counters."""
+def _run(options: argparse.Namespace) -> int:
+    """Look at the tasks, and print them."""
+    from redrb.connection import connect
+    from redrb.errors import StoreDenied, StoreError
+    from redrb.state.rates import RateWindow
+    from redrb.state.reader import StateReader
 
-    def __init__(self) -> None:
-        self._windows: dict[str, RateWindow] = {}
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Look at the tasks, and print them."""
-        from redrb.connection import connect
-        from redrb.errors import StoreDenied, StoreError
-        from redrb.state.rates import RateWindow
-        from redrb.state.reader import StateReader
-
-        found = []
-        with connect(options.url) as client:
-            for name in dict.fromkeys(options.task):
-                window = self._windows.setdefault(name, RateWindow())
-                reader = StateReader(
-                    client, options.namespace, task=name, group=options.group, window=window
+    found = []
+    windows = vars(options).setdefault("windows", {})  # with `--watch` it is called again and again
+    with connect(options.url) as client:
+        for name in dict.fromkeys(options.task):
+            window = windows.setdefault(name, RateWindow())
+            reader = StateReader(
+                client, options.namespace, task=name, group=options.group, window=window
+            )
+            (task,) = reader.look().tasks
+            if task.damage:
+                raise StoreError(task.damage)
+            if not task.readable:
+                raise StoreDenied(
+                    f"the user of Redis at {client.where} may not read task {name!r}: "
+                    "`redrb acl --role observer` prints the rights that it needs."
                 )
-                (task,) = reader.look().tasks
-                if task.damage:
-                    raise StoreError(task.damage)
-                if not task.readable:
-                    raise StoreDenied(
-                        f"the user of Redis at {client.where} may not read task {name!r}: "
-                        "`redrb acl --role observer` prints the rights that it needs."
-                    )
-                found.append(task)
-        for number, task in enumerate(found):
-            _print(task, options, first=not number)
-        return 0
+            found.append(task)
+    for number, task in enumerate(found):
+        _print(task, options, first=not number)
+    return 0
 
 
 def _print(task: TaskState, options: argparse.Namespace, *, first: bool) -> None:
@@ -80,8 +74,7 @@ def _print(task: TaskState, options: argparse.Namespace, *, first: bool) -> None
 
 
 def _lines(task: TaskState) -> Iterator[str]:
-    from redrb.commands.top.staleness import staleness_table
-    from redrb.commands.top.tables import worker_table
+    from redrb.commands.top.tables import staleness_table, worker_table
 
     for name, value in _figures(task).items():
         yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"
@@ -104,18 +97,14 @@ def _figures(task: TaskState) -> dict[str, object]:
     counters = asdict(stats)
     rates: dict[str, object] = {}
     if task.rates is not None:
-        named = asdict(task.rates)
-        del named["over_s"]
-        rates = {f"{name}/s": rate(value) for name, value in named.items()}
+        per_s = asdict(task.rates).items()
+        rates = {f"{name}/s": rate(value) for name, value in per_s if name != "over_s"}
         rates["bytes_put/s"] = size(round(task.rates.bytes_put))
     pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
     rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
-    checks = {"ledger_balanced": stats.ledger.balanced}
-    if stats.admission is not None:
-        checks["admission_balanced"] = stats.admission.balanced
-    if stats.parts is not None:
-        checks["parts_balanced"] = stats.parts.balanced
+    accounts = {"ledger": stats.ledger, "admission": stats.admission, "parts": stats.parts}
+    checks = {f"{name}_balanced": one.balanced for name, one in accounts.items() if one is not None}
     elsewhere = ("ledger", "waiting", "missing_partitions")
     others = {key: value for key, value in counters.items() if key not in elsewhere}
     return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,10 @@ from redrb.commands.output import age, figures, percent, rounded, show, size, ta
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from redrb.weights.inspection.listing import KeptVersion
+    from redrb.weights.wire.manifest import WeightVersion
 
 
 def add_to(commands: Commands) -> None:
@@ -82,7 +86,7 @@ def _ls(options: argparse.Namespace) -> int:
         )
         for weights in found
     ]
-    lines = table(head, rows, left=("name", "kind")) if rows else ()
+    lines = [table(head, rows, left=("name", "kind"))] if rows else ()
     show(list(map(asdict, found)), lines, as_json=options.json)
     return 0
 
@@ -96,7 +100,7 @@ def _show(options: argparse.Namespace) -> int:
         if options.version is None and not options.tensors:
             versions = versions_of(client, *where)
             result = {"name": options.name, "versions": list(map(asdict, versions))}
-            show(result, _versions(versions), as_json=options.json)
+            show(result, [_versions(versions)], as_json=options.json)
             return 0
         version = kept_version(client, *where, options.version).version
         tensors = tensors_of(client, *where, version)
@@ -110,12 +114,12 @@ def _show(options: argparse.Namespace) -> int:
         for t in tensors
     ]
     result = {"name": options.name, "version": version, "tensors": listed}
-    lines = table(head, rows, left=("tensor", "dtype", "shape", "tied to"))
+    lines = [table(head, rows, left=("tensor", "dtype", "shape", "tied to"))]
     show(result, lines, as_json=options.json)
     return 0
 
 
-def _versions(versions: Iterable[KeptVersion]) -> list[str]:
+def _versions(versions: Iterable[KeptVersion]) -> Table:
     head = ("version", "kind", "base", "size", "stored", "delta", "of size", "tensors", "age")
     rows = [
         (
@@ -138,6 +142,7 @@ def _get(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.weights.inspection.file_transfer import get_weights
 
+    began = time.monotonic()
     with connect(options.url) as client:
         got = get_weights(
             client,
@@ -147,7 +152,8 @@ def _get(options: argparse.Namespace) -> int:
             version=options.version,
             base_model=options.base_model,
         )
-    show(asdict(got), figures(rounded(asdict(got))), as_json=options.json)
+    result = {"path": options.path, **_described(got), "seconds": time.monotonic() - began}
+    show(result, figures(rounded(result)), as_json=options.json)
     return 0
 
 
@@ -155,8 +161,9 @@ def _put(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.weights.inspection.file_transfer import put_weights
 
+    began = time.monotonic()
     with connect(options.url) as client:
-        put = put_weights(
+        put, dropped, took_over = put_weights(
             client,
             options.name,
             options.path,
@@ -164,13 +171,24 @@ def _put(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             keep=options.keep,
         )
-    if put.took_over:
+    result = {
+        **_described(put),
+        "dropped": dropped,
+        "took_over": took_over,
+        "seconds": time.monotonic() - began,
+    }
+    if took_over:
         print(f"redrb: took over. {TAKEOVER}", file=sys.stderr)
-    shown = rounded(asdict(put)) | {"dropped": ", ".join(map(str, put.dropped)) or "none"}
+    shown = rounded(result) | {"dropped": ", ".join(map(str, dropped)) or "none"}
     if options.keep is None:
         del shown["dropped"]  # no version was
-    show(asdict(put), figures(shown), as_json=options.json)
+    show(result, figures(shown), as_json=options.json)
     return 0
+
+
+def _described(version: WeightVersion) -> dict[str, object]:
+    fields = ("name", "version", "kind", "tensors", "nbytes")
+    return {name: getattr(version, name) for name in fields}
 
 
 def _rm(options: argparse.Namespace) -> int:

@@ -60,7 +60,6 @@ def read_into(
 
     Args:
         connection: The next reply on it is the string.
-        segments: The memory to fill.
         nbytes: The length that the string should have.
         seen: Called with each part as it is received, in order, while it is in the CPU's cache.
 
@@ -164,10 +163,8 @@ def _fill(
 
 @contextmanager
 def _woken_seldom(channel: socket.socket) -> Iterator[WakeAt]:
-    """Let the kernel wake this thread only when many bytes are there: a sixth faster on loopback.
-
-    Not with TLS, which may hold bytes that it has taken from the socket already.
-    """
+    """Let the kernel wake this thread only for many bytes: a sixth faster on loopback."""
+    # TLS may hold bytes that it has taken from the socket already
     if type(channel) is not socket.socket or channel.family not in _TCP:
         yield _at_once
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -69,12 +68,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(failed=isinstance(error, Exception))
 
     def close(self) -> None:
@@ -202,11 +196,8 @@ class Client:
         return reply
 
     def _note_outage(self, error: RedisError, left_s: float) -> None:
-        """Let the next attempt open a connection, and log that the server is away.
-
-        A server that answers that it cannot write now may have become a replica, and its address
-        that of another server.
-        """
+        """Let the next attempt open a connection, and log that the server is away."""
+        # one that cannot write now may have become a replica, and its address another server's
         self._lender.renew()
         what = "moves keys" if is_moving(error) else "is away"
         outage = shared_outage(f"Redis at {self.where} {what}", "")
@@ -233,11 +224,7 @@ def scan(client: Client, pattern: str) -> Iterator[bytes]:
 
 
 def check_client(client: object) -> None:
-    """Refuse an argument that is not a client.
-
-    Raises:
-        ConfigError: It names the type only: the value may be a URL with a password.
-    """
+    """Raise ConfigError for another object; it names the type only: a URL may have a password."""
     if not isinstance(client, Client):
         raise ConfigError(
             f"the client is a {type(client).__name__}: pass the client that redrb.connect(url) "

@@ -37,12 +37,7 @@ _MOVES = 5
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A server of a cluster.
-
-    Attributes:
-        endpoint: Host and port.
-        connections: Connections to it.
-    """
+    """A server of a cluster."""
 
     endpoint: Endpoint
     connections: Connections
@@ -59,9 +54,7 @@ class Topology:
         """Remember the nodes in the URL; nothing is sent.
 
         Args:
-            named: The nodes in the URL; at least one has to answer.
             dial: Makes the connections to a node.
-            timeout: Seconds within which a node must answer.
         """
         self._named = named
         self._dial = dial
@@ -106,13 +99,7 @@ class Topology:
         self._slots[slot] = self._node((host, moved.port))
 
     def learn(self, first: Endpoint | None = None) -> None:
-        """Ask the nodes, until one knows it, which node serves which slot.
-
-        Args:
-            first: The node to ask before the others.
-
-        Raises redis-py's exceptions.
-        """
+        """Ask the nodes, `first` before the others, which node serves which slot."""
         if self.closed:
             refuse_closed()
         self._doubted = False
@@ -199,11 +186,7 @@ class Cluster(Client):
         return bound or self._bound.setdefault(slot, _SlotClient(self, slot))
 
     def primaries(self) -> list[Client]:
-        """Return a client for each primary.
-
-        Raises:
-            StoreUnavailable: No node could be reached.
-        """
+        """Return a client for each primary; raises StoreUnavailable if no node was reached."""
         clients = [
             Client(
                 node.connections,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import redis
@@ -106,7 +106,6 @@ def connect(
 def _connected(
     address: Address, url: str, connect_timeout: float, *, allow_eviction: bool
 ) -> Client:
-    """Return the client for any kind of address."""
     if address.scheme == "fake":
         return Client(
             Connections(fake_pool(address.path)),
@@ -124,7 +123,7 @@ def _connected(
         return _connect_cluster(address, url, options)
     if address.sentinels:
         return _connect_primary(address, url, options)
-    return _connect_server(address, url, options)
+    return _connect_server(_pool(address, options), address, url, connect_timeout)
 
 
 def _check_seconds(connect_timeout: object, retry_s: object) -> None:
@@ -137,13 +136,6 @@ def _check_seconds(connect_timeout: object, retry_s: object) -> None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _connect_server(address: Address, url: str, options: Mapping[str, Any]) -> Client:
-    """Connect to one server."""
-    pool = _pool(address, options)
-    version = _check_server(pool, address, options["socket_connect_timeout"])
-    return Client(Connections(pool), where=address.where, url=url, server_version=version)
 
 
 def _connect_cluster(address: Address, url: str, options: Mapping[str, Any]) -> Client:
@@ -177,25 +169,12 @@ def _connect_cluster(address: Address, url: str, options: Mapping[str, Any]) -> 
 
 def _connect_primary(address: Address, url: str, options: Mapping[str, Any]) -> Client:
     """Connect to the primary that Sentinels name."""
-    timeout = options["socket_connect_timeout"]
-    sentinels = Sentinels(
-        {each.where: _pool(each, {"socket_connect_timeout": timeout}) for each in address.sentinels}
-    )
+    timeout = {"socket_connect_timeout": options["socket_connect_timeout"]}
+    sentinels = Sentinels({each.where: _pool(each, timeout) for each in address.sentinels})
     arguments = _arguments(address, options)
     login = arguments.pop("redis_connect_func")
     pool = PrimaryPool(address.service, sentinels, arguments, login=login)
-    try:
-        version = _check_server(pool, address, timeout)
-    except RedrbError:
-        sentinels.close()
-        raise
-    return Client(
-        Connections(pool),
-        where=address.where,
-        url=url,
-        server_version=version,
-        on_close=sentinels.close,
-    )
+    return _connect_server(pool, address, url, timeout["socket_connect_timeout"], sentinels.close)
 
 
 def _connect_embedded(address: Address, connect_timeout: float) -> Client:
@@ -205,17 +184,25 @@ def _connect_embedded(address: Address, connect_timeout: float) -> Client:
     url = f"unix://{server.socket}"
     at_socket = parse_address(url)
     pool = _pool(at_socket, {"socket_connect_timeout": connect_timeout})
+    return _connect_server(pool, at_socket, url, connect_timeout, server.close)
+
+
+def _connect_server(
+    pool: redis.ConnectionPool,
+    address: Address,
+    url: str,
+    timeout: float,
+    on_close: Callable[[], None] | None = None,
+) -> Client:
+    """Return a client of a server that answers; `on_close` is called too if it does not."""
     try:
-        version = _check_server(pool, at_socket, connect_timeout)
+        version = _check_server(pool, address, timeout)
     except RedrbError:
-        server.close()
+        if on_close is not None:
+            on_close()
         raise
     return Client(
-        Connections(pool),
-        where=at_socket.where,
-        url=url,
-        server_version=version,
-        on_close=server.close,
+        Connections(pool), where=address.where, url=url, server_version=version, on_close=on_close
     )
 
 
@@ -246,12 +233,10 @@ def _arguments(address: Address, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _driver_info(connection_class: type[redis.Connection]) -> DriverInfo | None:
-    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip.
-
-    Over TLS the server sends session tickets unasked, which redis-py would take for an unread reply
-    on the new connection. They come before the reply to the first command, CLIENT SETINFO, whose
-    error on servers before 7.2 is ignored.
-    """
+    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip."""
+    # Over TLS the server sends session tickets unasked, which redis-py would take for an unread
+    # reply on the new connection. They come before the reply to the first command, CLIENT SETINFO,
+    # whose error on servers before 7.2 is ignored.
     return DriverInfo("redrb", "") if issubclass(connection_class, SSLConnection) else None
 
 

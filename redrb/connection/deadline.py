@@ -57,20 +57,6 @@ class Deadline:
             repeated, and a wait is over at its next look, within a second.
     """
 
-    __slots__ = (
-        "_began",
-        "_outer",
-        "_refusals",
-        "_warned",
-        "_watch",
-        "budget",
-        "counts",
-        "end",
-        "repeat_until",
-        "stop",
-        "wait_until",
-    )
-
     def __init__(
         self,
         timeout: float | None = None,

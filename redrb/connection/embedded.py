@@ -39,12 +39,10 @@ def unreadable_data(directory: Path, program: ServerProgram) -> str:
 
 
 def _reads(program: ServerProgram, kind: str, version: tuple[int, ...]) -> bool:
-    """Return whether `program` reads snapshots of this writer.
-
-    Redis 7.2 and Valkey 7.2 to 8 have one format; since Redis 7.4 and Valkey 9 each has another.
-    """
+    """Return whether `program` reads snapshots of this writer."""
     if kind == program.kind:
         return version <= program.version
+    # Redis 7.2 and Valkey 7.2 to 8 have one format; since Redis 7.4 and Valkey 9 each has another
     if kind == "Redis":
         return version < (7, 4)
     return version < (9,) and program.version >= (7, 2)
@@ -102,9 +100,7 @@ class EmbeddedServer:
     """A server process that listens on a unix socket only.
 
     Attributes:
-        socket: Path of the socket.
         directory: Has the socket and the data; removed at the end unless the caller named it.
-        program: The program that it runs.
     """
 
     def __init__(self, directory: str = "", *, lock: int | None = None) -> None:
@@ -227,7 +223,6 @@ def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
     """Return the path of the socket of a server with this directory.
 
     Args:
-        directory: Directory of the server.
         advice: What the message says to do about a path that is too long.
 
     Raises:
@@ -244,11 +239,7 @@ def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
 
 
 def delete_data(directory: Path) -> None:
-    """Delete the data of a server; the file that keeps two servers out of the directory stays.
-
-    Raises:
-        ConfigError: A server uses the data; nothing is deleted.
-    """
+    """Delete the data of a server; the file that keeps two servers out of the directory stays."""
     with _lock_directory(directory):
         for found in directory.iterdir():
             if found.is_dir() and not found.is_symlink():

@@ -16,11 +16,7 @@ _lock = threading.Lock()
 
 
 def fake_pool(name: str) -> redis.ConnectionPool:
-    """Return a pool on the fake server `name` of this process, made at its first use.
-
-    Raises:
-        ConfigError: fakeredis is not installed.
-    """
+    """Return a pool on the fake server `name` of this process, made at its first use."""
     try:
         import fakeredis
     except ImportError as error:
@@ -59,11 +55,7 @@ def _connection_class(base: type[Any]) -> type[Any]:
 
 
 class _CompiledOnce:
-    """A Lua runtime that compiles each script at its first call; fakeredis' does so at each call.
-
-    Compiling takes longer than most scripts run. fakeredis also asks for a full garbage collection
-    after each script, which would visit all compiled scripts; Lua collects garbage by itself.
-    """
+    """A Lua runtime that compiles each script at its first call; fakeredis' does at each call."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -72,8 +64,9 @@ class _CompiledOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
 
+    # Compiling takes longer than most scripts run. fakeredis also asks for a full garbage
+    # collection after each script, which would visit all compiled scripts; Lua collects by itself.
     def execute(self, script: bytes | str) -> Any:
-        """Run a script and return its result."""
         if isinstance(script, str):  # of fakeredis itself
             return None if script == "collectgarbage()" else self._runtime.execute(script)
         if script not in self._compiled:

@@ -12,7 +12,7 @@ import msgpack
 
 from redrb.connection.client import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.errors import DecodeError, EncodeError
 from redrb.unpacking import unpack
 
@@ -26,9 +26,7 @@ def post(client: Client, keys: Sequence[str], message: dict[str, Any]) -> None:
     """Write the newest message of streams, which wakes the readers that wait on them.
 
     Args:
-        client: From `redrb.connect`.
         keys: The streams, on any nodes of a cluster; their earlier messages are deleted.
-        message: Values that msgpack can hold.
 
     Raises:
         EncodeError: The message is larger than `MAX_MESSAGE_BYTES`.
@@ -80,9 +78,6 @@ def block_on_stream(client: Client, key: str, after: str, seconds: float) -> lis
     """Wait on the server until a stream has entries after the id `after`.
 
     Args:
-        client: Client of the stream's node.
-        key: The stream.
-        after: Id of an entry.
         seconds: Longest wait; it is shortened to half of the connection's timeout.
 
     Returns:
@@ -108,9 +103,7 @@ def block_on_stream(client: Client, key: str, after: str, seconds: float) -> lis
 
 
 def _send(client: Client, pipeline: Pipeline) -> None:
-    error = first_error(client.exchange(pipeline))
-    if error is not None:
-        raise error
+    without_errors(client.exchange(pipeline))
 
 
 def _unpacked(key: str, fields: Reply) -> dict[str, Any]:

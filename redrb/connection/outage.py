@@ -24,11 +24,6 @@ class Outage:
     """
 
     def __init__(self, what: str) -> None:
-        """Describe the failure; nothing is logged.
-
-        Args:
-            what: What fails, and what follows from it.
-        """
         self._what = what
         self._began: float | None = None
         self._due = self._pause_s = 0.0
@@ -45,9 +40,7 @@ class Outage:
         """Note a failure, and log it if it is the first or a line is due.
 
         Args:
-            why: The error.
             who: The object that fails; None: this outage has only one.
-            traceback: An error whose traceback is logged as well.
         """
         now = time.monotonic()
         if not self._failing:  # those that failed before are gone
@@ -82,7 +75,6 @@ def shared_outage(what: str, key: str) -> Outage:
     """Return the outage of this process that all share who fail in the same way.
 
     Args:
-        what: As for `Outage`.
         key: What distinguishes it from others with the same text, such as the place of a server.
     """
     return _shared.setdefault((what, key), Outage(what))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
@@ -16,31 +17,20 @@ from redrb.forks import mark
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Request(Generic[T]):
     """A pipeline that is safe to repeat, and the function that reads its replies.
 
-    Attributes:
-        pipeline: The commands.
-        attempts: How often they were sent.
+    The function raises redis-py's exceptions.
     """
 
-    def __init__(
-        self, client: Client, pipeline: Pipeline, read: Callable[[list[Reply]], T]
-    ) -> None:
-        """Make a request; nothing is sent.
-
-        Args:
-            client: Sends it.
-            pipeline: The commands.
-            read: Turns the replies into the result; raises redis-py's exceptions.
-        """
-        self._client = client
-        self.pipeline = pipeline
-        self._read = read
-        self._sent: Sent | None = None
-        self._broke: RedisError | None = None
-        self._sender: object = None
-        self.attempts = 0
+    _client: Client
+    pipeline: Pipeline
+    _read: Callable[[list[Reply]], T]
+    attempts: int = 0
+    _sent: Sent | None = None
+    _broke: RedisError | None = None
+    _sender: object = None
 
     @property
     def retry_s(self) -> float:

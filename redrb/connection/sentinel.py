@@ -29,11 +29,7 @@ class Sentinels:
     """
 
     def __init__(self, pools: Mapping[str, redis.ConnectionPool]) -> None:
-        """Prepare; nothing is sent.
-
-        Args:
-            pools: Connections to each Sentinel, by host and port.
-        """
+        """Note the connections to each Sentinel, by host and port; nothing is sent."""
         self._clients = {name: redis.Redis(connection_pool=pool) for name, pool in pools.items()}
         self._order: Sequence[str] = tuple(pools)
 
@@ -88,14 +84,7 @@ class PrimaryPool(SentinelConnectionPool):
         *,
         login: Login | None,
     ) -> None:
-        """Prepare connections; nothing is sent.
-
-        Args:
-            service: Name under which the Sentinels watch the primary.
-            sentinels: Where to ask.
-            options: Arguments of the connections to the primary.
-            login: Logs in on a new connection; None: as redis-py does.
-        """
+        """Prepare connections that log in by `login`; None: as redis-py does. Nothing is sent."""
         given = dict(options)
         tls = issubclass(given.pop("connection_class", redis.Connection), SSLConnection)
 
@@ -117,11 +106,8 @@ def _log_in(connection: Any) -> None:
 
 
 def _refuse_replica(connection: Any) -> None:
-    """Refuse a server that is not, or no longer, the primary: a Sentinel may be the last to learn.
-
-    Raises:
-        redis.exceptions.ConnectionError: It is a replica.
-    """
+    """Refuse a server that is not, or no longer, the primary; raises redis-py's exception."""
+    # a Sentinel may be the last to learn of a failover
     connection.send_command("HELLO", 2)  # needs no permission, and names the role
     answer = connection.read_response()
     role = dict(zip(answer[::2], answer[1::2], strict=False)).get(b"role", b"")

@@ -20,7 +20,6 @@ class ServerProgram:
     """A program that serves Redis' protocol.
 
     Attributes:
-        path: Where it is.
         kind: "Redis" or "Valkey".
         version: Such as (7, 0, 15).
     """

@@ -161,11 +161,7 @@ PUNCTUAL: dict[Any, type[Any]] = {
 
 
 def log_in(connection: Any) -> None:
-    """Log in on a new connection, and check the server: it may be another one than before.
-
-    Raises:
-        ConfigError: It deletes keys when its memory is full.
-    """
+    """Log in on a new connection; raises ConfigError for a server that deletes keys when full."""
     connection.on_connect()
     try:
         _refuse_eviction(connection)
@@ -175,11 +171,7 @@ def log_in(connection: Any) -> None:
 
 
 def _refuse_eviction(connection: Any) -> None:
-    """Check the `maxmemory-policy` of a server: with another one groups would vanish uncounted.
-
-    Raises:
-        ConfigError: It is not noeviction.
-    """
+    """Check the `maxmemory-policy` of a server: with another one groups would vanish uncounted."""
     place = getattr(connection, "path", None) or f"{connection.host}:{connection.port}"
     connection.send_command("INFO", "memory")
     try:

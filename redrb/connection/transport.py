@@ -48,7 +48,6 @@ class Pipeline:
         Args:
             head: The arguments before the last, as `packed` returns them.
             arguments: Number of arguments, the last included.
-            parts: Parts of the last argument.
             nbytes: Length of the last argument.
         """
         before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
@@ -68,11 +67,7 @@ class Pipeline:
         return joined
 
     def exchange(self, connection: redis.Connection) -> list[Reply]:
-        """Send all commands and return their replies; an error reply is an item of the list.
-
-        Raises:
-            redis.exceptions.RedisError: The connection broke; the commands may have been done.
-        """
+        """Send all commands and return their replies; an error reply is an item of the list."""
         self.send(connection)
         return self.named([read_reply(connection) for _ in range(self.commands)])
 
@@ -115,6 +110,14 @@ def read_reply(connection: redis.Connection) -> Reply:
 def first_error(replies: Sequence[Reply]) -> ResponseError | None:
     """Return the first error reply, if any; the cause of an aborted transaction comes first."""
     return next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+
+
+def without_errors(replies: list[Reply]) -> list[Reply]:
+    """Return the replies, or raise the first error reply among them."""
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    return replies
 
 
 def _packed_command(arguments: tuple[Argument, ...]) -> bytes:

@@ -72,7 +72,6 @@ class Address:
         where: Host, port and database, or path; never a password.
         options: Arguments of a redis-py connection, with the password.
         path: The part after `embedded://` or `fake://`.
-        nodes: The nodes in the URL of a cluster.
         service: Name under which Sentinels watch the primary.
         sentinels: Address of each Sentinel in the URL.
     """
@@ -144,12 +143,10 @@ def _parse_cluster(scheme: str, url: str) -> Address:
 
 
 def _parse_sentinels(scheme: str, url: str) -> Address:
-    """Parse a URL with several Sentinels, a service and a database.
-
-    User, password and options are those of the primary, those that begin with `sentinel_` those of
-    the Sentinels, which use TLS as the primary does unless `sentinel_tls` says otherwise.
-    """
+    """Parse a URL with several Sentinels, a service and a database."""
     login, names, rest = _divided(url)
+    # User, password and options are those of the primary, those that begin with `sentinel_` are of
+    # the Sentinels, which use TLS as the primary does unless `sentinel_tls` says otherwise.
     single = scheme.removesuffix(SENTINEL)
     path, _, query = rest.partition("#")[0].partition("?")
     service, _, database = path.strip("/").partition("/")
@@ -197,14 +194,7 @@ def _divided(url: str) -> tuple[str, list[str], str]:
 def _options(
     scheme: str, url: str, *, default_port: int = 6379, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the arguments of a connection to one server.
-
-    Args:
-        scheme: As the user wrote it.
-        url: URL of the server.
-        default_port: The port where the URL has none.
-        prefix: The beginning of the option names as the user wrote them.
-    """
+    """Return the arguments of a connection to one server."""
     try:
         parts = urlsplit(url)
         names = parse_qs(parts.query, keep_blank_values=True)
@@ -233,18 +223,7 @@ def _options(
 
 
 def _check_options(scheme: str, names: Iterable[str], *, tls: bool, prefix: str = "") -> None:
-    """Check the names of options.
-
-    Args:
-        scheme: Scheme of the URL.
-        names: The names that it has.
-        tls: Whether the connection uses TLS.
-        prefix: The beginning of the names as the user wrote them; left out in `names`.
-
-    Raises:
-        ConfigError: Redis has no such option, or not with this scheme. The message has no values:
-            one of them may be a password.
-    """
+    """Check the names of options; `prefix` stood before them, as the user wrote them."""
     known = COMMON if scheme == "unix" else COMMON + TCP
     for name in names:
         if name in known or (tls and name in TLS):
@@ -258,6 +237,7 @@ def _check_options(scheme: str, names: Iterable[str], *, tls: bool, prefix: str 
         hint = f" Is it {prefix}{nearest}?" if nearest else ""
         if nearest in TLS and not tls:
             hint += f" This one needs TLS: {secure}."
+        # no values: one of them may be a password
         valid = [prefix + each for each in (known + TLS if tls else known)]
         raise ConfigError(
             f"the {scheme}:// URL has no option {prefix + name!r:.80}.{hint} Its options are "

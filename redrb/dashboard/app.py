@@ -62,7 +62,7 @@ def make_app(
         if not has_token(request, token):
             return JSONResponse({"error": "the token is missing or wrong."}, 403)
         wanted = letter_choice(await body_of(request))
-        return await in_thread(lambda: {"requeued": groups.requeue(*wanted)})
+        return await in_thread(lambda: {"requeued": groups.requeue(wanted)})
 
     files_of_page = [  # no path of a request ever names a file
         Route(

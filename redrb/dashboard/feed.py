@@ -23,9 +23,6 @@ class Feed:
     """One task waits for views; each page waits for this task, and misses views when it is slow.
 
     JSON of views and histories is made in threads: that of many tasks takes long.
-
-    Attributes:
-        pages: Number of pages that follow now, as the application counts them.
     """
 
     def __init__(self, observer: Observer) -> None:

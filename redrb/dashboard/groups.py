@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from redrb.browse.choice import Choice, Limits
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
+from redrb.dashboard.requests import Letters
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import change_letters, requeue
@@ -72,29 +71,21 @@ class TaskGroups:
         return fitting(as_json(browser.look(choice, full=True)))
 
     def letters(self, task: str) -> list[dict[str, Any]]:
-        """Return the newest dead letters of a task.
-
-        Raises:
-            UnknownTask: There is no such task.
-        """
+        """Return the newest dead letters of a task, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, task, namespace=self._namespace)
             found = list(islice(find_letters(stores), MOST_LETTERS))
         shown = ("id", "group", "reason", "exception", "message", "failed_deliveries", "consumer")
         return [
-            {name: data[name] for name in shown} | {"time": letter.time.isoformat()}
-            for letter, data in zip(found, map(asdict, found), strict=True)
+            {name: getattr(letter, name) for name in shown} | {"time": letter.time.isoformat()}
+            for letter in found
         ]
 
-    def requeue(self, task: str, group: str, ids: Sequence[int]) -> int:
-        """Let dead letters of a consumer group wait again; returns how many.
-
-        Raises:
-            UnknownTask: There is no such task.
-        """
+    def requeue(self, letters: Letters) -> int:
+        """Let dead letters wait again; return how many, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
-            stores = existing_task(self._client, task, namespace=self._namespace)
-            return change_letters(requeue, Reach(stores), group, ids)
+            stores = existing_task(self._client, letters.task, namespace=self._namespace)
+            return change_letters(requeue, Reach(stores), letters.group, letters.ids)
 
 
 def fitting(page: Any) -> Any:

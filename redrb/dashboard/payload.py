@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
+
+import msgspec
 
 from redrb.state.histogram import bucket_names
 from redrb.state.history import Point, point_of
@@ -17,7 +17,7 @@ _COLUMNS = [field.name for field in fields(Point)]
 
 def encoded(data: object) -> str:
     """Return JSON for a browser: figures that JSON cannot hold become null."""
-    return json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    return msgspec.json.encode(data).decode()
 
 
 def view_data(view: View) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def view_data(view: View) -> dict[str, Any]:
         "number": view.number,
         "age_s": view.age_s,
         "error": view.error,
-        "findings": [asdict(finding) for finding in view.findings],
+        "findings": view.findings,
         "state": data,
         "points": _columns({task.name: [point_of(task, state.time)] for task in state.tasks})
         if state is not None
@@ -59,11 +59,3 @@ def _columns(points: dict[str, list[Point]]) -> dict[str, dict[str, list[float |
 
 def _figures(values: Iterable[float | None]) -> list[float | None]:
     return [value if value is None else round(value, 3) for value in values]
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return list(map(_finite, value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, TypeAlias
 
+import msgspec
 from starlette.requests import Request
 
 from redrb.browse.choice import RANKS, Choice
@@ -16,9 +16,6 @@ from redrb.keys import check_name
 MOST_GROUPS = 20
 """Most groups of one reply."""
 
-MOST_IDS = 1000
-"""Most dead letters of one request to requeue."""
-
 MOST_BODY = 100_000
 """Most bytes of the body of a request."""
 
@@ -27,11 +24,7 @@ ORDERS = ("newest", *RANKS, "ids")
 
 
 def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
-    """Return the task and the groups that the query of a URL names.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """Return the task and the groups that the query of a URL names, or raise ConfigError."""
     order = given.get("order", "newest")
     check_choice("order", order, ORDERS)
     ids = _numbers(given.get("ids", "").split(",") if given.get("ids") else [], MOST_GROUPS)
@@ -45,11 +38,7 @@ def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
 
 
 async def body_of(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ConfigError: It is too long.
-    """
+    """Return the body of a request, or raise ConfigError."""
     body = b""
     async for part in request.stream():
         body += part
@@ -58,29 +47,38 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
-def letter_choice(body: bytes) -> tuple[str, str, tuple[int, ...]]:
-    """Return task, consumer group and ids of the dead letters that a body of JSON names.
+MOST_IDS = 1000
+"""Most dead letters of one request to requeue."""
 
-    Raises:
-        ConfigError: It cannot be used.
-    """
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Task, consumer group and ids of the dead letters to requeue."""
+
+    task: str
+    group: str
+    ids: Annotated[list[Id], msgspec.Meta(max_length=MOST_IDS)]
+
+
+def letter_choice(body: bytes) -> Letters:
+    """Return the dead letters that a body of JSON names, or raise ConfigError."""
     try:
-        data = json.loads(body)
-        task, group, ids = data["task"], data["group"], data["ids"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.') from error
-    if not (isinstance(task, str) and isinstance(group, str) and isinstance(ids, list)):
-        raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.')
-    check_name("task", task)
-    check_name("consumer group", group)
-    return task, group, _numbers(ids, MOST_IDS)
+        wanted = msgspec.json.decode(body, type=Letters)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f'write {{"task": NAME, "group": NAME, "ids": [NUMBER, ...]}}: {error}.'
+        ) from error
+    check_name("task", wanted.task)
+    check_name("consumer group", wanted.group)
+    return wanted
 
 
-def _numbers(texts: list[Any], most: int) -> tuple[int, ...]:
+def _numbers(texts: list[str], most: int) -> tuple[int, ...]:
     if len(texts) > most:
         raise ConfigError(f"at most {most} numbers can be given.")
-    if not all(isinstance(text, int | str) and str(text).isdecimal() for text in texts):
+    if not all(text.isdecimal() for text in texts):
         raise ConfigError("ids and counts are whole numbers.")
-    if any(len(str(text)) > 18 for text in texts):
+    if any(len(text) > 18 for text in texts):
         raise ConfigError("a number has at most 18 digits.")
     return tuple(map(int, texts))

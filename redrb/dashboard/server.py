@@ -21,11 +21,7 @@ get status 503."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ConfigError: The address cannot be used; the message says why.
-    """
+    """Return a socket that listens, or raise ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,12 +14,8 @@ class TaskFigures(msgspec.Struct, frozen=True):
 
     Attributes:
         groups: Number of its consumer groups.
-        entries: Entries of its stream.
         facts: Groups of which it holds facts.
-        archived: Groups of its history.
-        letters: Its dead letters.
         orphans: Entries of failed puts, the first page of them.
-        more_orphans: Whether there may be more.
         lost_settings: Whether the task's own key is lost, and other keys are not.
         lost_puts: Whether the record of its puts is lost, damaged, or contradicts the stream.
         stuck_puts: Puts in the queue for room whose process does not look any more.
@@ -49,8 +45,6 @@ class GroupFigures(msgspec.Struct, frozen=True):
     """What a consumer group of a task counts.
 
     Attributes:
-        waiting: Groups in its pools.
-        leased: Groups in its pending list.
         stuck_takes: Takes in its queues whose process does not look any more.
         joining: Whether it joins yet, when its pools are not complete.
         letters: Its dead letters, as its index says.
@@ -83,12 +77,7 @@ class Examine(Call[Examined | None], frozen=True):
 
 
 class RebuildSettings(Call[int], frozen=True):
-    """Rebuild the lost settings of a task, as of one that was given none; returns its groups.
-
-    Attributes:
-        incarnation: Random name of the task's new incarnation.
-        defaults: Settings of a new task.
-    """
+    """Rebuild the lost settings of a task, as of one that was given none; returns its groups."""
 
     script: ClassVar = "repair/task"
     incarnation: str

@@ -1,15 +1,18 @@
-"""`Checkup`: all checks of a namespace or of one task, one after the other, and their findings."""
+"""`report_on`: connects, checks, repairs and checks again; a server that is away is a finding."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from redrb.connection import Client
+from redrb import environment
+from redrb.connection import Client, connect
+from redrb.connection.deadline import Deadline
 from redrb.doctor import (
     latency,
     leases,
@@ -23,136 +26,197 @@ from redrb.doctor import (
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import LeftName
-from redrb.errors import StoreDenied, StoreError, StoreUnavailable
+from redrb.doctor.repairs import Repair, repair
+from redrb.errors import StoreDenied, StoreError, StoreUnavailable, UnsupportedServer
 from redrb.keys import TaskKeys, is_name
 from redrb.registry import Registry
-from redrb.state.findings import findings_of, worst_first
-from redrb.state.findings.servers import FAILED_CHECK
-from redrb.state.findings.wording import command_line, server_command, shown
-from redrb.state.model import Finding, FindingKind, ServerState, State, TaskState
-from redrb.state.reader import MOST_NAMES, url_flag
+from redrb.state.findings import connection_finding, findings_of, worst_first
+from redrb.state.findings.wording import (
+    command_line,
+    finding_of,
+    server_command,
+    shown,
+    url_command,
+)
+from redrb.state.model import Finding, ServerState, State, TaskState
+from redrb.state.reader import MOST_NAMES, StateReader, url_flag
 from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
 
 T = TypeVar("T")
 
-UNCHECKED = FindingKind(
-    "unchecked",
-    "info",
-    "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
-    "too: URL is the one of that user.",
-)
+_CONNECT_S = 5.0
+_LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
-    """The result of all checks.
+class Report:
+    """What doctor found and did.
 
     Attributes:
-        findings: The troubles, the worst first.
+        findings: The troubles, the worst first; after repairs, those that remain.
+        state: None if Redis is away.
+    """
+
+    findings: tuple[Finding, ...]
+    repairs: tuple[Repair, ...] = ()
+    pings: tuple[Ping, ...] = ()
+    state: State | None = None
+
+
+def report_on(
+    url: str | None, namespace: str, task: str, *, repairing: bool, over_s: float, timeout_s: float
+) -> Report:
+    """Check a namespace, or one of its tasks, and its servers; mend what is safe if `repairing`.
+
+    `over_s` are the seconds between two looks, for rates, and `timeout_s` the most for all checks.
+    Repairs may wait for a lease besides.
+
+    Raises:
+        ConfigError: The URL or a name is wrong, or there is no such task.
+        StoreDenied: The user may not log in, or may not even look.
+    """
+    url = url or environment.variable(environment.URL)
+
+    def away(error: StoreUnavailable, url: str | None) -> Finding:
+        return connection_finding(shown(error.where), shown(str(error), longest=_LONGEST), url)
+
+    try:
+        with Deadline(at_most=timeout_s):
+            client = connect(
+                url, connect_timeout=min(timeout_s, _CONNECT_S), retry_s=0, allow_eviction=True
+            )
+    except StoreUnavailable as error:
+        return Report((away(error, url),))
+    except UnsupportedServer as error:
+        command = url_command(url, "localhost:6379", "INFO", "server")
+        text = shown(str(error), longest=_LONGEST)
+        return Report((finding_of("old-server", "server", text, command),))
+
+    def checked() -> Checkup:
+        reader = StateReader(client, namespace, task=task or None)
+
+        def look() -> State:  # the second state has rates
+            reader.look()
+            threading.Event().wait(over_s)
+            return reader.look()
+
+        with Deadline(at_most=timeout_s + over_s):
+            return Checkup(client, namespace, look, task)
+
+    repairs: list[Repair] = []
+    with client:
+        try:
+            found = checked()
+            if repairing:
+                for each in repair(client, found.state, found.examined, found.left_names):
+                    repairs.append(each)
+                if repairs:
+                    found = checked()
+        except StoreUnavailable as error:
+            return Report((away(error, client.url), *_slots(client)), tuple(repairs))
+    return Report(found.findings, tuple(repairs), found.pings, found.state)
+
+
+def _slots(client: Client) -> tuple[Finding, ...]:
+    """Return findings about a cluster that answers, and serves nobody as slots are missing."""
+    try:
+        with Deadline(at_most=_CONNECT_S):
+            return tuple(server_facts.find_in_cluster(client))
+    except StoreError:
+        return ()
+
+
+class Checkup:
+    """All checks, one after the other; one that fails or is not allowed is a finding.
+
+    Attributes:
         left_names: Names in the registry that name nothing.
     """
 
-    state: State
-    findings: tuple[Finding, ...]
-    pings: tuple[Ping, ...]
-    examined: tuple[Examination, ...]
-    left_names: tuple[LeftName, ...]
+    def __init__(
+        self, client: Client, namespace: str, look: Callable[[], State], task: str = ""
+    ) -> None:
+        """Check a namespace, or one of its tasks, and its servers.
 
-
-def check_up(client: Client, namespace: str, look: Callable[[], State], task: str = "") -> Checkup:
-    """Check a namespace, or one of its tasks, and its servers.
-
-    Raises:
-        UnknownTask: There is no such task.
-        StoreUnavailable: Redis stayed away.
-    """
-    servers = client.primaries()
-    pings = tuple(map(latency.ping, servers))
-    checks = _Checks(client, ServerState(pings[0].server, cli=pings[0].cli), task)
-    state = checks.state(look, namespace)
-    checks.findings += [*latency.find(pings), *findings_of(state)]
-    checks.check_servers(servers)
-    examined = checks.examine_tasks(state)
-    names = () if task else checks.check_names(state)
-    return Checkup(state, worst_first(checks.all_findings(state)), pings, examined, names)
-
-
-class _Checks:
-    """Runs checks one after the other; one that fails or is not allowed is a finding."""
-
-    def __init__(self, client: Client, server: ServerState, task: str) -> None:
+        Raises:
+            UnknownTask: There is no such task.
+            StoreUnavailable: Redis stayed away.
+        """
         self._client = client
-        self._server = server
         self._task = task
         self._unchecked: list[str] = []
-        self.findings: list[Finding] = []
+        self._found: list[Finding] = []
+        servers = client.primaries()
+        self.pings = tuple(map(latency.ping, servers))
+        self._server = ServerState(self.pings[0].server, cli=self.pings[0].cli)
+        self.state = self._look(look, namespace)
+        self._found += [*latency.find(self.pings), *findings_of(self.state)]
+        for server in servers:
+            self._check_server(server)
+        slots = partial(server_facts.find_in_cluster, client)
+        self._found += self._allowed("slots of the cluster", slots)
+        self.examined = self._examine_tasks()
+        self.left_names: tuple[LeftName, ...] = ()
+        if not task:
+            names = partial(registry_names.left_names, client, self.state)
+            self.left_names = self._allowed("registry", names)
+            self._found += registry_names.find(self.state, self.left_names)
+        if self._unchecked:
+            text = f"Not checked: {', '.join(dict.fromkeys(self._unchecked))}."
+            words = ("redrb", "doctor", *([task] if task else []))
+            command = f"REDRB_URL=URL {command_line(words, namespace=namespace)}"
+            self._found.append(finding_of("unchecked", "server", text, command))
+        self.findings = worst_first(self._found)
 
-    def state(self, look: Callable[[], State], namespace: str) -> State:
+    def _look(self, look: Callable[[], State], namespace: str) -> State:
         """Return the state; names of tasks only where it cannot be read."""
+        client, task = self._client, self._task
         try:
             state = look()
         except (StoreDenied, StoreUnavailable):
             raise
         except StoreError as error:
             self._note_failure("namespace", error)
-            state = _unread(self._client, namespace, self._task)
-        if not self._task:
+            state = _unread(client, namespace, task)
+        if not task:
             return state
-        keys = TaskKeys.of(namespace, self._task)
-        if not self._client.at(keys.task).execute("EXISTS", keys.task, *keys.contents):
-            raise unknown_task(self._client, namespace, self._task)
-        return _of_task(state, self._task)
+        keys = TaskKeys.of(namespace, task)
+        if not client.at(keys.task).execute("EXISTS", keys.task, *keys.contents):
+            raise unknown_task(client, namespace, task)
+        tasks = tuple(one for one in state.tasks if one.name == task)
+        return replace(state, tasks=tasks, tasks_total=len(tasks), weights=())
 
-    def check_servers(self, servers: Iterable[Client]) -> None:
-        """Check each server, and the slots of a cluster."""
-        for client in servers:
-            info = dict(self._allowed("INFO", partial(_info, client)))
-            server = server_facts.server_of(client, info)
-            self.findings += [*server_facts.find(server, info), *server_fixes.find(server)]
-            for what, find in (
-                ("settings (CONFIG GET)", server_settings.find),
-                ("users (ACL USERS)", server_users.find),
-            ):
-                self.findings += self._allowed(what, partial(find, client, server))
-        slots = partial(server_facts.find_in_cluster, self._client)
-        self.findings += self._allowed("slots of the cluster", slots)
+    def _check_server(self, client: Client) -> None:
+        info = dict(self._allowed("INFO", lambda: server_facts.info_of(client).items()))
+        server = server_facts.server_of(client, info)
+        self._found += [*server_facts.find(server, info), *server_fixes.find(server)]
+        for what, find in (
+            ("settings (CONFIG GET)", server_settings.find),
+            ("users (ACL USERS)", server_users.find),
+        ):
+            self._found += self._allowed(what, partial(find, client, server))
 
-    def examine_tasks(self, state: State) -> tuple[Examination, ...]:
+    def _examine_tasks(self) -> tuple[Examination, ...]:
         """Return what is stored of the tasks, and note the findings."""
+        client, state = self._client, self.state
         if self._task:
             unread: Sequence[str] = [] if state.tasks else [self._task]
         else:
-            look = partial(registry_names.unread_tasks, self._client, state)
+            look = partial(registry_names.unread_tasks, client, state)
             unread = self._allowed("registry", look)
-        examined = tuple(
-            each
-            for task in (*state.tasks, *map(TaskState, unread))
-            if task.readable
-            for each in self._allowed(
-                f"task {task.name}", partial(_examined, self._client, state.namespace, task)
-            )
-        )
-        for each in examined:
+        examined: list[Examination] = []
+        for task in (*state.tasks, *map(TaskState, unread)):
+            if not task.readable:
+                continue
+            stores = TaskStore.of_partitions(client, state.namespace, task.name, task.partitions)
+            numbers = range(len(stores)) if len(stores) > 1 else [None]
+            found = self._allowed(f"task {task.name}", partial(map, examine, stores, numbers))
+            examined += filter(None, found)  # others were deleted meanwhile
+        for one in examined:
             for part in (storage, leases):
-                self.findings += part.find(state, each)
-        return examined
-
-    def check_names(self, state: State) -> tuple[LeftName, ...]:
-        """Return names that name nothing, and note the findings about names and weights."""
-        client = self._client
-        names = self._allowed("registry", partial(registry_names.left_names, client, state))
-        self.findings += registry_names.find(state, names)
-        return names
-
-    def all_findings(self, state: State) -> list[Finding]:
-        """Return the findings, with one about the checks that are not allowed."""
-        if not self._unchecked:
-            return self.findings
-        text = f"Not checked: {', '.join(dict.fromkeys(self._unchecked))}."
-        words = ("redrb", "doctor", *([self._task] if self._task else []))
-        command = f"REDRB_URL=URL {command_line(words, namespace=state.namespace)}"
-        return [*self.findings, UNCHECKED.found("server", text, command)]
+                self._found += part.find(state, one)
+        return tuple(examined)
 
     def _allowed(self, what: str, check: Callable[[], Iterable[T]]) -> tuple[T, ...]:
         try:
@@ -167,7 +231,8 @@ class _Checks:
 
     def _note_failure(self, what: str, error: StoreError) -> None:
         command = server_command(self._server, "CLIENT", "LIST")
-        self.findings.append(FAILED_CHECK.found(what, shown(str(error), longest=400), command))
+        text = shown(str(error), longest=_LONGEST)
+        self._found.append(finding_of("failed-check", what, text, command))
 
 
 def _unread(client: Client, namespace: str, task: str) -> State:
@@ -184,21 +249,3 @@ def _unread(client: Client, namespace: str, task: str) -> State:
         tasks_total=1 if task else registry.count("task"),
         url=url_flag(client),
     )
-
-
-def _of_task(state: State, task: str) -> State:
-    """Return the part of a state that is about one task."""
-    tasks = tuple(one for one in state.tasks if one.name == task)
-    return replace(state, tasks=tasks, tasks_total=len(tasks), weights=())
-
-
-def _info(client: Client) -> Iterable[tuple[str, str]]:
-    return server_facts.info_of(client).items()
-
-
-def _examined(client: Client, namespace: str, task: TaskState) -> Iterator[Examination]:
-    stores = TaskStore.of_partitions(client, namespace, task.name, task.partitions)
-    for number, store in enumerate(stores):
-        found = examine(store, number if len(stores) > 1 else None)
-        if found is not None:  # else it was deleted meanwhile
-            yield found

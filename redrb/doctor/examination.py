@@ -41,7 +41,6 @@ class Examination(TaskFigures, frozen=True, kw_only=True):
     Attributes:
         partition: Number of the partition; None for a task without partitions.
         lost_rights: Rights of dead makers, and rights that are held for too long.
-        consumer_groups: Its consumer groups.
     """
 
     store: TaskStore
@@ -57,12 +56,7 @@ class Examination(TaskFigures, frozen=True, kw_only=True):
 
 
 def examine(store: TaskStore, partition: int | None = None) -> Examination | None:
-    """Examine a task, or one of its partitions; None if it does not exist.
-
-    Raises:
-        StoreDenied: The user may not read it.
-        StoreUnavailable: Redis stayed away.
-    """
+    """Examine a task, or one of its partitions; None if it does not exist."""
     page = store.call(Examine())
     if page is None or page.task is None:
         return None

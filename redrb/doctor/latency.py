@@ -9,33 +9,13 @@ from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.connection.server_cli import cli_options
-from redrb.state.findings.wording import place_of, server_command
-from redrb.state.model import Finding, FindingKind, ServerState
+from redrb.state.findings.wording import finding_of, place_of, server_command
+from redrb.state.model import Finding, ServerState
 
 PINGS = 5
 SLOW_S = 0.02
 SPIKE_S = 0.5
 SKEW_S = 5.0
-
-SLOW_LINK = FindingKind(
-    "slow-link",
-    "warning",
-    "The network to Redis is slow, or the server is overloaded. Each put and take waits for at "
-    "least one reply: put and take more groups at a time, or move closer to the server.",
-)
-LATENCY_SPIKES = FindingKind(
-    "latency-spikes",
-    "warning",
-    "Some replies take long: the server forks with huge pages, swaps, waits for its disk, or runs "
-    "long commands of other programs.",
-)
-CLOCK_SKEW = FindingKind(
-    "clock-skew",
-    "warning",
-    "A clock is wrong. Leases and deadlines go by the server's clock only, so no data is at risk; "
-    "but ages, times of dead letters and logs do not agree, and a replica with another clock "
-    "shifts deadlines when it takes over.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +23,6 @@ class Ping:
     """The replies of a server to a few small requests.
 
     Attributes:
-        median_s: Median of the seconds until a reply.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
         cli: Options with which redis-cli reaches the server.
     """
@@ -56,11 +35,7 @@ class Ping:
 
 
 def ping(client: Client) -> Ping:
-    """Send a few requests to one server.
-
-    Raises:
-        StoreUnavailable: It stayed away.
-    """
+    """Send a few requests to one server."""
     times, skews = [], []
     for _ in range(PINGS):
         began, wall = time.perf_counter(), time.time()
@@ -84,11 +59,11 @@ def find(pings: Sequence[Ping]) -> Iterator[Finding]:
         text += f"{one.worst_s * 1e3:,.1f} ms."
         if one.median_s >= SLOW_S:
             command = server_command(server, "--latency")
-            yield SLOW_LINK.found(subject, text, command)
+            yield finding_of("slow-link", subject, text, command)
         elif one.worst_s >= SPIKE_S:
             command = server_command(server, "LATENCY", "DOCTOR")
-            yield LATENCY_SPIKES.found(subject, text, command)
+            yield finding_of("latency-spikes", subject, text, command)
         if abs(one.skew_s) >= SKEW_S:
             side = "ahead of" if one.skew_s > 0 else "behind"
             text = f"Its clock is {abs(one.skew_s):,.1f} s {side} this machine's."
-            yield CLOCK_SKEW.found(subject, text, "timedatectl status")
+            yield finding_of("clock-skew", subject, text, "timedatectl status")

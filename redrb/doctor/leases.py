@@ -5,45 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redrb.doctor.examination import Examination, ExaminedGroup
-from redrb.state.findings.wording import counted, listed, redrb_command, shown
-from redrb.state.model import Finding, FindingKind, State
-
-DEAD_CONSUMER = FindingKind(
-    "dead-consumer",
-    "warning",
-    "The process was killed, and no other consumer has sent a heartbeat since, which would take "
-    "its leases over. A trainer that starts does this, too; its first batches come later.",
-    repairs=True,
-)
-LEASE_WITHOUT_CONSUMER = FindingKind(
-    "lease-without-consumer",
-    "critical",
-    "The task does not know the consumer of these leases, so no heartbeat takes them over: its key "
-    "`consumers` was changed or deleted by another program, or evicted.",
-    repairs=True,
-)
-STALE_CONSUMER = FindingKind(
-    "stale-consumer",
-    "info",
-    "The process was killed, or stopped, while it leased nothing. The next heartbeat of a consumer "
-    "forgets it.",
-    repairs=True,
-)
-LOST_RIGHTS = FindingKind(
-    "lost-rights",
-    "warning",
-    "Makers died, or hang, with rights to begin groups. Other makers get these rights after the "
-    "next heartbeat of a maker or a consumer.",
-    repairs=True,
-)
-
-
-STUCK_WAITERS = FindingKind(
-    "stuck-waiters",
-    "info",
-    "Processes died, or were stopped, while they waited. The next process that passes the queue "
-    "removes them; until then the figures of waiting puts and takes are too large.",
-)
+from redrb.state.findings.wording import counted, finding_of, listed, redrb_command, shown
+from redrb.state.model import Finding, State
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
@@ -53,36 +16,35 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
         yield from _of_group(examined.subject, group, command)
     if examined.lost_rights:
         text = f"{counted(examined.lost_rights, 'right')} to begin groups of makers that died."
-        yield LOST_RIGHTS.found(examined.subject, text, command)
-    takes = sum(group.stuck_takes for group in examined.consumer_groups)
-    numbers = (
-        (examined.stuck_puts, "put"),
-        (takes, "take"),
-        (examined.stuck_admissions, "request for rights"),
-    )
-    texts = [counted(number, noun) for number, noun in numbers[:2] if number]
-    if examined.stuck_admissions:
-        texts.append(f"{examined.stuck_admissions:,} for rights")
-    if texts:
-        yield STUCK_WAITERS.found(
-            examined.subject,
-            f"In the queues, of processes that do not look any more: {', '.join(texts)}.",
-            redrb_command(state, "stats", examined.store.task),
+        yield finding_of("lost-rights", examined.subject, text, command)
+    texts = [
+        counted(number, noun)
+        for number, noun in (
+            (examined.stuck_puts, "put"),
+            (sum(group.stuck_takes for group in examined.consumer_groups), "take"),
+            (examined.stuck_admissions, "request"),
         )
+        if number
+    ]
+    if texts:
+        text = f"In the queues, of processes that do not look any more: {', '.join(texts)}"
+        rights = " for rights" if examined.stuck_admissions else ""
+        command = redrb_command(state, "stats", examined.store.task)
+        yield finding_of("stuck-waiters", examined.subject, f"{text}{rights}.", command)
 
 
 def _of_group(subject: str, group: ExaminedGroup, command: str) -> Iterator[Finding]:
     where = f"in consumer group {shown(group.name)}"
     if group.lost:
         text = f"{_leases(group.lost_groups)}, which the task does not know, {where}."
-        yield LEASE_WITHOUT_CONSUMER.found(subject, text, command)
+        yield finding_of("lease-without-consumer", subject, text, command)
     dead = {name: leased for name, leased in group.dead.items() if leased}
     if dead:
         text = f"{_leases(dead)}, whose deadline is over, {where}."
-        yield DEAD_CONSUMER.found(subject, text, command)
+        yield finding_of("dead-consumer", subject, text, command)
     elif group.dead:
         text = f"{_names(group.dead)} {where}: the deadline is over."
-        yield STALE_CONSUMER.found(subject, text, command)
+        yield finding_of("stale-consumer", subject, text, command)
 
 
 def _leases(leased: Mapping[str, int]) -> str:

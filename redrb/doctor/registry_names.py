@@ -10,18 +10,11 @@ from redrb.connection import Client
 from redrb.errors import StoreDenied
 from redrb.keys import TaskKeys, WeightKeys, is_name
 from redrb.registry import Kind, Registry
-from redrb.state.findings.wording import redrb_command
-from redrb.state.model import Finding, FindingKind, State
+from redrb.state.findings.wording import finding_of, redrb_command
+from redrb.state.model import Finding, State
 
 MOST_NAMES = 200
 """Names of each kind that one run of doctor reports, at most, of those that name nothing."""
-
-NAME_WITHOUT_TASK = FindingKind(
-    "name-without-task",
-    "info",
-    "The task or the weights were deleted, or lost, by a process that did not remove the name.",
-    repairs=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +29,6 @@ def left_names(client: Client, state: State) -> list[LeftName]:
     """Return names that name nothing, of those that the user may look up.
 
     Names whose task or weights the state has are not looked up.
-
-    Raises:
-        StoreDenied: The user may not read the registry.
     """
     registry = Registry(client, state.namespace)
     known: dict[Kind, set[str]] = {
@@ -55,11 +45,7 @@ def left_names(client: Client, state: State) -> list[LeftName]:
 
 
 def unread_tasks(client: Client, state: State) -> list[str]:
-    """Return names of tasks that the state lacks although they have keys: their settings are lost.
-
-    Raises:
-        StoreDenied: The user may not read the registry.
-    """
+    """Return names of tasks that have keys, and that the state lacks: their settings are lost."""
     known = {task.name for task in state.tasks}
     return [
         name
@@ -77,7 +63,7 @@ def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
         if left.kind == "task":
             text = f"The registry names task {left.name!r}, which does not exist."
         command = redrb_command(state, "doctor", "--repair")
-        yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
+        yield finding_of("name-without-task", f"{left.kind} {left.name}", text, command)
 
 
 def remove_name(client: Client, namespace: str, left: LeftName) -> tuple[str, bool]:

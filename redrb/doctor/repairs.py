@@ -17,20 +17,16 @@ from typing import Final, TypeAlias, TypeVar
 from redrb.connection import Client
 from redrb.doctor.calls import RebuildPuts, RebuildSettings, RemoveOrphans, ReturnLost
 from redrb.doctor.examination import Examination, ExaminedGroup
-from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGHTS, STALE_CONSUMER
-from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
-from redrb.doctor.storage import LOST_PUTS, LOST_SETTINGS, ORPHANED_ENTRIES
+from redrb.doctor.registry_names import LeftName, remove_name
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.lua.calls import Call, Found
-from redrb.state.findings.weights import EXPIRED_PINS
 from redrb.state.findings.wording import counted, shown
-from redrb.state.model import FindingKind, State
+from redrb.state.model import State
 from redrb.state.weights import read_weights
 from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
-from redrb.weights.inspection.listing import catalogue_of
-from redrb.weights.reading.catalogue import Pin
+from redrb.weights.reading.catalogue import Catalogue, Pin
 
 TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
 """Time in which a living consumer whose record was lost sends a heartbeat, and is known again."""
@@ -58,11 +54,7 @@ Outcome: TypeAlias = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Something that was mended, or could not be.
-
-    Attributes:
-        summary: What was done, or why it failed.
-    """
+    """Something that was mended, or could not be."""
 
     code: str
     subject: str
@@ -73,50 +65,46 @@ class Repair:
 def repair(
     client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
 ) -> Iterator[Repair]:
-    """Mend what is safe to mend; yields each repair when it is done, or has failed.
-
-    Raises:
-        StoreUnavailable: Redis stayed away.
-    """
+    """Mend what is safe to mend; yields each repair when it is done, or has failed."""
     for task in examined:
-        for kind, mend in _of_task(task):
-            yield _attempted(kind, task.subject, mend)
+        for code, mend in _of_task(task):
+            yield _attempted(code, task.subject, mend)
     for weights in state.weights:
         if weights.readable and weights.expired_pins:
             mend = partial(_remove_pins, client, state.namespace, weights.name)
-            yield _attempted(EXPIRED_PINS, f"weights {weights.name}", mend)
+            yield _attempted("expired-pins", f"weights {weights.name}", mend)
     for left in names:
         mend = partial(remove_name, client, state.namespace, left)
-        yield _attempted(NAME_WITHOUT_TASK, f"{left.kind} {left.name}", mend)
+        yield _attempted("name-without-task", f"{left.kind} {left.name}", mend)
 
 
-def _of_task(task: Examination) -> Iterator[tuple[FindingKind, Callable[[], Outcome]]]:
+def _of_task(task: Examination) -> Iterator[tuple[str, Callable[[], Outcome]]]:
     """Yield what can be mended in a task."""
     if task.lost_settings:
-        yield LOST_SETTINGS, partial(_rebuild_settings, task)
+        yield "lost-settings", partial(_rebuild_settings, task)
     if task.lost_puts:
-        yield LOST_PUTS, partial(_rebuild_puts, task)
+        yield "lost-puts", partial(_rebuild_puts, task)
     if task.orphans:
-        yield ORPHANED_ENTRIES, partial(_remove_orphans, task)
+        yield "orphaned-entries", partial(_remove_orphans, task)
     for group in task.consumer_groups:
         if group.lost:
-            yield LEASE_WITHOUT_CONSUMER, partial(_return_lost, task, group)
+            yield "lease-without-consumer", partial(_return_lost, task, group)
     if task.lost_rights:
-        yield LOST_RIGHTS, partial(take_rights_back, task)
+        yield "lost-rights", partial(take_rights_back, task)
     for group in task.consumer_groups:
         if group.dead:
-            kind = DEAD_CONSUMER if any(group.dead.values()) else STALE_CONSUMER
+            kind = "dead-consumer" if any(group.dead.values()) else "stale-consumer"
             yield kind, partial(take_over_consumers, task, group)
 
 
-def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> Repair:
+def _attempted(code: str, subject: str, mend: Callable[[], Outcome]) -> Repair:
     try:
         summary, done = mend()
     except StoreUnavailable:
         raise
     except StoreError as error:  # such as a missing right, or a server at its memory limit
-        return Repair(kind.code, subject, shown(str(error), longest=400), done=False)
-    return Repair(kind.code, subject, summary, done=done)
+        return Repair(code, subject, shown(str(error), longest=400), done=False)
+    return Repair(code, subject, summary, done=done)
 
 
 def _in_pages(task: Examination, call: Call[F], most: int) -> tuple[int, F]:
@@ -161,11 +149,11 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
 
 def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
     """Remove expired pins as a reader does, some at a time: by a pin, which ends at once."""
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
 
     def expired() -> int:
         now_s, _ = map(int, catalogue.client.execute("TIME"))
-        found = read_weights(client, namespace, [name], now_s=now_s)
+        found = read_weights(client, namespace, [name], now_s)
         return sum(weights.expired_pins for weights in found)
 
     before = left = expired()

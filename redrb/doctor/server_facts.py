@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
-from redrb.state.findings.wording import place_of, server_command
-from redrb.state.model import Finding, FindingKind, ServerState
+from redrb.state.findings.wording import finding_of, place_of, server_command
+from redrb.state.model import Finding, ServerState
 from redrb.state.reader import figure_of, info_fields, server_state
 
 LONG_FORK_US = 500_000
@@ -16,36 +16,6 @@ FRAGMENTED = 1.8
 LEAST_BYTES = 100_000_000
 NEAR_MOST_CLIENTS = 0.9
 SLOTS = 16_384
-
-MISSING_SLOTS = FindingKind(
-    "missing-slots",
-    "critical",
-    "Slots of the cluster are served by no node: a primary without a replica has stopped, or the "
-    "slots were never assigned. Tasks in these slots cannot be used.",
-)
-MANY_CLIENTS = FindingKind(
-    "many-clients",
-    "warning",
-    "The server refuses connections beyond maxclients. Each waiting thread holds one connection.",
-)
-LONG_FORK = FindingKind(
-    "long-fork",
-    "warning",
-    "Each snapshot and each rewrite of the append-only file forks the server, which answers nobody "
-    "meanwhile: it uses much memory, or the machine's transparent huge pages are on.",
-)
-FRAGMENTED_MEMORY = FindingKind(
-    "fragmented-memory",
-    "warning",
-    "The server holds far more memory of the machine than its data needs. The machine may run out "
-    "of memory before the server's limit is reached.",
-)
-LIBC_ALLOCATOR = FindingKind(
-    "libc-allocator",
-    "info",
-    "This server was built without jemalloc: groups of different sizes fragment its memory, and it "
-    "cannot defragment while it runs.",
-)
 
 
 def info_of(client: Client) -> dict[str, str]:
@@ -63,25 +33,22 @@ def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
     subject = f"server {server.address}"
     fork_us = figure_of(info, "latest_fork_usec")
     if fork_us >= LONG_FORK_US:
+        text = f"The last fork took {fork_us / 1e6:.2f} s."
         command = "cat /sys/kernel/mm/transparent_hugepage/enabled"
-        yield LONG_FORK.found(subject, f"The last fork took {fork_us / 1e6:.2f} s.", command)
+        yield finding_of("long-fork", subject, text, command)
     used, resident = server.used_memory, figure_of(info, "used_memory_rss")
     if used >= LEAST_BYTES and resident >= FRAGMENTED * used:
-        yield FRAGMENTED_MEMORY.found(
-            subject,
-            f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data.",
-            server_command(server, "MEMORY", "PURGE"),
-        )
+        text = f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data."
+        command = server_command(server, "MEMORY", "PURGE")
+        yield finding_of("fragmented-memory", subject, text, command)
     if server.allocator.startswith("libc"):
         command = server_command(server, "INFO", "memory")
-        yield LIBC_ALLOCATOR.found(subject, "Its allocator is libc's.", command)
+        yield finding_of("libc-allocator", subject, "Its allocator is libc's.", command)
     most = figure_of(info, "maxclients")
     if most and server.clients >= NEAR_MOST_CLIENTS * most:
-        yield MANY_CLIENTS.found(
-            subject,
-            f"{server.clients:,} of at most {most:,.0f} connections are open.",
-            server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}"),
-        )
+        text = f"{server.clients:,} of at most {most:,.0f} connections are open."
+        command = server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}")
+        yield finding_of("many-clients", subject, text, command)
 
 
 def find_in_cluster(client: Client) -> Iterator[Finding]:
@@ -94,8 +61,6 @@ def find_in_cluster(client: Client) -> Iterator[Finding]:
         for node in nodes
     )
     if served < SLOTS:
-        yield MISSING_SLOTS.found(
-            f"cluster {client.where}",
-            f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
-            server_command(server_of(nodes[0], {}), "CLUSTER", "NODES"),
-        )
+        text = f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node."
+        command = server_command(server_of(nodes[0], {}), "CLUSTER", "NODES")
+        yield finding_of("missing-slots", f"cluster {client.where}", text, command)

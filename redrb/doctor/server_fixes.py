@@ -6,22 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from redrb.state.findings.wording import server_command
-from redrb.state.model import Finding, FindingKind, ServerState
-
-BELOW_FIXES = FindingKind(
-    "below-security-fixes",
-    "warning",
-    "Whoever may run scripts or RESTORE on this server, or reaches its TLS port, may be able to "
-    "run programs on its machine. Upgrade the server; until then let only the run reach it.",
-)
-UNKNOWN_FIXES = FindingKind(
-    "unknown-security-fixes",
-    "info",
-    "Linux distributions fix faults of this version without another version number, so doctor "
-    "cannot see whether the fixes are in. Check that your distribution's update is in; a server "
-    "that does not come from a distribution needs a newer version.",
-)
+from redrb.state.findings.wording import finding_of, server_command
+from redrb.state.model import Finding, ServerState
 
 Line = tuple[int, int]
 
@@ -36,7 +22,6 @@ class Fault:
     Attributes:
         fixed: First patch with the fix, by line of versions: {(8, 2): 6} is 8.2.6. Lines between
             these have no release with the fix, and later ones have it from their first release.
-        since: First line with the fault.
     """
 
     number: str
@@ -89,12 +74,12 @@ def find(server: ServerState) -> Iterator[Finding]:
     name = f"{server.kind.capitalize()} {server.version}"
     listed = ", ".join(fault.number for fault in faults)
     advice = _advice(line, faults)
-    kind, text = BELOW_FIXES, f"It is {name}, without the fixes of {listed}: {advice}."
+    kind, text = "below-security-fixes", f"It is {name}, without the fixes of {listed}: {advice}."
     if line < FIRST_WITHOUT_DISTRIBUTION:
-        kind, text = UNKNOWN_FIXES, f"It is {name}: check that your distribution's update is in, "
-        text += f"which fixes {listed}; or {advice}."
+        kind, text = "unknown-security-fixes", f"It is {name}: check that your distribution's "
+        text += f"update is in, which fixes {listed}; or {advice}."
     command = server_command(server, "INFO", "server")
-    yield kind.found(f"server {server.address}", text, command)
+    yield finding_of(kind, f"server {server.address}", text, command)
 
 
 def _advice(line: Line, faults: list[Fault]) -> str:

@@ -31,10 +31,6 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, b
     """Requeue what dead consumers lease; returns what was done, and whether this is all.
 
     A consumer that has sent a heartbeat since it was found is not dead, and keeps its leases.
-
-    Raises:
-        StoreDenied: The user may not send heartbeats.
-        StoreUnavailable: Redis stayed away.
     """
     store, consumer = task.store, _new_name()
     incarnation = _incarnation(store)
@@ -58,11 +54,7 @@ def take_over_consumers(task: Examination, group: ExaminedGroup) -> tuple[str, b
 
 
 def take_rights_back(task: Examination) -> tuple[str, bool]:
-    """Take back the rights of dead makers; returns what was done, and whether this is all.
-
-    Raises:
-        StoreDenied, StoreUnavailable: As `take_over_consumers`.
-    """
+    """Take back the rights of dead makers; returns what was done, and whether this is all."""
     store, maker = task.store, _new_name()
     incarnation = _incarnation(store)
     found = examine(store)

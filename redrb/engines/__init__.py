@@ -3,8 +3,7 @@
 They need httpx (extra `engines`).
 """
 
-from redrb.engines.completions import Generation
-from redrb.engines.engine import Engine
+from redrb.engines.engine import Engine, Generation
 from redrb.engines.sglang import SGLangEngine
 from redrb.engines.trajectory import Trajectory
 from redrb.engines.vllm import VLLMEngine

@@ -10,14 +10,54 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from redrb.checks import checked_number
 from redrb.connection.outage import Outage
-from redrb.engines.completions import Finish, Generation, Part, missing_in
 from redrb.engines.http import JsonClient
 from redrb.errors import EngineError
+
+Finish: TypeAlias = Literal["stop", "length", "abort"]
+"""Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
+
+_LEAST, _ROUNDING = -3e38, 1e-4
+"""The least log-probability that float32 holds, and what rounding may add to one of 0."""
+
+_TOKENS = 2**31
+"""No vocabulary has a token id as large as this."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """A sampled completion.
+
+    Attributes:
+        tokens: Token ids, the stop token included.
+        log_probs: Log-probability of each, as the server computed it.
+        versions: Weight version that computed each; -1: not known.
+        finish: Why it ended.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The reply to one request of an engine, as the server sent it.
+
+    `label` is that of the server's weights after it was sampled; None: not asked for.
+    """
+
+    tokens: list[Any]
+    log_probs: list[Any]
+    finish: Any
+    label: str | None = None
+
 
 QUIET_S = 1.0
 """Seconds without a reply after which a paused server is taken to have no aborted request left."""
@@ -57,8 +97,25 @@ class Engine(ABC):
     """
 
     def __init__(
-        self, url: str, *, timeout: float, retry_s: float, api_key: str | None = None
+        self,
+        url: str,
+        *,
+        timeout: float = 600.0,
+        retry_s: float = RETRY_S,
+        api_key: str | None = None,
     ) -> None:
+        """Make an engine; it connects at the first request.
+
+        Args:
+            url: Address of the server, such as "http://localhost:8000".
+            timeout: Seconds for which a request may last, a whole completion included.
+            retry_s: Seconds for which the server may be away, or without weights, before requests
+                raise.
+            api_key: Sent as a bearer token.
+
+        Raises:
+            ConfigError: An argument is not usable, or httpx is not installed.
+        """
         self.version: int | None = None
         self._client = client = JsonClient(url, timeout=timeout, api_key=api_key)
         self._retry_s = checked_number("retry_s", retry_s)
@@ -177,6 +234,7 @@ class Engine(ABC):
     async def abort(self) -> None:
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
+        self._open.set()  # those that wait for weights end
         async with self._updating, self._paused():
             pass
 
@@ -187,21 +245,15 @@ class Engine(ABC):
     async def _may_sample(self) -> bool:
         """Wait until requests may be sent; False after `abort`."""
         while not self._ended.is_set() and not self._open.is_set():
-            waits = [asyncio.ensure_future(each.wait()) for each in (self._open, self._ended)]
             try:
-                done, _ = await asyncio.wait(
-                    waits, timeout=self._retry_s, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for each in waits:
-                    each.cancel()
-            if not done and not self._updating.locked():
-                raise EngineError(
-                    f"{self._client.where} has lost its weights, and nobody has given it new ones "
-                    f"for {self._retry_s:g} s: does a trainer publish, and does `EngineWeights` "
-                    "follow it?",
-                    where=self._client.where,
-                )
+                await asyncio.wait_for(self._open.wait(), self._retry_s)
+            except TimeoutError as error:
+                if self._updating.locked():
+                    continue
+                raise self._error(
+                    f"has lost its weights, and nobody has given it new ones for {self._retry_s:g} "
+                    "s: does a trainer publish, and does `EngineWeights` follow it?"
+                ) from error
         return not self._ended.is_set()
 
     def _note_label(self, found: str | None) -> None:
@@ -232,20 +284,13 @@ class Engine(ABC):
             return None
         part = task.result()
         if part.finish not in get_args(Finish):  # such as "error", or null
-            raise EngineError(
-                f"{self._client.where} broke a completion off: its finish reason is "
-                f"{part.finish!r:.80}.",
-                where=self._client.where,
-            )
-        missing = missing_in(part, most)
+            raise self._error(f"broke a completion off: its finish reason is {part.finish!r:.80}.")
+        missing = _missing_in(part, most)
         if missing is not None:
             raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
         if part.finish == "abort" and not part.tokens and not is_ours:
-            raise EngineError(
-                f"{self._client.where} aborts requests: somebody else pauses it.",
-                where=self._client.where,
-            )
+            raise self._error("aborts requests: somebody else pauses it.")
         return part
 
     async def _repeated(
@@ -293,10 +338,7 @@ class Engine(ABC):
         try:
             await asyncio.wait_for(self._repeated(self._resume, _RESUME_S), 2 * _RESUME_S)
         except TimeoutError as error:
-            raise EngineError(
-                f"{self._client.where} does not answer, and may still be paused.",
-                where=self._client.where,
-            ) from error
+            raise self._error("does not answer, and may still be paused.") from error
 
     async def _drain(self) -> None:
         """Wait until no request is in flight, after the server was paused.
@@ -354,7 +396,7 @@ class Engine(ABC):
     async def _name(self, label: str) -> None:
         """Give the server's weights a label; vLLM and SGLang have the same request for it."""
         body = {"new_version": label, "abort_all_requests": False}
-        await self._client.post("/update_weight_version", body)
+        await self._client.request("/update_weight_version", body)
 
     @abstractmethod
     async def _load(self, path: Path) -> None:
@@ -364,12 +406,27 @@ class Engine(ABC):
     async def _resume(self) -> None:
         """Take requests again."""
 
+    def _error(self, text: str, status: int | None = None) -> EngineError:
+        return EngineError(f"{self._client.where} {text}", where=self._client.where, status=status)
+
     def _malformed(self, what: str) -> EngineError:
-        return EngineError(
-            f"{self._client.where} answered without {what}.",
-            where=self._client.where,
-            status=200,
-        )
+        return self._error(f"answered without {what}.", 200)
+
+
+def _missing_in(part: Part, most: int) -> str | None:
+    """Return what a reply lacks to be a completion of at most `most` tokens; None: nothing."""
+    count = len(part.tokens)
+    if count != len(part.log_probs):
+        return "a log-probability for each token"
+    if count > most or (not count and most and part.finish != "abort"):
+        return f"at most {most} tokens, and at least one: they were {count}"
+    if not all(type(token) is int and 0 <= token < _TOKENS for token in part.tokens):
+        return "token ids, which are whole numbers from 0 on"
+    if not all(
+        type(each) in (int, float) and _LEAST <= each <= _ROUNDING for each in part.log_probs
+    ):
+        return "log-probabilities, which are numbers up to 0"
+    return None
 
 
 def _weights_of(label: str | None) -> str | None:

@@ -39,16 +39,14 @@ class JsonClient:
         """Close all connections."""
         await self._client.aclose()
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """Return the reply to a GET request; as `post`."""
-        return await self.post(path, None, method="GET")
+    async def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Post JSON, or get without `body`; return the reply, {} for an empty one.
 
-    async def post(
-        self, path: str, body: Mapping[str, Any] | None, *, method: str = "POST"
-    ) -> dict[str, Any]:
-        """Post JSON and return the reply, an object; an empty reply is {}, or raise EngineError."""
+        Raises:
+            EngineError: The server does not answer, or with an error.
+        """
         try:
-            reply = await self._client.request(method, path, json=body)
+            reply = await self._client.request("GET" if body is None else "POST", path, json=body)
         except self._library.HTTPError as error:
             raise EngineError(
                 f"{self.where}{path}: {type(error).__name__}: {error}. Check that the server runs, "

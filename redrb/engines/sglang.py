@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.completions import Part
-from redrb.engines.engine import RETRY_S, Engine
-from redrb.errors import EngineError
+from redrb.engines.engine import Engine, Part
 
 
 class SGLangEngine(Engine):
@@ -16,28 +14,10 @@ class SGLangEngine(Engine):
     Each reply names the weights by which it was sampled (`weight_version`).
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 600.0,
-        retry_s: float = RETRY_S,
-        api_key: str | None = None,
-    ) -> None:
-        """Make an engine; it connects at the first request.
-
-        Args:
-            url, timeout, retry_s, api_key: As for `VLLMEngine`.
-
-        Raises:
-            ConfigError: An argument is not usable, or httpx is not installed.
-        """
-        super().__init__(url, timeout=timeout, retry_s=retry_s, api_key=api_key)
-
     async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Part:
         parameters = {"max_new_tokens": most, **sampling}
         body = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
-        reply = await self._client.post("/generate", body)
+        reply = await self._client.request("/generate", body)
         try:
             found = reply["meta_info"]["output_token_logprobs"]
             finish = reply["meta_info"]["finish_reason"]["type"]
@@ -47,19 +27,16 @@ class SGLangEngine(Engine):
             raise self._malformed("token ids and log-probabilities") from error
 
     async def _weights_label(self) -> str:
-        return str((await self._client.get("/get_model_info")).get("weight_version"))
+        return str((await self._client.request("/get_model_info")).get("weight_version"))
 
     async def _pause(self) -> None:
-        await self._client.post("/pause_generation", {"mode": "abort"})
+        await self._client.request("/pause_generation", {"mode": "abort"})
 
     async def _load(self, path: Path) -> None:
-        reply = await self._client.post("/update_weights_from_disk", {"model_path": str(path)})
+        reply = await self._client.request("/update_weights_from_disk", {"model_path": str(path)})
         if not reply.get("success"):
-            raise EngineError(
-                f"{self._client.where} could not load {path}: {reply.get('message', reply)!s:.500}",
-                where=self._client.where,
-                status=200,
-            )
+            why = reply.get("message", reply)
+            raise self._error(f"could not load {path}: {why!s:.500}", 200)
 
     async def _resume(self) -> None:
-        await self._client.post("/continue_generation", {})
+        await self._client.request("/continue_generation", {})

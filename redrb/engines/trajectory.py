@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from redrb.engines.completions import Generation
+from redrb.engines.engine import Generation
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar

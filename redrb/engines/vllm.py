@@ -7,15 +7,13 @@ log-probabilities are those before the temperature, unless it is started with
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from redrb.engines.completions import Part
-from redrb.engines.engine import RETRY_S, Engine
+from redrb.engines.engine import Engine, Part
 from redrb.errors import EngineError
-
-_TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
 
 
 class VLLMEngine(Engine):
@@ -24,29 +22,13 @@ class VLLMEngine(Engine):
     `/weight_info` tells after each completion which weights the server has.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        model: str,
-        timeout: float = 600.0,
-        retry_s: float = RETRY_S,
-        api_key: str | None = None,
-    ) -> None:
-        """Make an engine; it connects at the first request.
+    def __init__(self, url: str, *, model: str, **options: Any) -> None:
+        """Make an engine; `model` is the model's name at the server.
 
         Args:
-            url: Address of the server, such as "http://localhost:8000".
-            model: Name of the model, as the server knows it.
-            timeout: Seconds for which a request may last, a whole completion included.
-            retry_s: Seconds for which the server may be away, or without weights, before requests
-                raise.
-            api_key: Sent as a bearer token.
-
-        Raises:
-            ConfigError: An argument is not usable, or httpx is not installed.
+            options: Options of `Engine`: `timeout`, `retry_s` and `api_key`.
         """
-        super().__init__(url, timeout=timeout, retry_s=retry_s, api_key=api_key)
+        super().__init__(url, **options)
         self._model = model
 
     async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Part:
@@ -56,42 +38,32 @@ class VLLMEngine(Engine):
             "max_tokens": most,
             "logprobs": 1,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
             **sampling,
         }
-        reply = await self._client.post("/v1/completions", body)
+        reply = await self._client.request("/v1/completions", body)
         try:
             [choice] = reply["choices"]
-            log_probs = choice["logprobs"]["token_logprobs"]
-            found = choice.get("token_ids")
-            if found is None:  # a server that knows only the older option
-                texts = choice["logprobs"]["tokens"]
-                found = [int(text.removeprefix(_TOKEN)) for text in texts]
-            finish = choice["finish_reason"]
-            part = list(found), list(log_probs), finish
+            log_probs = list(choice["logprobs"]["token_logprobs"])
+            part = Part(list(choice["token_ids"]), log_probs, choice["finish_reason"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        label = None if self._label is None else await self._weights_label()
-        return Part(*part, label)
+        return part if self._label is None else replace(part, label=await self._weights_label())
 
     async def _weights_label(self) -> str:
-        return str((await self._client.get("/weight_info")).get("weight_version"))
+        return str((await self._client.request("/weight_info")).get("weight_version"))
 
     async def _pause(self) -> None:
-        await self._client.post("/pause", {})
+        await self._client.request("/pause", {})
 
     async def _load(self, path: Path) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         try:
-            await self._client.post("/collective_rpc", body)
+            await self._client.request("/collective_rpc", body)
         except EngineError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            raise EngineError(  # no outage: these weights cannot be loaded, later ones perhaps
-                f"{self._client.where} could not load {path}: {error}",
-                where=self._client.where,
-                status=200,
-            ) from error
+            # no outage: these weights cannot be loaded, later ones perhaps
+            raise self._error(f"could not load {path}: {error}", 200) from error
 
     async def _resume(self) -> None:
-        await self._client.post("/resume", {})
+        await self._client.request("/resume", {})

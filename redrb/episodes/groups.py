@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self, TypeAlias
 import torch
 
 from redrb.algorithms import group_relative_advantages
-from redrb.checks import checked_int
 from redrb.connection.stop import Stop
 from redrb.episodes.sink import Sink
 from redrb.errors import (
@@ -113,11 +112,6 @@ def with_group_advantages(items: list[BufferItem]) -> list[BufferItem]:
     return items
 
 
-def can_go_on(item: BufferItem) -> bool:
-    """Return whether a sample is finished, or holds the prompt with which its episode goes on."""
-    return item.status is not Status.ABORTED or PROMPT in item.extras
-
-
 def is_aborted(items: Sequence[BufferItem]) -> bool:
     """Return whether some samples are unfinished."""
     return any(item.status is Status.ABORTED for item in items)
@@ -126,64 +120,40 @@ def is_aborted(items: Sequence[BufferItem]) -> bool:
 _log = logging.getLogger("redrb")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
-    """How groups of episodes are made.
+@dataclass(kw_only=True)
+class Groups:
+    """The groups of an episode maker, each a coroutine that ends when the group is handed over.
 
     Attributes:
-        task: Name of the task.
-        size: Episodes of a group.
-        finish: Completes the samples of a group.
         parts: Whether the samples of each episode are put as a part of their group.
         resumes: Whether aborted groups are taken before new ones are begun.
-        keeps_aborted: Whether the task can have its aborted groups finished; if not, they are
-            filtered.
-
-    Raises:
-        ConfigError: A value cannot be used, or aborted groups are to be resumed in a task that
-            cannot put them back.
+        keeps_aborted: Whether the task can have aborted groups finished; else they are filtered.
     """
 
-    task: str
+    runner: EpisodeRunner
+    sink: Sink
+    stop: Stop
     size: int
     finish: Finish
     parts: bool
     resumes: bool
     keeps_aborted: bool
 
-    def __post_init__(self) -> None:
-        checked_int("group_size", self.size, 1)
-        if self.resumes and not self.keeps_aborted:
-            raise ConfigError(
-                f"task {self.task!r} has the order 'admission', in which unfinished groups "
-                "cannot be put back: give resume=False."
-            )
-
-
-class Groups:
-    """The groups of an episode maker, each a coroutine that ends when the group is handed over."""
-
-    def __init__(
-        self, runner: EpisodeRunner, sink: Sink, stop: Stop, options: GroupOptions
-    ) -> None:
-        self._runner, self._sink, self._stop, self._options = runner, sink, stop, options
-        self._resumes = options.resumes
-
     async def next(self, prompts: Iterator[Any]) -> Any:
         """Return the coroutine of the next group; None if there is none."""
-        if self._resumes:
-            lease = await self._sink.take_aborted()
-            if lease is not None and self._stop:
-                await self._sink.call(lease.release)
+        if self.resumes:
+            lease = await self.sink.take_aborted()
+            if lease is not None and self.stop:
+                await self.sink.call(lease.release)
                 return None
             if lease is not None:
                 return self._go_on(lease)
         prompt = next(prompts, self)
         if prompt is self:
             return None
-        right = await self._sink.admit()
-        if self._stop:
-            await self._sink.cancel(right)
+        right = await self.sink.admit()
+        if self.stop:
+            await self.sink.cancel(right)
             return None
         return self._group(prompt, right)
 
@@ -192,49 +162,49 @@ class Groups:
         key = uuid.uuid4().hex
         try:
             made = await self._together(
-                [self._episode(prompt, key, index, right) for index in range(self._options.size)]
+                [self._episode(prompt, key, index, right) for index in range(self.size)]
             )
-            if not self._options.parts:
+            if not self.parts:
                 items = None if made is None else await self._finished(made)
                 if items is None:
-                    await self._sink.filter()
+                    await self.sink.filter()
                 else:
-                    await self._sink.put(items, right)
+                    await self.sink.put(items, right)
         finally:
-            await asyncio.shield(self._sink.cancel(right))
+            await asyncio.shield(self.sink.cancel(right))
 
     async def _episode(
         self, prompt: Any, key: str, index: int, right: Admission | None
     ) -> list[BufferItem]:
-        items = await self._runner.run(prompt)
-        if self._options.parts and not is_aborted(items):
-            await self._sink.put_part(key, items, index, self._options.size, right)
+        items = await self.runner.run(prompt)
+        if self.parts and not is_aborted(items):
+            await self.sink.put_part(key, items, index, self.size, right)
         return items
 
     async def _go_on(self, lease: Lease) -> None:
         """Finish the episodes of a group of unfinished samples, and put it in its place."""
         try:
             [group] = lease.groups()
-            if not all(map(can_go_on, group)):
-                self._resumes = False
+            if any(is_aborted([item]) and PROMPT not in item.extras for item in group):
+                self.resumes = False
                 _log.warning(
                     "task %r has an unfinished group of another kind of maker: this maker finishes "
                     "no groups from now on",
-                    self._options.task,
+                    self.sink.stream.task,
                 )
-                await self._sink.call(lease.release)
+                await self.sink.call(lease.release)
                 return
-            made = await self._together([self._runner.go_on(item) for item in group])
+            made = await self._together([self.runner.go_on(item) for item in group])
             items = None if made is None else await self._finished(made)
-            await self._sink.call(lease.forward, self._sink.stream, [items])
+            await self.sink.call(lease.forward, self.sink.stream, [items])
         except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
             _log.warning("a maker goes on: %s", error)
         except (RecordError, EncodeError) as error:  # counts as a failed delivery
             _log.warning("a group that was finished cannot be put: %r", error)
-            await self._sink.call(lease.fail, error)
+            await self.sink.call(lease.fail, error)
         except BaseException:
             with suppress(RedrbError):
-                await asyncio.shield(self._sink.call(lease.release))
+                await asyncio.shield(self.sink.call(lease.release))
             raise
 
     async def _together(self, calls: list[Any]) -> list[BufferItem] | None:
@@ -256,9 +226,9 @@ class Groups:
     async def _finished(self, items: list[BufferItem]) -> Finished:
         """Complete a group, except one with unfinished samples."""
         if is_aborted(items):
-            return items if self._options.keeps_aborted else None
+            return items if self.keeps_aborted else None
         try:
-            found = self._options.finish(items)
+            found = self.finish(items)
             return await found if inspect.isawaitable(found) else found
         except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
             fault = raised("the end of a group", error)

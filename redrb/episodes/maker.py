@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from redrb.checks import checked_int, checked_number
-from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
 from redrb.episodes.groups import (
@@ -18,40 +18,17 @@ from redrb.episodes.groups import (
     EpisodeEngine,
     EpisodeRunner,
     Finish,
-    GroupOptions,
     Groups,
     with_group_advantages,
 )
 from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
-from redrb.errors import RedrbError, SendFailed
-from redrb.runtime.announcements import JobEnd
+from redrb.errors import ConfigError, RedrbError, SendFailed
+from redrb.runtime.announcements import FollowedWeights, JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
-
-
-class FollowedWeights(Protocol):
-    """What gives an engine its weights, as `redrb.engines.EngineWeights` does."""
-
-    @property
-    def client(self) -> Client:
-        """Connection to Redis."""
-
-    @property
-    def name(self) -> str:
-        """Name of the trainer."""
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of the trainer."""
-
-    async def update(self) -> object:
-        """Wait for the first weights, and give them to the engine."""
-
-    async def follow(self) -> None:
-        """Give later weights to the engine, until the task is cancelled."""
 
 
 class EpisodeMaker:
@@ -117,16 +94,24 @@ class EpisodeMaker:
             ConfigError: An argument is not usable, or `resume` and the order "admission" meet, in
                 which unfinished groups cannot be put back.
         """
-        self._options = GroupOptions(
-            task=stream.task,
-            size=group_size,
+        # its scores are rights, and a continuation has none
+        keeps_aborted = stream.settings().values.get("order") != "admission"
+        if resume and not keeps_aborted:
+            raise ConfigError(
+                f"task {stream.task!r} has the order 'admission', in which unfinished groups "
+                "cannot be put back: give resume=False."
+            )
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._groups = partial(
+            Groups,
+            runner=EpisodeRunner(episode, engine),
+            stop=self._stop,
+            size=checked_int("group_size", group_size, 1),
             finish=finish,
             parts=parts,
             resumes=resume,
-            # its scores are rights, and a continuation has none
-            keeps_aborted=stream.settings().values.get("order") != "admission",
+            keeps_aborted=keeps_aborted,
         )
-        self._runner = EpisodeRunner(episode, engine)
         self._stream, self._engine, self._weights = stream, engine, weights
         stream.worker.role = "maker"  # it takes aborted groups as well
         if weights is not None:
@@ -134,7 +119,6 @@ class EpisodeMaker:
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
         self._drain_s = checked_number("drain_timeout", drain_timeout)
-        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         self._sink: Sink | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
@@ -194,9 +178,9 @@ class EpisodeMaker:
             scope.enter_context(self._stop.waking(wake))
             sink = self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
             scope.callback(sink.close)
-            groups = Groups(self._runner, sink, self._stop, self._options)
+            groups = self._groups(sink=sink)
             if self._weights is not None and self._end_with_job:
-                scope.enter_context(self._job_end(self._weights).watching())
+                scope.enter_context(JobEnd(self._weights, (), self._stop).watching())
             if self._stop:
                 ended.set()
             async with self._engine:
@@ -206,9 +190,6 @@ class EpisodeMaker:
                 finally:
                     for task in following:
                         task.cancel()
-
-    def _job_end(self, weights: FollowedWeights) -> JobEnd:
-        return JobEnd(weights.client, weights.namespace, lambda: weights.name, (), self._stop)
 
     async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
         """Load the first weights, and follow the later ones in a task."""

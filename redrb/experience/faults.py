@@ -22,7 +22,6 @@ class Fault:
     """Why a group is filtered.
 
     Attributes:
-        what: What has failed, such as "the reward".
         how: How, such as "raised ValueError: no verdict".
         kind: Equal for faults that one change of the code would mend.
         place: File and line of the user's code, such as "my_recipe.py, line 12"; "": not known.

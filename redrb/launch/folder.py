@@ -51,26 +51,17 @@ class RunFolder:
     Attributes:
         workers_lock: In `used`, the descriptor of a locked file that the server and the workers
             inherit: the next run waits until all of them have ended. None before.
+        redis: Folder for the data of the run's own server.
+        checkpoints: Folder for checkpoints, unless the recipe names another one.
+        diary: Events of the run itself: its begin, deaths of its processes, its end.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.workers_lock: int | None = None
-
-    @property
-    def redis(self) -> Path:
-        """Folder for the data of the run's own server."""
-        return (self.path / "redis").absolute()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder for checkpoints, unless the recipe names another one."""
-        return self.path / "checkpoints"
-
-    @property
-    def diary(self) -> Path:
-        """Events of the run itself: its begin, deaths of its processes, its end."""
-        return self.path / "run.jsonl"
+        self.redis = (path / "redis").absolute()
+        self.checkpoints = path / "checkpoints"
+        self.diary = path / "run.jsonl"
 
     def metrics(self, worker: str) -> Path:
         """Return the file for the events of a worker."""

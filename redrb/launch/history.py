@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from redrb.metrics.events import numbers_of
 
 WINDOW: Final = 20
 """Steps over which the rate is measured."""
@@ -20,81 +21,16 @@ QUIET_STEPS: Final = 3
 """Mean times of a step that may pass without one."""
 
 
-class Rate:
-    """Measures the rate of the newest steps; not safe among threads."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._newest_at = 0.0
-
-    def add(self, seconds: float, samples: int) -> None:
-        """Add a step that has ended now."""
-        self._steps.append((seconds, samples))
-        self._newest_at = self._clock()
-
-    def clear(self) -> None:
-        """Forget all steps."""
-        self._steps.clear()
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds since the newest step if they are more than steps take, else 0."""
-        if not self._steps:
-            return 0.0
-        since_s = self._clock() - self._newest_at
-        step_s = self._over_s / max(1, len(self._steps) - 1)
-        return since_s if since_s > max(SHORTEST_QUIET_S, QUIET_STEPS * step_s) else 0.0
-
-    @property
-    def per_s(self) -> float:
-        """Samples a second over the newest steps; 0 while no step comes."""
-        if self._over_s <= 0 or self.quiet_s:
-            return 0.0
-        return sum(samples for _, samples in list(self._steps)[1:]) / self._over_s
-
-    @property
-    def _over_s(self) -> float:
-        return self._steps[-1][0] - self._steps[0][0] if self._steps else 0.0
-
-
-class _Numbers:
-    """The numbers of an event; finite ones only."""
-
-    def __init__(self, event: Mapping[str, Any]) -> None:
-        self._event = event
-
-    def __contains__(self, name: str) -> bool:
-        value = self._event.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return math.isfinite(value)
-
-    def __getitem__(self, name: str) -> float:
-        return self.get(name, 0.0)
-
-    def get(self, name: str, otherwise: float) -> float:
-        """Return a number of the event, or `otherwise`."""
-        return float(self._event[name]) if name in self else otherwise
-
-
 MOST_FAULTS = 20
 """Most kinds of faults that are counted one by one."""
 
 
 @dataclass
 class Fault:
-    """Why groups are filtered.
-
-    Attributes:
-        is_new: It has come up in this run, and `new_faults` has not returned it.
-        said: `new_faults` has returned it.
-    """
+    """Why groups are filtered."""
 
     why: str
     groups: int = 0
-    is_new: bool = False
-    said: bool = False
 
 
 @dataclass
@@ -108,10 +44,7 @@ class History:
         reward_last: Newest evaluated reward; None until there is one.
         staleness_newest: Mean and largest staleness of the newest step of this run, in versions;
             None: it had no step.
-        staleness_max: Largest staleness of a sample trained, in versions.
-        versions_by_kind: Versions published: "full" and "delta".
         weights_bytes_full: Bytes of these versions if each were published in full.
-        weights_bytes_sent: Bytes that were published.
         steps: Optimizer steps of the job, as its newest trainer counts them: steps that a restarted
             trainer repeats after its checkpoint count once.
         wait_for_batch_s: Seconds for which trainers waited for batches, after their first ones.
@@ -120,7 +53,6 @@ class History:
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
         ended: Why the newest trainer ended by itself; "": it has not.
-        faults: Why groups were filtered, by kinds.
     """
 
     reward_first: float | None = None
@@ -145,8 +77,12 @@ class History:
     _newest_s: float = 0.0
     _first_step: bool = True
     _weighted_age: float = 0.0
-    _rate: Rate = field(default_factory=Rate)
     _steps_s: tuple[float, float] | None = None  # seconds at the first and the newest step
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _newest_at: float = 0.0
+    _clock: Callable[[], float] = time.monotonic
+    _unsaid: set[str] = field(default_factory=set)  # kinds of faults of this run
+    _said: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -154,7 +90,8 @@ class History:
 
         Values that are missing, null or of another type count as 0: a recipe may print such events.
         """
-        kind, number = event.get("event"), _Numbers(event)
+        found = {name: n for name, n in numbers_of(event) if not isinstance(event[name], bool)}
+        kind, number = event.get("event"), defaultdict(float, found)
         with self._lock:
             if kind == "evaluation":
                 self._seconds(number)
@@ -180,8 +117,8 @@ class History:
                 if fault_kind not in self.faults and len(self.faults) >= MOST_FAULTS:
                     fault_kind, why = "others", "other reasons"
                 fault = self.faults.setdefault(fault_kind, Fault(why))
-                fault.why, fault.is_new = why, True
-                fault.groups += int(number["groups"])
+                fault.why, fault.groups = why, fault.groups + int(number["groups"])
+                self._unsaid |= {fault_kind} - self._said
             elif kind == "end":
                 self.ended = str(event.get("why") or "")
             elif kind == "finished":
@@ -191,18 +128,17 @@ class History:
         """Part the events of earlier runs, which were added, from those of this run."""
         with self._lock:
             self.ended = ""
-            self._rate.clear()
+            self._recent.clear()
             self.staleness_newest = None
-            for fault in self.faults.values():
-                fault.is_new = False
+            self._unsaid.clear()
 
     def new_faults(self) -> list[str]:
         """Return the faults that have come up in this run since the last call, each once."""
         with self._lock:
-            found = [fault for fault in self.faults.values() if fault.is_new and not fault.said]
-            for fault in found:
-                fault.said = True
-            return [fault.why for fault in found]
+            found = [fault.why for kind, fault in self.faults.items() if kind in self._unsaid]
+            self._said |= self._unsaid
+            self._unsaid.clear()
+            return found
 
     @property
     def costliest_faults(self) -> list[Fault]:
@@ -215,7 +151,7 @@ class History:
         """Seconds of training, of all trainers."""
         return self._before_s + self._newest_s
 
-    def _seconds(self, number: _Numbers) -> float:
+    def _seconds(self, number: Mapping[str, float]) -> float:
         """Return the seconds of training at an event; the seconds of a new process begin at 0."""
         seconds = number.get("seconds", self._newest_s)
         if seconds < self._newest_s:
@@ -224,7 +160,7 @@ class History:
         self._newest_s = seconds
         return self._before_s + self._newest_s
 
-    def _add_step(self, number: _Numbers) -> None:
+    def _add_step(self, number: Mapping[str, float]) -> None:
         seconds = self._seconds(number)
         samples, staleness = int(number["samples"]), number["staleness_mean"]
         self.steps = int(number.get("step", self.steps + 1))
@@ -237,19 +173,28 @@ class History:
         if not self._first_step:  # the first wait is for the makers to start
             self.wait_for_batch_s += number["wait_for_batch_s"]
         self._first_step = False
-        self._rate.add(seconds, samples)
+        self._recent.append((seconds, samples))
+        self._newest_at = self._clock()
 
     @property
     def rate(self) -> float:
         """Samples a second over the last steps; 0 while no step comes."""
+        if self.quiet_s:
+            return 0.0
         with self._lock:
-            return self._rate.per_s
+            over_s = self._recent[-1][0] - self._recent[0][0] if self._recent else 0.0
+            samples = sum(samples for _, samples in list(self._recent)[1:])
+            return samples / over_s if over_s > 0 else 0.0
 
     @property
     def quiet_s(self) -> float:
         """Seconds since the newest step of this run if they are more than steps take, else 0."""
         with self._lock:
-            return self._rate.quiet_s
+            if not self._recent:
+                return 0.0
+            since_s = self._clock() - self._newest_at
+            step_s = (self._recent[-1][0] - self._recent[0][0]) / max(1, len(self._recent) - 1)
+            return since_s if since_s > max(SHORTEST_QUIET_S, QUIET_STEPS * step_s) else 0.0
 
     @property
     def trainer_wait_share(self) -> float:

@@ -30,8 +30,6 @@ class Job:
         name: The recipe, as workers are to load it.
         given: Settings that workers get as flags; they get the others from the sources that this
             process has: the recipe, a TOML file, variables.
-        settings_file: TOML file that was named; "": none was.
-        restarts: Restarts in a row of a process before it is given up.
         inherits: Whether workers get this process's variables `REDRB_*`.
         most_seconds: Seconds after which the run ends a trainer that has not ended; None: never.
     """

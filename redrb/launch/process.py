@@ -49,7 +49,14 @@ class Death:
     @property
     def why(self) -> str:
         """The status in words."""
-        return end_of(self.status)
+        if self.status == -signal.SIGKILL:
+            return (
+                "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by "
+                "someone)"
+            )
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}"
 
     @property
     def detail(self) -> str:
@@ -67,17 +74,6 @@ class Death:
         if self.explains and self.status > 0:
             return f": {lines[-1]}"
         return "\n".join([f"; {LOG_ENDS}", *(f"  {line}" for line in lines[-BRIEF_LINES:])])
-
-
-def end_of(status: int) -> str:
-    """Return the exit status of a process in words; below 0 it is the signal that killed it."""
-    if status == -signal.SIGKILL:
-        return (
-            "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by someone)"
-        )
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
 
 
 OnEnd = Callable[[Death], None]

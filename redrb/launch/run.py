@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -47,17 +47,6 @@ MAKER_END_S = 10.0
 """The same for makers: what they have not put is made again, and a reward function may hang."""
 
 
-Show: TypeAlias = Callable[
-    [Observer, str, str, Callable[[], None], Callable[[], Sequence[str]], Callable[[], None]], None
-]
-"""Shows a run on a terminal until its fourth argument, called in a thread, returns; SIGINT ends it.
-
-The others are an observer of the job's namespace, that namespace and Redis for people, the job's
-task, a function that returns the newest lines of the run, and one that is called when the screen
-has ended, which an error may do before the run is over.
-"""
-
-
 @dataclass
 class Run:
     """One run of a job.
@@ -65,8 +54,9 @@ class Run:
     Attributes:
         temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
             own server keeps no data, and records of earlier runs are deleted.
-        fresh: Earlier runs of the job are deleted first.
-        show: Shows it on a terminal; None: a line is printed every few seconds.
+        show: Shows it on a terminal until `follow`, which it calls in a thread, returns, and then
+            calls `screen_ended`; SIGINT ends the run. It is given the run, an observer of the job's
+            namespace, and this namespace for people. None: a line is printed every few seconds.
     """
 
     job: Job
@@ -74,12 +64,13 @@ class Run:
     temporary: bool = False
     fresh: bool = False
     as_json: bool = False
-    show: Show | None = None
+    show: Callable[[Run, Observer, str], None] | None = None
     _console: Console = field(default_factory=Console)
     _history: History = field(default_factory=History)
     _diary: MetricsLog = field(init=False)
     _supervisor: Supervisor = field(init=False)
     _interrupt: Interrupt = field(init=False)
+    _observer: Observer = field(init=False)
     _started: float = 0.0
     _failed: bool = False
     _lost: bool = False
@@ -188,38 +179,27 @@ class Run:
 
     def _watch(self, client: Client) -> None:
         """Show the run until it is over, a signal came, or its time is up."""
-        job, task = self.job, self.job.recipe.task_name
-        where = f"namespace {job.recipe.namespace} at {client.where}"
-        with Observer(client, job.recipe.namespace) as observer:
-
-            def line() -> str:
-                state = observer.newest().state
-                found = state.task(task) if state else None
-                stats = found.main.stats if found and found.main else None
-                return progress_line(time.perf_counter() - self._started, self._history, stats)
-
-            def said() -> list[str]:
-                kept = (self._kept or [])[-SHOWN_MESSAGES:]
-                newest = [each.plain.partition("\n")[0] for each in kept]
-                return [f"{job.title}  ·  {job.workers}", line(), *newest]
-
-            def follow() -> None:
-                self._follow(line)
-
+        namespace = self.job.recipe.namespace
+        with Observer(client, namespace) as self._observer:
             if self.show is None:
-                follow()
-                return
-            kept: list[Text] = []
-            self._kept = kept
+                self.follow()
+            else:
+                self._kept = []
+                self.show(self, self._observer, f"namespace {namespace} at {client.where}")
 
-            def closed() -> None:
-                self._kept = None
-                for message in kept:
-                    self._print(message)
+    def said(self) -> list[str]:
+        """Return the newest lines of the run, for the screen."""
+        kept = (self._kept or [])[-SHOWN_MESSAGES:]
+        newest = [each.plain.partition("\n")[0] for each in kept]
+        return [f"{self.job.title}  ·  {self.job.workers}", self._line(), *newest]
 
-            self.show(observer, where, task, follow, said, closed)
+    def screen_ended(self) -> None:
+        """Print what was said while the screen was shown, and what is said from now on."""
+        kept, self._kept = self._kept, None
+        for message in kept or ():
+            self._print(message)
 
-    def _follow(self, line: Callable[[], str]) -> None:
+    def follow(self) -> None:
         """Keep the workers running, and print lines unless a screen shows them."""
         most_s, printed_s = self.job.most_seconds, -LINE_EVERY_S
         while not (self._supervisor.over or self._interrupt.number):
@@ -232,7 +212,13 @@ class Run:
                 self._complain(f"groups are filtered: {fault}")
             if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
                 printed_s = seconds
-                self._print(Text(line()))
+                self._print(Text(self._line()))
+
+    def _line(self) -> str:
+        state = self._observer.newest().state
+        found = state.task(self.job.recipe.task_name) if state else None
+        stats = found.main.stats if found and found.main else None
+        return progress_line(time.perf_counter() - self._started, self._history, stats)
 
     def _report(self, event: str, **values: Any) -> None:
         """Write a death or a restart to the diary, and say it."""
@@ -303,11 +289,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """The signal that asked the run to end.
-
-    Attributes:
-        number: Its number; 0: none came.
-    """
+    """The signal that asked the run to end."""
 
     number: int = 0
 

@@ -29,8 +29,6 @@ class RunServer:
     Without a directory an embedded server has no data to start it again with.
 
     Attributes:
-        own: Whether the run starts and ends it.
-        restarts: Whether it can be started again after it died.
         lock: Descriptor of a locked file, whose lock a server that is started holds until it has
             ended; None: it holds none.
     """
@@ -78,7 +76,6 @@ def server_for(url: str, directory: Path | None, *, min_replicas: int = 0) -> Ru
             URL of the socket in `directory`, which users set to watch the run, counts as "" while
             no server listens there.
         directory: For the data of the run's server; None: it keeps none.
-        min_replicas: Replicas that must have received a put.
 
     Raises:
         ConfigError: Processes cannot share a server of this URL, or the path of `directory` is too

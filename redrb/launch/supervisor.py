@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
 
 from redrb.errors import RedrbError
 from redrb.launch.process import Death, OnEnd, WorkerProcess
@@ -29,30 +28,6 @@ WELL_S = 60.0
 """A process that ran for so long ran well: its earlier deaths are forgotten."""
 
 
-@dataclass
-class Restarts:
-    """Counts the deaths of one process that followed one another.
-
-    Attributes:
-        most: Restarts in a row; the next death is the last.
-        deaths: Deaths since the process last ran well.
-    """
-
-    most: int
-    deaths: int = 0
-    total: int = 0
-
-    def delay_s(self, ran_s: float) -> float | None:
-        """Count a death; return the delay before the restart, or None: the process is given up."""
-        if ran_s >= WELL_S:
-            self.deaths = 0
-        self.deaths += 1
-        if self.deaths > self.most:
-            return None
-        self.total += 1
-        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 10))
-
-
 class State(Enum):
     """The state of a supervised process."""
 
@@ -62,49 +37,41 @@ class State(Enum):
     GIVEN_UP = "given up"
 
 
-class Report(Protocol):
-    """Is told what happens to the processes of a run."""
-
-    def __call__(self, event: str, **values: Any) -> None:
-        """Take one event: `death`, `restarted` or `given_up`."""
-
-
 @dataclass
-class _Part:
+class _Process:
     """The server or a worker."""
 
     name: str
     start: Callable[[OnEnd], WorkerProcess | None]
-    restarts: Restarts
+    restarts: int
+    deaths: int = 0
     state: State = State.WAITING
     due: float = 0.0
-    process: WorkerProcess | None = None
+    worker: WorkerProcess | None = None
 
-
-@dataclass(frozen=True)
-class Ended:
-    """A process has ended by itself."""
-
-    name: str
-    death: Death
+    def delay_s(self, ran_s: float) -> float | None:
+        """Count a death; return the delay before the restart, or None: it is given up."""
+        self.deaths = 1 if ran_s >= WELL_S else self.deaths + 1
+        if self.deaths > self.restarts:
+            return None
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 10))
 
 
 @dataclass
 class Supervisor:
-    """The processes of a run: a server, the trainer, and makers.
-
-    One thread calls its methods; processes and signals report to `happenings`, on which `step`
-    waits.
+    """The processes of a run: a server, the trainer, and makers; one thread calls its methods.
 
     Attributes:
         trainer: Name of the worker whose end is the end of the run.
-        happenings: Ends of processes; anything else that is put here only ends the wait of `step`.
+        report: Is called with "death", "restarted" or "given_up", and what belongs to it by name.
+        happenings: Names of processes that have ended, and their ends; None only ends the wait of
+            `step`.
     """
 
     trainer: str
-    report: Report
-    happenings: SimpleQueue[object] = field(default_factory=SimpleQueue)
-    _parts: dict[str, _Part] = field(default_factory=dict)
+    report: Callable[..., None]
+    happenings: SimpleQueue[tuple[str, Death] | None] = field(default_factory=SimpleQueue)
+    _parts: dict[str, _Process] = field(default_factory=dict)
     _ending: bool = False
 
     def add_server(self, server: RunServer, restarts: int) -> None:
@@ -113,24 +80,18 @@ class Supervisor:
         Raises:
             ConfigError, StoreUnavailable: It did not start.
         """
-        part = self._parts[SERVER] = _Part(
-            SERVER, server.start, Restarts(restarts if server.restarts else 0)
-        )
+        most = restarts if server.restarts else 0
+        part = self._parts[SERVER] = _Process(SERVER, server.start, most)
         self._start(part)
 
     def add_worker(self, name: str, start: Callable[[OnEnd], WorkerProcess], restarts: int) -> None:
         """Add a worker, which the next `step` starts."""
-        self._parts[name] = _Part(name, start, Restarts(restarts))
+        self._parts[name] = _Process(name, start, restarts)
 
     @property
     def states(self) -> Mapping[str, State]:
         """The state of each process by its name."""
         return {name: part.state for name, part in self._parts.items()}
-
-    @property
-    def restarts(self) -> int:
-        """Restarts of all processes."""
-        return sum(part.restarts.total for part in self._parts.values())
 
     @property
     def over(self) -> str:
@@ -171,8 +132,8 @@ class Supervisor:
         self._start_server_now()
         began = time.monotonic()
         for part in self._running_workers:
-            if part.process is not None:
-                part.process.terminate()
+            if part.worker is not None:
+                part.worker.terminate()
         while running := self._running_workers:
             now = time.monotonic() - began
             left = {
@@ -180,8 +141,8 @@ class Supervisor:
                 for part in running
             }
             for part in running:
-                if left[part.name] <= 0 and part.process is not None:
-                    part.process.kill()
+                if left[part.name] <= 0 and part.worker is not None:
+                    part.worker.kill()
             longest = [each for each in left.values() if each > 0]
             try:
                 self._take(self.happenings.get(timeout=min(longest, default=KILLED_S)))
@@ -193,8 +154,8 @@ class Supervisor:
     def kill(self) -> None:
         """Send SIGKILL to all workers."""
         for part in self._parts.values():
-            if part.process is not None:
-                part.process.kill()
+            if part.worker is not None:
+                part.worker.kill()
 
     @property
     def _maker_states(self) -> list[State]:
@@ -202,47 +163,46 @@ class Supervisor:
         return [self._parts[name].state for name in workers]
 
     @property
-    def _running_workers(self) -> list[_Part]:
-        return [part for part in self._parts.values() if part.process is not None]
-
-    def _take(self, happening: object) -> None:
-        if isinstance(happening, Ended):
-            self._ended(happening)
+    def _running_workers(self) -> list[_Process]:
+        return [part for part in self._parts.values() if part.worker is not None]
 
     def _start_server_now(self) -> None:
         server = self._parts.get(SERVER)
         if server is not None and server.state is State.WAITING:
             self._start_again(server)
 
-    def _start_again(self, part: _Part) -> None:
+    def _start_again(self, part: _Process) -> None:
         try:
             self._start(part)
         except RedrbError as error:  # of the server
             self._died(part, Death(1, 0.0, str(error)))
         else:
-            if part.restarts.deaths:
+            if part.deaths:
                 self.report("restarted", worker=part.name)
 
-    def _start(self, part: _Part) -> None:
+    def _start(self, part: _Process) -> None:
         part.state = State.RUNNING
-        part.process = part.start(lambda death: self.happenings.put(Ended(part.name, death)))
+        part.worker = part.start(lambda death: self.happenings.put((part.name, death)))
 
-    def _ended(self, happening: Ended) -> None:
-        part = self._parts[happening.name]
-        part.process = None
-        if happening.death.status == 0 and part.name != SERVER:
+    def _take(self, happening: tuple[str, Death] | None) -> None:
+        if happening is None:
+            return
+        name, death = happening
+        part = self._parts[name]
+        part.worker = None
+        if death.status == 0 and name != SERVER:
             part.state = State.DONE
         else:
-            self._died(part, happening.death)
+            self._died(part, death)
 
-    def _died(self, part: _Part, death: Death) -> None:
+    def _died(self, part: _Process, death: Death) -> None:
         # without makers the trainer would wait for groups again
         alone = part.name == self.trainer and not any(
             state in (State.RUNNING, State.WAITING) for state in self._maker_states
         )
         too_late = self._ending and part.name != SERVER
         useless = alone or too_late or death.status == WRONG_CONFIGURATION
-        delay = None if useless else part.restarts.delay_s(death.ran_s)
+        delay = None if useless else part.delay_s(death.ran_s)
         told = {"worker": part.name, "status": death.status, "why": death.why}
         if delay is None:
             part.state = State.GIVEN_UP

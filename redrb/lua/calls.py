@@ -45,11 +45,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         scripts.add_to(pipeline, scripts.load(self.script), keys, self._argv(beside), whole=whole)
 
     def read(self, reply: Reply) -> R:
-        """Return the record of a reply.
-
-        Raises:
-            ValueError: It is damaged.
-        """
+        """Return the record of a reply; raises ValueError if it is damaged."""
         record = reply[0] if isinstance(reply, list) else reply
         decoder = _decoder(type(self))
         try:

@@ -114,8 +114,6 @@ def scripted_request(
     """Return a request that runs scripts; where the server lacks one it is sent with their texts.
 
     Args:
-        client: Sends it.
-        build: Makes the pipeline.
         read: Turns the replies into the result; raises redis-py's exceptions.
         whole: Send the texts the first time.
     """
@@ -140,10 +138,6 @@ def add_to(
     """Append a script to a pipeline.
 
     Args:
-        pipeline: The pipeline.
-        script: The script.
-        keys: KEYS of the script.
-        arguments: ARGV of the script.
         whole: Send the script's text instead of its SHA-1. In a transaction, a script that Redis
             lacks would fail after the other commands were done.
     """
@@ -160,14 +154,7 @@ def _lines(name: str, source: str) -> list[tuple[str, str]]:
 def _with_includes(
     name: str, source: str, known: list[tuple[int, str]], inside: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a file, in the place of each include the files that it brings.
-
-    Args:
-        name: Name of the file.
-        source: Its text.
-        known: Indentation and name of each include that is in scope.
-        inside: Indentation of the include that brings this file.
-    """
+    """Yield the lines of a file, in the place of each include the files that it brings."""
     for number, line in enumerate(source.splitlines(), start=1):
         code = line.strip()
         depth = inside + len(line) - len(code)

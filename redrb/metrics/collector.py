@@ -15,11 +15,17 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from redrb.metrics.metric import Metric
-from redrb.metrics.table import AGE, METRICS, UP
+from redrb.metrics.metric import METRICS, Metric
 from redrb.state.histogram import BOUNDS
 from redrb.state.model import State
 from redrb.state.observer import View
+
+UP = ("redrb_up", "1 if the newest figures of Redis are fresh; 0 if Redis does not answer.")
+AGE = (
+    "redrb_state_age_seconds",
+    "Seconds since the figures were read. Beyond five seconds only this and redrb_up are served.",
+)
+"""The two gauges that are served whatever happens: name and help."""
 
 FRESH_S: Final = 5.0
 """Oldest figures, in seconds, that are served; older ones would look like new ones."""
@@ -28,11 +34,8 @@ FRESH_S: Final = 5.0
 class StateCollector(Collector):
     """Turns views into metric families; a scrape never waits for Redis."""
 
-    def __init__(
-        self, newest: Callable[[], View], namespace: str, *, fresh_s: float = FRESH_S
-    ) -> None:
+    def __init__(self, newest: Callable[[], View], namespace: str) -> None:
         """Make a collector of views that `newest` returns at once, as `Observer.newest` does."""
-        self._fresh_s = fresh_s
         self._newest = newest
         self._namespace = namespace
 
@@ -43,7 +46,7 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Return the metrics of the newest view; those of an old one are left out."""
         view = self._newest()
-        fresh = view.state is not None and view.age_s <= self._fresh_s
+        fresh = view.state is not None and view.age_s <= FRESH_S
         for (name, text), value in ((UP, float(fresh)), (AGE, view.age_s)):
             family = GaugeMetricFamily(name, text, labels=["namespace"])
             family.add_metric([self._namespace], value)

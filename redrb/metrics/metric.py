@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
 from redrb.state.findings import findings_of
@@ -12,9 +14,6 @@ from redrb.state.model import State, TaskState, WorkerState
 
 Things: TypeAlias = Callable[[State], Iterable[tuple[tuple[str, ...], Any]]]
 """Returns values of the labels after `namespace`, and a part of a state that has figures."""
-
-Source: TypeAlias = str | Callable[[Any], float | None]
-"""Path of a figure in such a part, such as "stats.ledger.put", or its function; "": the part."""
 
 MOST_WORKERS = 200
 """Most workers with metrics of their own; `redrb_workers` counts all."""
@@ -25,46 +24,36 @@ DEAD_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; docs/metrics.md has the same table.
-
-    Attributes:
-        name: Its name with its unit, as Prometheus shows it.
-        things: The parts of a state that have samples.
-        source: Where the value of a sample is; None there: there is no sample.
-        kind: Its type; a counter only grows, until its task is created anew.
-    """
+    """One metric: a line of `metrics.toml`, which says what its fields mean."""
 
     name: str
     help: str
     labels: tuple[str, ...]
     things: Things
-    source: Source
+    source: str
     kind: Literal["counter", "gauge", "histogram"]
 
     def read(self, state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield values of the labels, and the value: a number, or of a histogram a `Histogram`."""
         for labels, thing in self.things(state):
-            value = _at(thing, self.source) if isinstance(self.source, str) else self.source(thing)
+            places = (_at(thing, path) for path in self.source.split("|"))
+            value = next((found for found in places if found is not None), None)
             if value is not None:
                 yield labels, value
 
 
-def metrics_of(
-    labels: tuple[str, ...], things: Things, rows: Mapping[str, tuple[Source, str]]
-) -> list[Metric]:
-    """Return a metric for each row: its name, the source of its value, and its help."""
-    return [
-        Metric(
-            name, text, labels, things, source, "counter" if name.endswith("_total") else "gauge"
-        )
-        for name, (source, text) in rows.items()
-    ]
-
-
 def _at(thing: Any, path: str) -> Any:
-    for name in filter(None, path.split(".")):
-        thing = None if thing is None else getattr(thing, name)
-    return thing
+    for name in filter(None, path.removesuffix("?").split(".")):
+        if isinstance(thing, Mapping):
+            thing = thing.get(name)
+        else:
+            thing = None if thing is None else getattr(thing, name)
+    return (thing or None) if path.endswith("?") else thing
+
+
+def namespaces(state: State) -> Iterable[tuple[tuple[str, ...], Any]]:
+    """Return the state itself."""
+    return [((), state)]
 
 
 def findings(state: State) -> Iterable[tuple[tuple[str, ...], Any]]:
@@ -127,7 +116,12 @@ def shown_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]
 
 def live_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
     """Yield those of `shown_workers` that are not dead."""
-    return (each for each in shown_workers(state) if each[1].life != "dead")
+    return (each for each in shown_workers(state) if each[1].alive)
+
+
+def workers_with_weights(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
+    """Yield those of `live_workers` that have a weight version."""
+    return (each for each in live_workers(state) if each[1].weight_version)
 
 
 def waiting_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState]]:
@@ -145,3 +139,17 @@ def weights(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
 def servers(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the servers; of a cluster all primaries."""
     return (((server.address,), server) for server in state.servers)
+
+
+def _read(text: str) -> Iterator[Metric]:
+    kinds: dict[str, Any] = {"histograms": groups, **globals()}
+    for title, section in tomllib.loads(text).items():
+        labels = tuple(section.pop("labels"))
+        for name, (source, help_text) in section.items():
+            kind: Any = "counter" if name.endswith("_total") else "gauge"
+            kind = "histogram" if title == "histograms" else kind
+            yield Metric(name, help_text, labels, kinds[title], source, kind)
+
+
+METRICS = tuple(_read((files("redrb.metrics") / "metrics.toml").read_text("utf-8")))
+"""All metrics of a state."""

@@ -17,11 +17,7 @@ class ByAdmission:
     sampled: ClassVar[bool] = False
 
     def score(self, facts: GroupFacts) -> Score:
-        """Return the number of the group's right.
-
-        Raises:
-            ConfigError: The group was put without one.
-        """
+        """Return the number of the group's right; raises ConfigError without one."""
         if facts.right is None:
             raise ConfigError(
                 'order="admission" needs a right for each group: put(..., admission=...), with '

@@ -30,11 +30,7 @@ def known_order(name: str) -> Order | None:
 
 
 def order_named(name: str) -> Order:
-    """Return the built-in order with this name.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the built-in order with this name; raises ConfigError if there is none."""
     order = known_order(name)
     if order is None:
         known = ", ".join(sorted([*_ORDERS, "prioritized"]))

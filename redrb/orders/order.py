@@ -60,11 +60,7 @@ class Order(Protocol):
 
 
 def check_order(order: object) -> None:
-    """Refuse an object that is no order.
-
-    Raises:
-        ConfigError: `name`, `sampled` or `score` is missing or has the wrong type.
-    """
+    """Raise ConfigError unless `name`, `sampled` and `score` have the right types."""
     name, sampled = getattr(order, "name", None), getattr(order, "sampled", None)
     scores = callable(getattr(order, "score", None)) and not isinstance(order, type)
     if not (isinstance(name, str) and name and isinstance(sampled, bool) and scores):

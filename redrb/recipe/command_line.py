@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from redrb import environment
 from redrb.errors import ConfigError
 from redrb.options import CommandParser, add_flag
 from redrb.recipe.language import GRPORecipe, PPORecipe
-from redrb.recipe.loading import Loaded, load, shipped
-from redrb.recipe.settings import RecipeSettings, Resolved, resolve, settings_of
+from redrb.recipe.loading import load, shipped
+from redrb.recipe.settings import RecipeSettings, resolve, settings_of
 
 RECIPE = "REDRB_RECIPE"
 SETTINGS = "REDRB_SETTINGS"
@@ -23,18 +23,11 @@ Extend = Callable[[argparse.ArgumentParser], None]
 
 @dataclass(frozen=True)
 class Parsed:
-    """A command line with its recipe.
-
-    Attributes:
-        name: The recipe, as it was named.
-        loaded: Its class and file.
-        resolved: The recipe with its settings.
-        options: Arguments of the program itself.
-    """
+    """A command line: its recipe, as it was named, the origin of each setting, and all options."""
 
     name: str
-    loaded: Loaded
-    resolved: Resolved[Any]
+    recipe: Any
+    origins: Mapping[str, str]
     options: argparse.Namespace
 
 
@@ -62,20 +55,20 @@ def parse(
             f"name a recipe, or set {RECIPE}: a file such as my_recipe.py, a module, or one of "
             f"{', '.join(shipped())}."
         )
-    loaded = load(name)
-    parser = _parser(program, description, loaded.recipe, extend=extend)
+    recipe, source = load(name)
+    parser = _parser(program, description, recipe, extend=extend)
     options = parser.parse_args(arguments)
     if options.recipe not in (None, name):
         parser.error(f"{options.recipe!r} follows the flags: name the recipe before them.")
     given = {
         item.name: getattr(options, item.name)
-        for item in settings_of(loaded.recipe).values()
+        for item in settings_of(recipe).values()
         if hasattr(options, item.name)
     }
     chosen = options.settings or environment.variable(SETTINGS)
-    file = Path(chosen) if chosen else loaded.settings_file
-    resolved = resolve(loaded.recipe, flags=given, file=file, **changes)
-    return Parsed(name, loaded, resolved, options)
+    beside = source.with_suffix(".toml") if source else None  # `my.toml` for `my.py`
+    file = Path(chosen) if chosen else beside if beside and beside.is_file() else None
+    return Parsed(name, *resolve(recipe, flags=given, file=file, **changes), options)
 
 
 def general_parser(
@@ -132,8 +125,11 @@ def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[Recipe
         for owner in reversed(recipe.__mro__):
             if not (isinstance(owner, type) and issubclass(owner, RecipeSettings)):
                 continue
-            names = [item for item in settings_of(recipe).values() if _declares(owner, item.name)]
-            new = [item for item in names if item.name not in known]
+            new = [
+                item
+                for item in settings_of(recipe).values()
+                if item.name in vars(owner) and item.name not in known  # bases come first
+            ]
             if not new:
                 continue
             title = (owner.__doc__ or owner.__name__).strip().splitlines()[0].rstrip(".")
@@ -142,9 +138,3 @@ def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[Recipe
                 known.add(item.name)
                 # left out unless it is given, so that its origin is known
                 add_flag(group, item, item.type, default=argparse.SUPPRESS)  # type: ignore[arg-type]
-
-
-def _declares(owner: type, name: str) -> bool:
-    """Return whether a class is the one that adds a setting, and not one that changes it."""
-    inherited = any(name in getattr(base, "__dataclass_fields__", {}) for base in owner.__mro__[1:])
-    return name in vars(owner) and not inherited

@@ -2,86 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
 
+from redrb.algorithms import group_relative_advantages
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
 from redrb.experience import BufferItem
+from redrb.experience.faults import Fault, log_filtered
 from redrb.metrics.events import Write
-from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
+from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of, with_reference
+from redrb.recipe.groups import group_names
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import reference_policy, seed_everything
+from redrb.recipe.maker import StepTimes, load_reference, placed_models, seed_everything
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import Strategy
 from redrb.runtime.following import MakerWeights
-from redrb.runtime.strategy import place_models
 from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
-
-
-class ModelWeights:
-    """Waits for the first weights, and fetches the later ones beside the episodes.
-
-    Attributes:
-        client: Connection to Redis.
-        namespace: Namespace of the trainer.
-        updates: The models with their weights; whoever samples loads new ones there.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        recipe: EpisodeRecipe,
-        models: Mapping[str, nn.Module],
-        stop: Stop,
-    ) -> None:
-        self.client, self.namespace = client, recipe.namespace
-        self.updates = MakerWeights(
-            *(client, recipe.namespace, recipe.worker, models, stop),
-            follow=recipe.weights_name,
-            first_timeout=recipe.weights_timeout,
-            in_flight=recipe.in_flight_updates,
-            agree=agreed_settings(recipe),
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the trainer whose weights are followed."""
-        return self.updates.trainer
-
-    async def update(self) -> None:
-        """Wait for the first weights, or until the maker is asked to end.
-
-        Raises:
-            WeightTimeout: None were published in time.
-            WeightMismatch: They do not fit the models.
-            ConfigError: The trainer has other settings than the maker.
-        """
-        await asyncio.to_thread(self.updates.wait_until_initialised)
-
-    async def follow(self) -> None:
-        """With in-flight updates, fetch weights beside sampling until the task is cancelled."""
-        with self.updates.prefetching():
-            await asyncio.Event().wait()
 
 
 class EpisodeReport:
@@ -94,41 +46,31 @@ class EpisodeReport:
 
     def __init__(self, maker: EpisodeRecipeMaker, groups: int, write: Write) -> None:
         self._maker, self._each, self._write = maker, groups, write
+        self._times = StepTimes(maker)
         self._steps = self._groups = 0
         self._rewards: list[float] = []
-        self._before = (0.0, 0.0, 0.0, 0.0)
 
     def add_group(self, items: list[BufferItem]) -> None:
         """Count a complete group; write the step if it is the last of one."""
-        if not any(self._before):
-            self._before = (time.perf_counter(), 0.0, 0.0, 0.0)
+        if not self._steps and not self._groups:
+            self._times.since_before()
         self._groups += 1
         self._rewards += [float(item.reward) for item in items if item.reward is not None]
-        if self._groups == self._each:
-            self._write_step()
-
-    def _write_step(self) -> None:
-        maker, rewards = self._maker, self._rewards
-        before = self._before
-        now = (time.perf_counter(), maker.admission_s, maker.backpressure_s, maker.fetch_s)
-        step_s, admission_s, backpressure_s, fetch_s = (
-            new - old for new, old in zip(now, before, strict=True)
-        )
+        if self._groups < self._each:
+            return
         self._steps += 1
+        times, rewards = self._times.since_before(), self._rewards
         self._write(
             "put",
             step=self._steps,
-            step_s=step_s,
-            admission_s=admission_s,
-            fetch_s=fetch_s,
             groups=self._groups,
             samples=len(rewards),
-            policy_version=maker.policy_version,
+            policy_version=self._maker.policy_version,
             reward=sum(rewards) / len(rewards),
-            send_s=backpressure_s,
-            backpressure_s=backpressure_s,
+            send_s=times["backpressure_s"],
+            **times,
         )
-        self._groups, self._rewards, self._before = 0, [], now
+        self._groups, self._rewards = 0, []
 
 
 DRAIN_TIMEOUT_S = 10.0
@@ -142,11 +84,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
     """
 
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
-        """Open the task, and wait for the reference policy, if there is one.
-
-        Raises:
-            WeightTimeout: No trainer published weights in time.
-        """
+        """Open the task."""
         self._recipe = recipe
         seed_everything(recipe.worker_seed)
         stream = ExperienceStream(
@@ -161,34 +99,31 @@ class EpisodeRecipeMaker(EpisodeMaker):
         stream.worker.begins()
         with ExitStack() as undo:
             undo.callback(stream.close)
-            reference = self._place_models(client, stream)
+            strategy = Strategy(recipe.device or None)
+            self._models, self._reference = placed_models(recipe, strategy)
+            self._is_loaded = False  # the reference policy
+            generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+            self._generation = recipe.generation(generator)
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
-            report = EpisodeReport(self, recipe.prompts_per_step, write)
-            finisher = GroupFinisher(recipe, reference, self._local, report.add_group)
+            self._report = EpisodeReport(self, recipe.prompts_per_step, write)
+            self._names = group_names(recipe)
             super().__init__(
                 *(stream, episode_of(recipe), self._local),
                 group_size=recipe.group_size,
                 groups=recipe.prompts_per_step,
-                finish=finisher.finish,
+                finish=self._finish,
                 resume=stream.settings().values.get("order") != "admission",
                 drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
                 stop_timeout=recipe.stop_timeout,
             )
-            self._weights = self._follower = ModelWeights(client, recipe, self._models, self._stop)
+            self._weights = self._followed = MakerWeights(
+                *(client, recipe.namespace, recipe.worker, self._models, self._stop),
+                follow=recipe.weights_name,
+                first_timeout=recipe.weights_timeout,
+                in_flight=recipe.in_flight_updates,
+                agree=agreed_settings(recipe),
+            )
             undo.pop_all()
-
-    def _place_models(self, client: Client, stream: ExperienceStream) -> Any:
-        """Make the models; wait for the reference policy and return it; None: there is none."""
-        recipe = self._recipe
-        strategy = Strategy(recipe.device or None)
-        models = recipe.models()
-        waiting = partial(stream.worker.waiting, "weights")
-        reference = reference_policy(client, recipe, models, waiting)
-        placed = place_models(lambda: strategy, lambda: (*models.values(), reference), None)
-        self._models = dict(zip(models, placed.models[:-1], strict=True))
-        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-        self._generation = recipe.generation(generator)
-        return placed.models[-1]
 
     def __enter__(self) -> Self:
         return self
@@ -200,12 +135,12 @@ class EpisodeRecipeMaker(EpisodeMaker):
     @property
     def policy_version(self) -> int | None:
         """Version of the weights in the models; None before the first ones."""
-        return self._follower.updates.version
+        return self._followed.version
 
     @property
     def fetch_s(self) -> float:
         """Seconds for which sampling has waited for new weights, after the first ones."""
-        return self._follower.updates.fetch_s
+        return self._followed.fetch_s
 
     def run(self, prompts: Iterable[Any] | None = None) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
@@ -224,13 +159,42 @@ class EpisodeRecipeMaker(EpisodeMaker):
         with evaluating(*self._models.values()):
             super().run(prompts)
 
+    async def _finish(self, items: list[BufferItem]) -> list[BufferItem] | None:
+        """Return the complete group; None, to filter it, if a reward is no number.
+
+        Raises:
+            RecordError: A sample has no reward.
+        """
+        recipe, reference = self._recipe, self._reference
+        rewards = torch.stack([reward_of(item) for item in items])
+        if not rewards.isfinite().all():
+            fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
+            log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
+            return None
+        name = next(self._names)
+        advantages = group_relative_advantages(
+            rewards, group_size=len(items), scale_by_std=recipe.scale_by_std
+        )
+        for item, advantage in zip(items, advantages, strict=True):
+            item.group_id = name
+            if item.advantages is None:
+                item.advantages = advantage
+        if reference is not None:
+            add = partial(with_reference, reference, items, temperature=recipe.temperature)
+            items = await self._local.call(add)
+        self._report.add_group(items)
+        return items
+
     def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
         """Sample a batch of turns with the newest weights; an error ends the maker."""
         try:
-            updates = self._follower.updates
-            updates.refresh(self.right_version)
-            with updates.updates.exclusive():
-                version, options = updates.begin_batch()
+            weights = self._followed
+            if self._reference is not None and not self._is_loaded:
+                load_reference(weights.client, self._recipe, self._reference)
+            self._is_loaded = True
+            weights.refresh(self.right_version)
+            with weights.updates.exclusive():
+                version, options = weights.begin_batch()
                 newest = options.get("before_token", lambda: version)
 
                 def before_token() -> int | None:

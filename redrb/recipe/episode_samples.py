@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms import group_relative_advantages
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
-from redrb.algorithms.log_probs import action_log_probs
-from redrb.algorithms.models import action_logits
+from redrb.algorithms.experience_makers import reference_log_probs
 from redrb.episodes.groups import Episode
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
-from redrb.experience.faults import Fault, log_filtered
-from redrb.recipe.groups import group_names
-from redrb.recipe.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
@@ -56,64 +50,15 @@ def episode_of(recipe: EpisodeRecipe) -> Episode:
     return episode
 
 
-class GroupFinisher:
-    """Completes the samples of a group: its name, its advantages, the reference policy."""
-
-    def __init__(
-        self,
-        recipe: EpisodeRecipe,
-        reference: nn.Module | None,
-        engine: LocalEngine,
-        finished: Callable[[list[BufferItem]], None],
-    ) -> None:
-        """Make it.
-
-        Args:
-            finished: Called with each group that is complete.
-        """
-        self._recipe, self._reference = recipe, reference
-        self._engine, self._report = engine, finished
-        self._names = group_names(recipe)
-
-    async def finish(self, items: list[BufferItem]) -> list[BufferItem] | None:
-        """Return the complete group; None, to filter it, if a reward is no number.
-
-        Raises:
-            RecordError: A sample has no reward.
-        """
-        rewards = torch.stack([reward_of(item) for item in items])
-        if not rewards.isfinite().all():
-            fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
-            log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
-            return None
-        name = next(self._names)
-        advantages = group_relative_advantages(
-            rewards, group_size=len(items), scale_by_std=self._recipe.scale_by_std
-        )
-        for item, advantage in zip(items, advantages, strict=True):
-            item.group_id = name
-            if item.advantages is None:
-                item.advantages = advantage
-        if self._reference is not None:
-            reference = self._reference
-            items = await self._engine.call(lambda: self._with_reference(reference, items))
-        self._report(items)
-        return items
-
-    @torch.no_grad()
-    def _with_reference(self, reference: nn.Module, items: list[BufferItem]) -> list[BufferItem]:
-        """Return samples with the reference policy's log-probabilities of their actions."""
-        experience = make_experience_batch(items)
-        batch = TrainingBatch.of(experience, algorithm="GRPO")
-        logits = action_logits(
-            reference, batch.sequences, batch.attention_mask, batch.actions, inputs=batch.inputs
-        )
-        found = action_log_probs(
-            logits, batch.sequences, batch.actions, temperature=self._recipe.temperature
-        ).to(batch.sequences.device)
-        masked = found.masked_fill(~batch.action_mask, 0.0)
-        experience.tensors[REFERENCE_LOG_PROBS] = batch.stored(masked)
-        return split_experience_batch(experience)
+def with_reference(
+    reference: nn.Module, items: list[BufferItem], *, temperature: float
+) -> list[BufferItem]:
+    """Return samples with the reference policy's log-probabilities of their actions."""
+    experience = make_experience_batch(items)
+    batch = TrainingBatch.of(experience, algorithm="GRPO")
+    found = reference_log_probs(reference, batch, temperature=temperature)
+    experience.tensors[REFERENCE_LOG_PROBS] = found
+    return split_experience_batch(experience)
 
 
 def reward_of(item: BufferItem) -> Tensor:

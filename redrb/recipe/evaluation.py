@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 
 from redrb.algorithms import Reward, generate
 from redrb.algorithms.calls import GRACE_S, submit
@@ -38,10 +38,8 @@ EVALUATED_TOGETHER = 512
 def evaluation_of(found: Sequence[tuple[float, str]]) -> dict[str, Any]:
     """Return the metrics of an evaluation.
 
-    Returns:
-        `reward`, the mean of the rewards that are there, None if there is none; `samples` and
-        `failed`, how many prompts have a reward and how many have none; with failed ones
-        `why_failed`, their most frequent reason.
+    `reward` is the mean of the rewards that are there, None if there is none; `samples` and
+    `failed` say how many there are and are not; `why_failed` is the most frequent reason.
     """
     rewards = [reward for reward, why in found if not why]
     reasons = Counter(why for _, why in found if why)
@@ -67,35 +65,11 @@ def evaluated(
     return evaluation_of(found)
 
 
-def send_turns(turns: Sequence[Turn]) -> None:
-    """Send a batch to the other ranks, which call `received_turns`; an empty one is the end."""
-    numbers: list[int] = []
-    for turn in turns:
-        numbers += [turn.max_new_tokens, len(turn.stop), len(turn.tokens), *turn.stop, *turn.tokens]
-    _broadcast(torch.tensor([len(numbers)], dtype=torch.int64))
-    if numbers:
-        _broadcast(torch.tensor(numbers, dtype=torch.int64))
-
-
-def received_turns() -> list[Turn]:
-    """Return the next batch of the first rank; empty at the end."""
-    count = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
-    if not count:
-        return []
-    numbers = _broadcast(torch.zeros(count, dtype=torch.int64)).tolist()
-    turns, at = [], 0
-    while at < count:
-        most, stops, length = numbers[at : at + 3]
-        first = at + 3 + stops
-        turns.append(Turn(numbers[first : first + length], most, tuple(numbers[at + 3 : first])))
-        at = first + length
-    return turns
-
-
-def _broadcast(tensor: Tensor) -> Tensor:
-    tensor = tensor.to(group_device())
-    distributed.broadcast(tensor, 0)
-    return tensor
+def of_first_rank(turns: Sequence[Turn] = ()) -> Sequence[Turn]:
+    """Return the first rank's batch of turns; all ranks call it. An empty one is the end."""
+    box = [turns]
+    distributed.broadcast_object_list(box, 0, device=group_device())
+    return box[0]
 
 
 def evaluated_episodes(
@@ -114,18 +88,17 @@ def evaluated_episodes(
     if not recipe.shard or world_size_here() == 1:
         return _evaluated(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
     if rank_here() != 0:
-        while turns := received_turns():
+        while turns := of_first_rank():
             sampled_turns(actor, turns, options)
         return None
 
     def sample(turns: Sequence[Turn]) -> list[Generation]:
-        send_turns(turns)
-        return sampled_turns(actor, turns, options)
+        return sampled_turns(actor, of_first_rank(turns), options)
 
     try:
         return _evaluated(recipe, sample, prompts)
     finally:
-        send_turns(())
+        of_first_rank()
 
 
 def _evaluated(

@@ -38,11 +38,6 @@ class CompletionGroups:
         self._recipe, self._maker = recipe, maker
         self._names = group_names(recipe)
 
-    @property
-    def makes_parts(self) -> bool:
-        """Whether `make_parts` gives some groups of a batch before the others."""
-        return self._maker.makes_parts
-
     def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
         """Return `group_size` scored completions of each prompt, as neighbours."""
         batch, options = self._batch(inputs, generate_kwargs)
@@ -88,7 +83,6 @@ class RolloutGroups:
             Another thread or a signal handler may call it.
     """
 
-    makes_parts = True
     parts_use_models = True
 
     def __init__(self, recipe: Recipe, models: dict[str, nn.Module]) -> None:
@@ -141,23 +135,18 @@ class RolloutGroups:
             )
             self._explained = True
             return []
-        _report_bad_rewards(items)
+        rewards = [item.reward for item in items if item.reward is not None]
+        bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
+        if bad:  # the task drops the group
+            fault = Fault(
+                "the reward", "that the rollout returned is nan or infinite", "rollout reward"
+            )
+            text = "a group is filtered: %s, of %d of its %d samples"
+            log_filtered(fault, text, fault, bad, len(items))
         name = next(self._names)
         for item in items:
             item.group_id = name
         return items
-
-
-def _report_bad_rewards(group: Sequence[BufferItem]) -> None:
-    """Log a group whose rewards are not all numbers; the task drops it."""
-    rewards = [item.reward for item in group if item.reward is not None]
-    bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
-    if bad:
-        fault = Fault(
-            "the reward", "that the rollout returned is nan or infinite", "rollout reward"
-        )
-        text = "a group is filtered: %s, of %d of its %d samples"
-        log_filtered(fault, text, fault, bad, len(group))
 
 
 def _samples(found: Any) -> list[BufferItem]:

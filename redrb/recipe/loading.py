@@ -8,7 +8,8 @@ import inspect
 import pkgutil
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -23,28 +24,10 @@ OF_EXTRA = ("gymnasium", "transformers")
 """Modules of the extra `recipes`."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A recipe's class, and the file that it came from.
-
-    Attributes:
-        recipe: The class.
-        file: The file that was named; None for modules and for recipes of redrb.
-    """
-
-    recipe: type[Recipe]
-    file: Path | None = None
-
-    @property
-    def settings_file(self) -> Path | None:
-        """The TOML file beside the recipe's file, `my.toml` for `my.py`; None: there is none."""
-        beside = self.file.with_suffix(".toml") if self.file else None
-        return beside if beside is not None and beside.is_file() else None
-
-
-def load(name: str) -> Loaded:
+def load(name: str) -> tuple[type[Recipe], Path | None]:
     """Return the recipe `FILE.py[:CLASS]`, `MODULE[:CLASS]`, or the name of one of redrb's recipes.
 
+    The second is the file that was named; None for modules and for recipes of redrb.
     The folder of a file, or the working directory, is put on the path of imports.
 
     Raises:
@@ -57,10 +40,10 @@ def load(name: str) -> Loaded:
             raise ConfigError(
                 f"there is no recipe {place}: no such file.{_shipped_like(path.stem)}"
             )
-        return Loaded(_recipe_in(_file(path), place, wanted), path)
+        return _recipe_in(_file(path), place, wanted), path
     if place in shipped():
-        return Loaded(_recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted))
-    return Loaded(_recipe_in(_module(place, place), place, wanted))
+        return _recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted), None
+    return _recipe_in(_module(place, place), place, wanted), None
 
 
 def file_of(recipe: type[Recipe]) -> str:
@@ -90,12 +73,8 @@ def _file(path: Path) -> ModuleType:
         raise ConfigError(f"{path} cannot be imported: a recipe is a file that ends with .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _explaining(str(path)):
         spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:  # any error of the user's file ends here
-        raise _failed(str(path), error) from error
     return module
 
 
@@ -111,28 +90,31 @@ def _module(name: str, place: str) -> ModuleType:
             f"there is no recipe {place!r}: name a file such as my_recipe.py, a module, or one of "
             f"{', '.join(shipped())}.{_shipped_like(place)}"
         )
-    try:
+    with _explaining(place):
         return importlib.import_module(name)
+
+
+@contextmanager
+def _explaining(place: str) -> Iterator[None]:
+    """Raise ConfigError for any error of a recipe's import, with the trace in its code."""
+    try:
+        yield
     except ConfigError:
         raise
-    except Exception as error:
-        raise _failed(place, error) from error
-
-
-def _failed(place: str, error: Exception) -> ConfigError:
-    """Return the error for a recipe that raised one, with the part of the trace in its code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((here, "<frozen importlib"))
-        and "/importlib/" not in frame.filename
-    ]
-    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
-    if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
-        lines.append(f"{error.name} is not installed: {install_command('recipes')}")
-    return ConfigError(f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}")
+    except Exception as error:  # any error of the user's code ends here
+        here = str(Path(__file__).parent)
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith((here, "<frozen importlib"))
+            and "/importlib/" not in frame.filename
+        ]
+        lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+        if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
+            lines.append(f"{error.name} is not installed: {install_command('recipes')}")
+        raise ConfigError(
+            f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}"
+        ) from error
 
 
 def _recipe_in(module: ModuleType, place: str, wanted: str) -> type[Recipe]:

@@ -6,25 +6,19 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from redrb.algorithms import generate
-from redrb.engines import Generation
+from redrb.engines.engine import Finish, Generation
 from redrb.recipe.prompts import padded
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion that is asked for.
-
-    Attributes:
-        tokens: The prompt, with everything that was sampled or given before.
-        max_new_tokens: Most tokens.
-        stop: Tokens that end the completion, beside EOS.
-    """
+    """One completion that is asked for; tokens of `stop` end it, beside EOS."""
 
     tokens: Sequence[int]
     max_new_tokens: int
@@ -62,42 +56,24 @@ def _sampled(
     )
     limits = {"max_new_tokens": most, "eos_token_id": [*ends, *stop] or None}
     done = generate(actor, prompts, **{**options, **limits}).rows(range(len(batch)), device="cpu")
+    versions = done.token_versions
+    if versions is None:
+        versions = torch.full_like(done.action_mask, -1, dtype=torch.int64)
     generations = []
-    for row in range(len(batch)):
-        mask = done.action_mask[row]
+    for row, mask in enumerate(done.action_mask):
         tokens = done.completion(row).tolist()
-        versions = done.token_versions
-        known = [-1] * len(tokens) if versions is None else versions[row][mask].tolist()
-        stopped = done.finished is not None and bool(done.finished[row])
-        unfinished = "length" if len(tokens) == most else "abort"
-        generations.append(
-            Generation(
-                tokens,
-                done.action_log_probs[row][mask].tolist(),
-                known,
-                "stop" if stopped else unfinished,  # type: ignore[arg-type]
-            )
-        )
+        log_probs, known = (each[row][mask].tolist() for each in (done.action_log_probs, versions))
+        finish: Finish = "length" if len(tokens) == most else "abort"
+        if done.finished is not None and done.finished[row]:
+            finish = "stop"
+        generations.append(Generation(tokens, log_probs, known, finish))
     return generations
 
 
 R = TypeVar("R")
 
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """One call of `generate`."""
-
-    turn: Turn
-    result: asyncio.Future[Generation]
-
-    def answer(self, generation: Generation) -> None:
-        if not self.result.done():  # its episode may have been given up
-            self.result.set_result(generation)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
+_Request: TypeAlias = tuple[Turn, asyncio.Future[Generation]]
+"""One call of `generate`."""
 
 
 class LocalEngine:
@@ -118,16 +94,11 @@ class LocalEngine:
         self._waiting: list[_Request] = []
         self.sampling = self.ended = False
         self.batches = 0
-        here = (
-            torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
-        )
-        self._thread = (
-            ThreadPoolExecutor(1, "redrb-sampling")
-            if here is None  # a new thread begins with the first device
-            else ThreadPoolExecutor(
-                1, "redrb-sampling", torch.accelerator.set_device_index, (here,)
-            )
-        )
+        accelerator: Any = torch.accelerator
+        begin: tuple[Any, ...] = ()
+        if accelerator.is_available():  # a new thread begins with the first device
+            begin = (accelerator.set_device_index, (accelerator.current_device_index(),))
+        self._thread = ThreadPoolExecutor(1, "redrb-sampling", *begin)
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,11 +126,11 @@ class LocalEngine:
             return Generation()
         loop = asyncio.get_running_loop()
         most = self._most if max_new_tokens is None else max_new_tokens
-        request = _Request(Turn(tokens, most, tuple(stop_token_ids)), loop.create_future())
-        self._waiting.append(request)
+        result: asyncio.Future[Generation] = loop.create_future()
+        self._waiting.append((Turn(tokens, most, tuple(stop_token_ids)), result))
         if len(self._waiting) == 1 and not self.sampling:
             loop.call_soon(self._begin)  # after all coroutines that are ready now
-        return await request.result
+        return await result
 
     async def call(self, function: Callable[[], R]) -> R:
         """Call a function in the engine's thread, between two batches."""
@@ -169,16 +140,17 @@ class LocalEngine:
         """End all requests, also later ones, with what was sampled so far."""
         self.ended = True
         waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            request.answer(Generation())
+        for _, result in waiting:
+            if not result.done():
+                result.set_result(Generation())
 
     def _begin(self) -> None:
         """Sample all requests that wait."""
-        batch = [request for request in self._waiting if not request.result.done()]
+        batch = [(turn, result) for turn, result in self._waiting if not result.done()]
         self._waiting, self.sampling = [], bool(batch)
         if not batch:
             return
-        turns = [request.turn for request in batch]
+        turns = [turn for turn, _ in batch]
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._sample, turns)
         done.add_done_callback(lambda future: self._answer(batch, future))
 
@@ -186,9 +158,11 @@ class LocalEngine:
         """Answer all at once, so that the episodes' next requests are again one batch."""
         self.batches += 1
         error = done.exception()
-        for number, request in enumerate(batch):
+        for number, (_, result) in enumerate(batch):
+            if result.done():  # its episode was given up
+                continue
             if error is None:
-                request.answer(done.result()[number])
+                result.set_result(done.result()[number])
             else:
-                request.fail(error)
+                result.set_exception(error)
         asyncio.get_running_loop().call_soon(self._begin)  # after the episodes that go on now

@@ -6,8 +6,8 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,31 @@ from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
-from redrb.runtime.announcements import Agreement
+from redrb.runtime.strategy import place_models
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
+    from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.recipe import Prompt, Recipe
+
+
+class StepTimes:
+    """Seconds of a maker's step, and of the waits in it: for rights, for weights, for room."""
+
+    def __init__(self, maker: RecipeMaker | EpisodeRecipeMaker) -> None:
+        self._maker = maker
+        self._before: Mapping[str, float] = {}
+
+    def since_before(self) -> dict[str, float]:
+        """Return the seconds since the call before; 0 at the first call."""
+        maker, before = self._maker, self._before
+        self._before = now = {
+            "step_s": time.perf_counter(),
+            "admission_s": maker.admission_s,
+            "fetch_s": maker.fetch_s,
+            "backpressure_s": maker.backpressure_s,
+        }
+        return {name: seconds - before.get(name, seconds) for name, seconds in now.items()}
 
 
 class MakerReport(MakerEvents):
@@ -42,13 +62,13 @@ class MakerReport(MakerEvents):
 
     def __init__(self, maker: RecipeMaker, write: Write) -> None:
         super().__init__(write)
-        self._maker = maker
+        self._maker, self._times = maker, StepTimes(maker)
         self._groups = 0
-        self._before = (0.0, 0.0, 0.0, 0.0)
 
     def on_loop_start(self) -> None:
-        """Begin to measure."""
-        self._before = self._times()
+        """Load the reference policy, and begin to measure."""
+        self._maker.load_reference()
+        self._times.since_before()
 
     def on_batch_start(self) -> None:
         """Begin to sum up the parts of a step."""
@@ -63,18 +83,9 @@ class MakerReport(MakerEvents):
     def on_batch_end(self) -> None:
         """Count the groups that failed; write the step."""
         self._maker.count_failed()
-        before, self._before = self._before, self._times()
-        names = ("step_s", "admission_s", "fetch_s", "backpressure_s")
-        times = (now - then for now, then in zip(self._before, before, strict=True))
-        self._write_step(
-            groups=self._groups,
-            policy_version=self._maker.policy_version,
-            **dict(zip(names, times, strict=True)),
-        )
-
-    def _times(self) -> tuple[float, float, float, float]:
-        maker = self._maker
-        return (time.perf_counter(), maker.admission_s, maker.fetch_s, maker.backpressure_s)
+        version = self._maker.policy_version
+        times = self._times.since_before()
+        self._write_step(groups=self._groups, policy_version=version, **times)
 
 
 _log = logging.getLogger("redrb")
@@ -87,27 +98,15 @@ class RecipeMaker(ExperienceMakerHolder):
     """Makes groups of a recipe's prompts with the newest published weights."""
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
-        """Open the task, and wait for the reference policy, if there is one.
-
-        Raises:
-            WeightTimeout: No trainer published weights in time.
-        """
+        """Open the task."""
         self._recipe = recipe
-        self._models: dict[str, nn.Module] = {}
         seed_everything(recipe.worker_seed)
         strategy = Strategy(recipe.device or None)
         generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-
-        def models() -> tuple[Any, ...]:
-            self._models = recipe.models()
-            waiting = self._waiting_for_weights
-            reference = reference_policy(client, recipe, self._models, waiting)
-            return nn.ModuleDict(self._models), None, None, reference
-
         super().__init__(
             [recipe.task_name],
             lambda: strategy,
-            models,
+            lambda: (None, None, None, None),  # `_place_models` makes the recipe's
             sync_models_from_trainers=True,
             callbacks=[MakerReport(self, write)],
             name=recipe.worker,
@@ -126,21 +125,6 @@ class RecipeMaker(ExperienceMakerHolder):
             **recipe.generation(generator),
         )
 
-    def build_experience_maker(
-        self,
-        actor: Any,  # noqa: ARG002 (the recipe names its models)
-        critic: Any,  # noqa: ARG002
-        reward_model: Any,  # noqa: ARG002
-        initial_model: Any,
-        kl_coef: float,  # noqa: ARG002
-    ) -> ExperienceMaker:
-        """Return the recipe's maker of experience."""
-        return self._recipe.experience_maker(self._models, initial_model)
-
-    def models_to_follow(self, actor: Any, critic: Any) -> dict[str, Any]:  # noqa: ARG002
-        """Return the recipe's models."""
-        return dict(self._models)
-
     def run(self) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
 
@@ -157,6 +141,11 @@ class RecipeMaker(ExperienceMakerHolder):
         with self._stop.on_signals():
             super().close(timeout=timeout)
 
+    def load_reference(self) -> None:
+        """Load the reference policy, if there is one."""
+        if self._reference is not None:
+            load_reference(self._client, self._recipe, self._reference)
+
     def count_failed(self) -> None:
         """Count groups that could not be made as filtered."""
         if isinstance(self.experience_maker, RolloutGroups):
@@ -167,6 +156,12 @@ class RecipeMaker(ExperienceMakerHolder):
             except StoreError as error:
                 _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
 
+    def _place_models(
+        self, strategy_fn: Any, *_: Any
+    ) -> tuple[ExperienceMaker, dict[str, nn.Module], Sequence[int]]:
+        models, self._reference = placed_models(self._recipe, strategy_fn())
+        return self._recipe.experience_maker(models, self._reference), models, ()
+
     def _batches(self) -> Iterator[list[Prompt]]:
         """Yield batches of `prompts_per_step` prompts for ever; a batch may span two passes."""
         recipe = self._recipe
@@ -175,31 +170,28 @@ class RecipeMaker(ExperienceMakerHolder):
             yield list(islice(prompts, recipe.prompts_per_step))
 
 
-def reference_policy(
-    client: Client,
-    recipe: Recipe,
-    models: dict[str, nn.Module],
-    waiting: Callable[[], AbstractContextManager[None]],
-) -> nn.Module | None:
-    """Wait for the reference policy and return it; None if the recipe has none.
+def placed_models(
+    recipe: Recipe, strategy: Strategy
+) -> tuple[dict[str, nn.Module], nn.Module | None]:
+    """Return a maker's models by name, and its reference policy, which has no weights yet."""
+    models = recipe.models()
+    like = recipe.reference(models)
+    reference = None if like is None else copy.deepcopy(like).requires_grad_(requires_grad=False)
+    *placed, reference = place_models(
+        lambda: strategy, lambda: (*models.values(), reference), None
+    ).models
+    return dict(zip(models, placed, strict=True)), reference
+
+
+def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:
+    """Load the reference policy, which trainers publish before the first weights.
 
     Raises:
         WeightTimeout: No trainer published it in time.
-        ConfigError: The trainer has other settings than the maker.
     """
-    like = recipe.reference(models)
-    if like is None:
-        return None
-    reference = copy.deepcopy(like).requires_grad_(requires_grad=False)
     weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
-    agreement = Agreement(recipe.worker, agreed_settings(recipe))
-    ends = time.monotonic() + recipe.weights_timeout
-    with waiting():
-        # first, because a trainer with other settings may have no reference policy
-        agreement.wait(client, recipe.namespace, recipe.weights_name, recipe.weights_timeout)
-        weights.wait(newer_than=0, timeout=max(0.0, ends - time.monotonic()))
+    weights.wait(newer_than=0, timeout=recipe.weights_timeout)
     weights.poll(reference)
-    return reference
 
 
 def seed_everything(seed: int) -> None:

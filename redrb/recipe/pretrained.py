@@ -26,20 +26,18 @@ def built(source: Any, dtype: str) -> nn.Module:
     if isinstance(source, nn.Module):
         return source
     transformers = _transformers()
-    found: nn.Module
+    causal: Any = transformers.AutoModelForCausalLM
     if isinstance(source, str | Path):
         kind = getattr(torch, dtype, None)
         if not isinstance(kind, torch.dtype):
             raise ConfigError(f"--model-dtype {dtype!r} is no dtype of torch, such as bfloat16.")
-        found = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=kind)
-    elif isinstance(source, transformers.PretrainedConfig):
-        found = transformers.AutoModelForCausalLM.from_config(source)
-    else:
-        raise ConfigError(
-            f"the recipe's model is a {type(source).__name__}: return a torch module, a folder or "
-            "name of Hugging Face, or a config of transformers."
-        )
-    return found
+        return causal.from_pretrained(source, dtype=kind)  # type: ignore[no-any-return]
+    if isinstance(source, transformers.PretrainedConfig):
+        return causal.from_config(source)  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"the recipe's model is a {type(source).__name__}: return a torch module, a folder or "
+        "name of Hugging Face, or a config of transformers."
+    )
 
 
 def tokenizer_of(source: Any) -> Any:
@@ -89,13 +87,13 @@ def encoded(prompt: Prompt, tokenizer: Callable[[], Any]) -> Tensor:
     return tokens
 
 
-def _transformers() -> Any:
+def _transformers(needing: str = "the recipe's model") -> Any:
     try:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            f"the recipe's model needs transformers: {install_command('recipes')}; in a container, "
-            "build the image with the extra recipes, or name transformers in requirements.txt."
+            f"{needing} needs transformers: {install_command('recipes')}; in a container, build "
+            "the image with the extra recipes, or name transformers in requirements.txt."
         ) from error
     return transformers
 
@@ -108,16 +106,9 @@ def character_tokenizer(characters: str) -> Any:
     Raises:
         ConfigError: transformers is not installed.
     """
-    try:
-        import tokenizers
-        import transformers
-        from tokenizers import models, pre_tokenizers, processors
-    except ImportError as error:
-        raise ConfigError(
-            f"character_tokenizer needs transformers: {install_command('recipes')}; in a "
-            "container, build the image with the extra recipes, or name transformers in "
-            "requirements.txt."
-        ) from error
+    transformers = _transformers("character_tokenizer")
+    import tokenizers  # of transformers
+    from tokenizers import models, pre_tokenizers, processors
 
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]
     words = {word: number for number, word in enumerate([*special, *dict.fromkeys(characters)])}
@@ -127,8 +118,7 @@ def character_tokenizer(characters: str) -> Any:
     inner.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", words["<bos>"])]
     )
-    kind: Any = transformers.PreTrainedTokenizerFast
-    return kind(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         pad_token="<pad>",  # noqa: S106
         bos_token="<bos>",  # noqa: S106

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 from redrb import environment
 from redrb.checks import did_you_mean
@@ -90,18 +90,18 @@ def converted(value: object, kind: type) -> Any:
 _NOUNS = {bool: "True or False", int: "an int", float: "a number", str: "a text"}
 
 
-def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str, Field[Any]]]:
+def _declared(cls: type, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Field[Any]]]:
     """Yield the settings whose default a class gives, each as a field with its type."""
     for name, value in list(vars(cls).items()):
         if not isinstance(value, Field) and name not in inherited:
             continue
-        known = inherited.get(name)
+        known: Any = inherited.get(name)
         where = f"{cls.__name__}.{name}"
         if isinstance(value, Field):
             item = value
             kind = _kind(cls, name, item, known)
         elif known is not None:
-            item, kind = field(metadata=known.metadata), _checked_kind(known.type)
+            item, kind = field(metadata=known.metadata), known.type
             item.default = value
         try:
             item.default = converted(item.default, kind)
@@ -113,9 +113,7 @@ def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str
         yield name, item
 
 
-def _check_spelling(
-    cls: type, name: str, annotation: str, inherited: dict[str, Field[Any]]
-) -> None:
+def _check_spelling(cls: type, name: str, annotation: str, inherited: Mapping[str, Any]) -> None:
     """Refuse an ordinary attribute that is most likely a misspelt setting."""
     value = vars(cls)[name]
     new = not any(hasattr(base, name) for base in cls.__mro__[1:])
@@ -124,7 +122,7 @@ def _check_spelling(
     alike = []
     for each, item in inherited.items():
         with suppress(ConfigError):  # an attribute of another type is no misspelt setting
-            converted(value, _checked_kind(item.type))
+            converted(value, item.type)
             alike.append(each)
     found = did_you_mean(name, alike, least=MISSPELT)
     if found != ".":
@@ -134,7 +132,7 @@ def _check_spelling(
         )
 
 
-def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:
+def _kind(cls: type, name: str, item: Field[Any], known: Any) -> type:
     """Return the type of a new setting: of its annotation, or of its default without one."""
     where = f"{cls.__name__}.{name}"
     if name in RESERVED or (known is None and any(hasattr(base, name) for base in cls.__mro__[1:])):
@@ -142,37 +140,20 @@ def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> t
     annotation = inspect.get_annotations(cls).get(name, type(item.default))
     kind = KINDS.get(annotation if isinstance(annotation, str) else annotation.__name__)
     if kind is None or (known is not None and kind is not known.type):
-        allowed = "bool, int, float or str" if known is None else _checked_kind(known.type).__name__
+        allowed = "bool, int, float or str" if known is None else known.type.__name__
         raise ConfigError(f"{where} has the type {annotation}: a setting is {allowed}.")
     return kind
-
-
-def _checked_kind(kind: Any) -> type:
-    """Return the type of an inherited setting, which was checked in its class."""
-    found: type = kind if isinstance(kind, type) else KINDS[kind]
-    return found
 
 
 S = TypeVar("S", bound=RecipeSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved(Generic[S]):
-    """A recipe with the values of its settings.
-
-    Attributes:
-        recipe: The recipe.
-        origins: Where the value of each setting comes from, by name, for people.
-    """
-
-    recipe: S
-    origins: Mapping[str, str]
-
-
 def resolve(
     recipe: type[S], *, flags: Mapping[str, Any], file: Path | None = None, **changes: Any
-) -> Resolved[S]:
+) -> tuple[S, dict[str, str]]:
     """Return a recipe with the values of all sources, each overriding the one before.
+
+    The second says where the value of each setting comes from, for people.
 
     Args:
         recipe: Class of the recipe; its defaults come first.
@@ -195,7 +176,7 @@ def resolve(
     for name, value in flags.items():
         values[name] = value
         origins[name] = flag_of(name)
-    return Resolved(recipe=recipe(**values), origins=origins)
+    return recipe(**values), origins
 
 
 def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
@@ -214,7 +195,13 @@ def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise ConfigError(f"{file}: there is no setting {name!r}{did_you_mean(name, known)}")
-    return {name: _checked(f"{file}: {name}", value, known[name]) for name, value in found.items()}
+        kind: Any = known[name].type
+        try:
+            found[name] = converted(found[name], kind)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {name} {error}.") from None
+        check_range(f"{file}: {name}", known[name], found[name])
+    return found
 
 
 def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
@@ -227,16 +214,6 @@ def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
         raise ConfigError(f"{variable} is {text!r:.80}: it must be {words}.") from None
     check_range(f"{flag_of(item.name)} (or {variable})", item, value)
     return value
-
-
-def _checked(where: str, value: Any, item: Field[Any]) -> Any:
-    kind: Any = item.type
-    try:
-        found = converted(value, kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where} {error}.") from None
-    check_range(where, item, found)
-    return found
 
 
 def _origin(recipe: type[RecipeSettings], name: str) -> str:

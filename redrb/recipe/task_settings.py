@@ -26,8 +26,7 @@ def settings_of_trainer(client: Client, recipe: Recipe) -> TaskSettings:
     So a run goes on with another limit or batch size. Settings that a user gave with `redrb set`
     stay; a warning names those that differ from the recipe's.
     """
-    wanted = _wanted(recipe)
-    stored = _stored(client, recipe)
+    wanted, stored = _settings(client, recipe)
     if stored is not None:
         replaced = stored.implied & wanted.as_stored().keys()
         for name, here, there in _differing(wanted, stored):
@@ -46,8 +45,7 @@ def settings_of_maker(client: Client, recipe: Recipe) -> TaskSettings:
 
     A maker that is started with other flags than the trainer changes nothing: a warning says so.
     """
-    wanted = _wanted(recipe)
-    stored = _stored(client, recipe)
+    wanted, stored = _settings(client, recipe)
     if stored is None:
         return wanted
     for name, here, there in _differing(wanted, stored):
@@ -64,12 +62,10 @@ def settings_of_maker(client: Client, recipe: Recipe) -> TaskSettings:
     )
 
 
-def _wanted(recipe: Recipe) -> TaskSettings:
-    return TaskSettings(limit=recipe.limit, **recipe.stream_settings)
-
-
-def _stored(client: Client, recipe: Recipe) -> StoredSettings | None:
-    return read_settings(TaskStore.of(client, recipe.namespace, recipe.task_name))
+def _settings(client: Client, recipe: Recipe) -> tuple[TaskSettings, StoredSettings | None]:
+    """Return the settings of a recipe, and those that the task has."""
+    wanted = TaskSettings(limit=recipe.limit, **recipe.stream_settings)
+    return wanted, read_settings(TaskStore.of(client, recipe.namespace, recipe.task_name))
 
 
 def _differing(wanted: TaskSettings, stored: StoredSettings) -> Iterator[tuple[str, str, str]]:

@@ -49,7 +49,19 @@ class RecipeTrainer(AlgorithmTrainer):
         """Open the task."""
         self._recipe, self._connection = recipe, client
         ranks = world_size_here()
-        strategy = _strategy(recipe, ranks)
+        if recipe.shard and ranks == 1:
+            raise ConfigError(
+                "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
+                "redrb.workers.trainer, or leave it out."
+            )
+        strategy = Strategy(recipe.device or None)
+        if ranks > 1 or recipe.mixed_precision != "no" or recipe.gradient_checkpointing:
+            strategy = AccelerateStrategy(
+                recipe.device or None,
+                mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
+                gradient_checkpointing=recipe.gradient_checkpointing,
+                shard=recipe.shard,
+            )
         self._device = strategy.device
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
@@ -103,11 +115,6 @@ class RecipeTrainer(AlgorithmTrainer):
         """Whether this rank takes part in evaluations."""
         return rank_here() == 0 or self._recipe.shard
 
-    @property
-    def finished_steps(self) -> int:
-        """Steps of the job that the newest checkpoint holds; 0 without one."""
-        return self._loop.position.step
-
     def models_to_send(self) -> dict[str, nn.Module]:
         """Return the recipe's models."""
         return self._models
@@ -134,7 +141,7 @@ class RecipeTrainer(AlgorithmTrainer):
         over = any_rank(reward is not None and reward >= self._recipe.target_reward)
         if any_rank(not published) or (resumed and not over):
             self.sync_models_to_remote_makers()
-        self._reports.begin(self.finished_steps)
+        self._reports.begin(self._loop.position.step)
 
     def work(self) -> None:
         """Train until the end; publish and evaluate the last weights.
@@ -208,20 +215,3 @@ class RecipeTrainer(AlgorithmTrainer):
         """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             self.sync_models_to_remote_makers()
-
-
-def _strategy(recipe: Recipe, ranks: int) -> Strategy:
-    """Return the strategy that a recipe's settings name."""
-    if recipe.shard and ranks == 1:
-        raise ConfigError(
-            "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
-            "redrb.workers.trainer, or leave it out."
-        )
-    if ranks == 1 and recipe.mixed_precision == "no" and not recipe.gradient_checkpointing:
-        return Strategy(recipe.device or None)
-    return AccelerateStrategy(
-        recipe.device or None,
-        mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        shard=recipe.shard,
-    )

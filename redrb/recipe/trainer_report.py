@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
@@ -65,20 +65,15 @@ class TrainerReport(TrainerEvents):
         self.steps, self.trained = self.steps + 1, self.trained + 1
         self.unpublished += 1
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
-        made = experience.policy_version
-        known = [made] if made is None or isinstance(made, int) else made
-        ages = [trainer.weight_version - number for number in known if number is not None]
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         if reward is not None:
             self._rewards.append(float(reward.float().mean()))
             metrics = {"reward": self._rewards[-1], **metrics}
         self._write_step(
-            metrics,
+            {"staleness_mean": 0.0, "staleness_max": 0.0, **metrics},
             experience,
             groups=recipe.groups,
             weight_version=trainer.weight_version,
-            staleness_mean=sum(ages) / max(1, len(ages)),
-            staleness_max=max(ages, default=0),
             wait_for_batch_s=self._waited_s - before,
             seconds=time.perf_counter() - self._started,
         )
@@ -126,9 +121,8 @@ class TrainerReport(TrainerEvents):
         if self._evaluated == self.steps:
             return
         self._evaluated = self.steps
-        trainer, found = self._trainer, None
-        if trainer.evaluates:
-            found = trainer.evaluate()
+        trainer = self._trainer
+        found = trainer.evaluate() if trainer.evaluates else None
         total, batches = mean_over_ranks([sum(self._rewards), float(len(self._rewards))])
         self._rewards = []
         if rank_here() != 0:
@@ -138,25 +132,16 @@ class TrainerReport(TrainerEvents):
                 self._stop_at_target(trainer.reward_at_end, "the last reward of the job,")
                 return
             found = {"reward": total / batches}
-        if "reward" in found:
-            self._write_evaluation(found)
-
-    def _write_evaluation(self, found: Mapping[str, Any]) -> None:
-        self._write(
-            "evaluation",
-            **{
-                **found,
-                "step": self.steps,
-                "weight_version": self._trainer.weight_version,
-                "seconds": time.perf_counter() - self._started,
-            },
-        )
-        failed = found.get("failed")
-        if failed:
+        if "reward" not in found:
+            return
+        place = {"step": self.steps, "weight_version": trainer.weight_version}
+        seconds = time.perf_counter() - self._started
+        self._write("evaluation", **{**found, **place, "seconds": seconds})
+        if found.get("failed"):
             _log.warning(
                 "at step %d %d held-out rewards failed, which cannot reach the target: let the "
                 "reward return a number for every completion. The most frequent reason: it %s",
-                *(self.steps, failed, found.get("why_failed")),
+                *(self.steps, found["failed"], found.get("why_failed")),
             )
         else:
             self._stop_at_target(found["reward"], "held-out reward")

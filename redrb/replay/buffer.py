@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -11,12 +10,15 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
+from redrb.experience.status import group_status
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.operations import ReplayOperations, acknowledge, release
-from redrb.replay.rollout_fields import checked_status, checked_step
-from redrb.replay.rollout_objects import check_rollout_type
-from redrb.replay.staleness import Thresholds
+from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
+from redrb.replay.rollout_fields import checked_status, checked_step, status_of
+from redrb.replay.rollout_objects import check_declared
+from redrb.replay.rollout_packing import pack_group
+from redrb.replay.staleness import Thresholds, version_to_order_by
+from redrb.replay.taking import Taker, acknowledge, release
 from redrb.replay.tasks import ReplayOrder, Tasks
 from redrb.stream.task.settings import LEASE_MS
 
@@ -65,10 +67,8 @@ class ReplayBuffer:
         """Make a buffer, without a request to Redis.
 
         Args:
-            client: Result of `redrb.connect`.
             order: "fifo", by arrival, or "stalest": the oldest policy version first, ties by
                 arrival. All processes must use the same order.
-            namespace: Keeps experiments on one server apart.
             rollout_type: Class of the rollouts that `get` returns. A pydantic model is made by its
                 `model_validate`, a msgspec Struct by `msgspec.convert`, both with the objects in
                 their fields; a dataclass or other class by its constructor, with its fields by
@@ -87,7 +87,11 @@ class ReplayBuffer:
             ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
-        self._operations = ReplayOperations(self._tasks, check_rollout_type(rollout_type))
+        if rollout_type is not None and not isinstance(rollout_type, type):
+            raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
+        self._rollout_type = rollout_type
+        self._taker = Taker(self._tasks, rollout_type)
+        self._newest_train_step = 0
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
         self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
 
@@ -135,7 +139,6 @@ class ReplayBuffer:
 
         Args:
             items: Rollouts of one prompt; an empty group is ignored.
-            task_name: Name of the task.
             model_step: Model step of response tokens that have no step.
             current_train_step: The trainer's step, from which staleness is computed. None: the
                 rollouts keep their `seq_staleness`, and tokens have no staleness.
@@ -157,26 +160,46 @@ class ReplayBuffer:
                 be stored.
         """
         group = list(items)
-        put = partial(
-            self._operations.put,
-            group,
-            task_name,
-            model_step=checked_step("model_step", model_step),
-            train_step=checked_step("current_train_step", current_train_step),
-            thresholds=Thresholds(stale_threshold, token_stale_threshold),
-            retryable=expired_groups_retryable,
-            tags=tags,
-        )
+        fills = checked_step("model_step", model_step)
+        train_step = checked_step("current_train_step", current_train_step)
+        thresholds = Thresholds(stale_threshold, token_stale_threshold)
+
+        def store() -> None:
+            for rollout in group:
+                check_declared(rollout, self._rollout_type)
+            if fills is not None:
+                fill_steps(group, fills)
+            if train_step is not None:
+                for rollout in group:
+                    if isinstance(rollout, dict):
+                        rollout.setdefault("seq_staleness", 0)
+                write_staleness(group, train_step)
+                self._newest_train_step = max(self._newest_train_step, train_step)
+            stale = too_stale(group, train_step, thresholds)
+            stream = self._tasks.open(task_name)
+            if stale and not expired_groups_retryable:
+                stream.discard_expired(1)
+                expire(group, for_good=True)
+                return
+            version = version_to_order_by(group, train_step, self._newest_train_step)
+            expire(stale)
+            stream.put(
+                pack_group(group, train_step),
+                status=Status.EXPIRED if stale else group_status(map(status_of, group)),
+                priority=-version if self._tasks.order == "stalest" else None,
+                tags=tags or None,
+            )
+
         if not group:
             return
         if self._tasks.limit is None:
-            await self._executor.run(put)
+            await self._executor.run(store)
             return
         if self._executor.closed:
             raise ConfigError("the buffer is closed: make another one.")
         if task_name not in self._putting:
             self._putting[task_name] = ReplayExecutor(1, "redrb-replay-put")
-        await self._putting[task_name].run_stoppable(put)
+        await self._putting[task_name].run_stoppable(store)
 
     async def get(
         self, batch_size: int, task_name: str, group_status: object, **where: Any
@@ -188,7 +211,6 @@ class ReplayBuffer:
 
         Args:
             batch_size: Most groups to return; fewer may wait, and 0 returns none.
-            task_name: Name of the task.
             group_status: A `redrb.Status`, its name, or a member of an enum with the same values.
             where: Conditions on declared tags, such as `source="gsm8k", scores_gt=0.8`; see
                 docs/queries.md.
@@ -220,21 +242,18 @@ class ReplayBuffer:
         """Return the number of groups of one status that wait in a task.
 
         Args:
-            task_name: Name of the task.
             group_status: As for `get`.
             where: Conditions on declared tags, as for `get`.
         """
         status = checked_status(group_status)
-        return await self._executor.run(
-            lambda: self._operations.count(task_name, status, where or None)
-        )
+        return await self._executor.run(lambda: self._tasks.count(task_name, status, where or None))
 
     async def count_statuses(
         self, task_names: Collection[str], statuses: Collection[T]
     ) -> dict[str, dict[T, int]]:
         """Return task -> status, as the caller gave it -> number of waiting groups."""
         known_as = {status: checked_status(status) for status in statuses}
-        count = self._operations.count
+        count = self._tasks.count
         return await self._executor.run(
             lambda: {
                 task: {status: count(task, known) for status, known in known_as.items()}
@@ -248,7 +267,7 @@ class ReplayBuffer:
         """Return whether at least the given number of groups waits in every task."""
         status = checked_status(group_status)
         sizes = {task: size for task, size in task_batch_sizes.items() if size > 0}
-        count = self._operations.count
+        count = self._tasks.count
         return await self._executor.run(
             lambda: all(count(task, status) >= size for task, size in sizes.items())
         )
@@ -269,7 +288,6 @@ class ReplayBuffer:
             task_token_stale_thresholds: Task -> `token_stale_threshold` of `put`.
             expired_groups_retryable_by_task: Task -> `expired_groups_retryable` of `put`; default:
                 True.
-            current_train_step: The trainer's step.
             statuses: Statuses of groups that may expire; default: completed and aborted.
 
         Returns:
@@ -283,9 +301,24 @@ class ReplayBuffer:
         }
         train_step = checked_step("current_train_step", current_train_step) or 0
         chosen = REFRESHED if statuses is None else tuple(map(checked_status, statuses))
-        return await self._executor.run(
-            lambda: self._operations.refresh(rules, retryable, train_step, chosen)
-        )
+
+        def refresh() -> dict[str, int]:
+            self._newest_train_step = max(self._newest_train_step, train_step)
+            expired = dict.fromkeys(rules, 0)
+            for task, rule in rules.items():
+                stream = self._tasks.find(task)
+                if stream is not None:
+                    expired[task] = stream.expire(
+                        train_step - 1,  # on-policy, the train step is one ahead of the model step
+                        max_staleness=None if rule.sequence is None else rule.sequence - 1,
+                        max_token_staleness=None if rule.token is None else rule.token - 1,
+                        statuses=chosen,
+                        on_expired="keep" if retryable.get(task, True) else "discard",
+                    )
+                    self._tasks.note_refresh(task, chosen, train_step)
+            return expired
+
+        return await self._executor.run(refresh)
 
     async def save(self, path: str | Path) -> None:
         """Write all waiting groups into a directory, which is made if it does not exist.
@@ -337,7 +370,7 @@ class ReplayBuffer:
     ) -> dict[str, list[list[Any]]]:
         """Take groups of several tasks; they are acknowledged once the caller has them."""
         taken = await self._executor.run_undoable(
-            lambda: self._operations.take(sizes, status, where or None),
+            lambda: self._taker.take(sizes, status, where or None),
             undo=release,
             confirm=acknowledge,
         )

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
@@ -76,25 +76,26 @@ class ReplayExecutor:
 
         If the caller is cancelled, the result is undone instead. `drain` waits for either.
         """
-        undoable = _UndoableJob(job, undo)
-        future = self._begin(undoable.run)
-        call, last = self._watch(Future[None]()), cast("Future[Any]", future)
+        future = self._begin(job)
+        call = self._watch(Future[None]())
 
-        def end(done: Future[Any]) -> None:
-            if done is not future and (error := done.exception()) is not None:
+        def end(last: Future[Any]) -> None:
+            if last is not future and (error := last.exception()) is not None:
                 _log.error("the end of a call failed", exc_info=error)
             call.set_result(None)
 
+        def undone(done: Future[T]) -> None:
+            failed = done.cancelled() or done.exception() is not None
+            last: Future[Any] = done if failed else self._pool.submit(undo, done.result())
+            last.add_done_callback(end)
+
         try:
             result = await asyncio.wrap_future(future)
-            last = self._pool.submit(confirm, result)
-            return result
-        except asyncio.CancelledError:
-            if undoable.cancel():
-                last = self._pool.submit(undo, future.result())
+        except BaseException:  # the caller was cancelled, or the job failed
+            future.add_done_callback(undone)
             raise
-        finally:
-            last.add_done_callback(end)
+        self._pool.submit(confirm, result).add_done_callback(end)
+        return result
 
     async def drain(self) -> None:
         """Wait until all calls that have begun by now are finished; later ones may go on."""
@@ -131,29 +132,3 @@ class ReplayExecutor:
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._running.discard(future)
-
-
-class _UndoableJob(Generic[T]):
-    """A job whose result is undone if its caller was cancelled meanwhile."""
-
-    def __init__(self, job: Callable[[], T], undo: Callable[[T], None]) -> None:
-        self._job = job
-        self._undo = undo
-        self._lock = threading.Lock()
-        self._finished = False
-        self._cancelled = False
-
-    def run(self) -> T:
-        """Do the job, in a thread."""
-        result = self._job()
-        with self._lock:
-            self._finished = True
-        if self._cancelled:
-            self._undo(result)
-        return result
-
-    def cancel(self) -> bool:
-        """Note that the caller was cancelled; True if the caller has to undo the result."""
-        with self._lock:
-            self._cancelled = not self._finished
-            return self._finished

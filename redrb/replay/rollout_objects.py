@@ -10,13 +10,6 @@ from typing import Any
 from redrb.errors import ConfigError, RecordError
 
 
-def check_rollout_type(kind: object) -> type | None:
-    """Return a class that was declared, or None, or raise ConfigError."""
-    if kind is not None and not isinstance(kind, type):
-        raise ConfigError(f"rollout_type={kind!r:.80} is not a class.")
-    return kind
-
-
 def check_declared(rollout: Any, kind: type | None) -> None:
     """Check that a rollout can be given back as it is put, or raise RecordError."""
     own: Any = type(rollout)

@@ -40,7 +40,6 @@ class StoredRollout:
     """The fields of a stored rollout.
 
     Attributes:
-        state: The fields; they may be changed.
         train_step: Train step at which the staleness was written; None: it was not written.
     """
 
@@ -50,7 +49,7 @@ class StoredRollout:
 
 def unpack_group(items: Iterable[BufferItem]) -> list[StoredRollout]:
     """Return the rollouts of a group that `pack_group` has packed."""
-    return [_unpack(item) for item in items]
+    return list(map(_unpack, items))
 
 
 def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:

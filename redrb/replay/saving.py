@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
 
 from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError
@@ -18,15 +18,12 @@ from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 from redrb.stream.saving.saving import save_task
 
 INDEX = "replay_buffer.json"
-FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SaveIndex:
+class SaveIndex(msgspec.Struct, frozen=True):
     """The index of a save.
 
     Attributes:
-        order: Order of the buffer that was saved.
         files: Part -> name of its file. A part is the name of a task; its further partitions are
             "<task>:<number>".
         refreshes: "<part> <status>" -> last refresh, "<train step> <newest id>".
@@ -34,7 +31,8 @@ class SaveIndex:
 
     order: str
     files: dict[str, str]
-    refreshes: dict[str, str]
+    refreshes: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,16} [0-9]{1,16}\Z")]]
+    format: Literal[1] = 1
 
 
 def save(tasks: Tasks, directory: Path) -> None:
@@ -46,7 +44,7 @@ def save(tasks: Tasks, directory: Path) -> None:
     """
     with saving_beside(directory / INDEX, lambda: read_index(directory).files.values()) as files:
         parts = {
-            _part(task, number): store
+            f"{task}:{number}" if number else task: store
             for task in tasks.names()
             for number, store in enumerate(tasks.stores(task))
         }
@@ -60,7 +58,7 @@ def save(tasks: Tasks, directory: Path) -> None:
                 for status, mark in zip(flat, flat, strict=True):
                     refreshes[f"{part} {status.decode()}"] = mark.decode()
         names = dict(zip(parts, files.names, strict=True))
-        files.commit({"format": FORMAT, **asdict(SaveIndex(tasks.order, names, refreshes))})
+        files.commit(msgspec.structs.asdict(SaveIndex(tasks.order, names, refreshes)))
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
@@ -101,10 +99,6 @@ def resume(tasks: Tasks, directory: Path) -> None:
             tasks.forget(file.store.task)
 
 
-def _part(task: str, number: int) -> str:
-    return f"{task}:{number}" if number else task
-
-
 def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:
     saved = CheckedFile.read(path)
     task, _, number = part.partition(":")
@@ -128,28 +122,19 @@ def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]
 
 def read_index(directory: Path) -> SaveIndex:
     """Return the index of a save, checked, or raise ConfigError or DecodeError."""
+    path = directory / INDEX
     try:
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+        index = msgspec.json.decode(path.read_bytes(), type=SaveIndex)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} holds no {INDEX}: give the directory that was given to save()."
         ) from error
-    except ValueError as error:
-        raise DecodeError(f"{directory / INDEX} is no index of a saved buffer: {error}.") from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(
-            f"{directory / INDEX} is no index of a saved buffer in format {FORMAT}: upgrade "
-            "redrb, or give another directory."
-        )
-    order, files, refreshes = (index.get(name) for name in ("order", "files", "refreshes"))
-    if not isinstance(order, str) or not isinstance(files, dict) or not isinstance(refreshes, dict):
-        raise DecodeError(f"{directory / INDEX} is malformed: it has no order, files or refreshes.")
-    for name in files.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise DecodeError(
-                f"{directory / INDEX} names the file {name!r:.80}, not one beside it."
-            )
-    for name, mark in refreshes.items():
-        if not isinstance(mark, str) or not re.fullmatch(r"[0-9]{1,16} [0-9]{1,16}", mark):
-            raise DecodeError(f"{directory / INDEX} is malformed: {name!r:.80} is {mark!r:.80}.")
-    return SaveIndex(order, files, refreshes)
+            f"{path} is no index of a saved buffer in format 1: {error}. Upgrade redrb, or give "
+            "another directory."
+        ) from error
+    for name in index.files.values():
+        if Path(name).name != name:
+            raise DecodeError(f"{path} names the file {name!r:.80}, not one beside it.")
+    return index

@@ -47,23 +47,11 @@ def oldest_step(rollout: Any) -> int | None:
     return min(steps_of(rollout), default=None)
 
 
-def newest_step(rollout: Any) -> int | None:
-    """Return the newest model step among the tokens that count; None if none has one."""
-    steps, mask = steps_of(rollout), mask_of(rollout)
-    if mask is not None:
-        steps = [step for step, counts in zip(steps, mask, strict=False) if counts]
-    return max(steps, default=None)
-
-
-def step_staleness(step: int | None, train_step: int) -> int:
-    """Return the staleness of a token that the model made at `step`."""
-    return 0 if step is None else train_step - step - 1
-
-
 def staleness(rollout: Any, train_step: int | None) -> int:
     """Return a rollout's staleness; without a train step, its `seq_staleness`."""
     if train_step is not None:
-        return step_staleness(oldest_step(rollout), train_step)
+        oldest = oldest_step(rollout)
+        return 0 if oldest is None else train_step - oldest - 1
     stored = read(rollout, "seq_staleness")
     if stored is None:
         return 0
@@ -78,18 +66,20 @@ def expired_members(
     group: Sequence[Any], train_step: int | None, thresholds: Thresholds
 ) -> list[Any]:
     """Return the rollouts that are too stale; a single one expires the group."""
-    token = None if is_agentic(group) or train_step is None else thresholds.token
-    expired = []
-    for rollout in group:
-        sequence, newest = thresholds.sequence, None if token is None else newest_step(rollout)
-        if (sequence is not None and staleness(rollout, train_step) >= sequence) or (
-            token is not None
-            and train_step is not None
-            and newest is not None
-            and step_staleness(newest, train_step) >= token
-        ):
-            expired.append(rollout)
-    return expired
+    agentic = is_agentic(group)
+
+    def is_expired(rollout: Any) -> bool:
+        sequence = thresholds.sequence
+        if sequence is not None and staleness(rollout, train_step) >= sequence:
+            return True
+        if agentic or train_step is None or thresholds.token is None:
+            return False
+        steps, mask = steps_of(rollout), mask_of(rollout)
+        if mask is not None:
+            steps = [step for step, counts in zip(steps, mask, strict=False) if counts]
+        return bool(steps) and train_step - max(steps) - 1 >= thresholds.token
+
+    return list(filter(is_expired, group))
 
 
 def version_to_order_by(

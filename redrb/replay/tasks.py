@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
 from redrb.connection import Client, check_client
@@ -90,6 +90,11 @@ class Tasks:
     def total(self) -> int:
         """Return the number of waiting groups over all tasks and statuses."""
         return sum(len(self.open(task)) for task in self.names())
+
+    def count(self, task: str, status: Status, where: Mapping[str, Any] | None = None) -> int:
+        """Return the number of groups of a status that wait in a task and match a query."""
+        stream = self.find(task)
+        return 0 if stream is None else stream.count(status, where=where)
 
     def stored(self, *, leaving_out: Container[str]) -> int:
         """Return the number of stored groups of all other tasks, including leased ones."""

@@ -98,21 +98,16 @@ class DetachedPPOTrainer(AlgorithmTrainer):
     transformers; `redrb.algorithms.models` says how they are called.
 
     Args:
-        experience_maker_holder_name_list: Makers that get the weights.
+        experience_maker_holder_name_list, train_batch_size, buffer_limit, dataloader_pin_memory,
+            callbacks, debug: As for `DetachedTrainer`.
         strategy_fn: Returns the strategy that places the models, such as `AccelerateStrategy`.
         model_fn: Returns actor and critic.
         env_info: Variables of torch.distributed, as for `ExperienceMakerHolder`.
-        train_batch_size: Samples in a batch, of each rank.
-        buffer_limit: Most batches that wait; makers wait beyond it. 0: no limit.
         eps_clip: Epsilon of PPO's clipped ratio.
         value_clip: How far a value may move from the value that the maker noted.
-        dataloader_pin_memory: Pin batches for the copy to an accelerator.
-        callbacks: Objects whose hooks are called while `fit` runs.
         eval_performance: Add a `TrainerPerformanceEvaluator`.
-        debug: Log the metrics of each step.
         update_lora_weights: Send only `lora_A` and `lora_B` in updates that are not full.
-        actor_lr: Learning rate of AdamW for the actor.
-        critic_lr: Learning rate of AdamW for the critic.
+        actor_lr, critic_lr: Learning rates of AdamW.
         device: Device on which batches are trained; default: the strategy's.
         ppo_options: Further options of `redrb.algorithms.PPOStep`.
         trainer_options: Keyword options of `DetachedTrainer`, such as `name` and `client`.

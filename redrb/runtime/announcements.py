@@ -10,52 +10,46 @@ so that a maker which starts late, or restarts, finds it. Announcing a version t
 from __future__ import annotations
 
 import logging
-import math
-import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
 
+import msgspec
+
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.messages import MessageReader, post
 from redrb.connection.stop import Stop
-from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed, WeightTimeout
-from redrb.keys import WeightKeys, check_name, trainer_key
-from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.manifest import MAX_VERSION
-
-_RUN = re.compile(r"([0-9a-f]{32})?")
+from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed
+from redrb.keys import check_name, trainer_key
 
 MAX_REASON = 500
 """Most characters of the reason for which a job is over."""
 
+_LARGEST = sys.float_info.max
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+
+class Announcement(msgspec.Struct, frozen=True):
     """The newest weights of a trainer.
 
     Attributes:
         trainer: Name of the trainer.
-        full: Version of its newest full update; 0 if there is none yet.
-        partial: Version of its newest partial update; 0 if there is none after the full one.
-        run: Random id of the publishing process, 32 hex digits or "". If it changes, versions may
-            have started again from 1, in a Redis that was emptied.
+        version: Its newest version; 0 if there is none yet.
         ended: Why the job is over; "": it goes on.
         reward: The evaluated reward at which the job was over with these weights; None: unknown.
         settings: Text of each setting of the trainer in which its makers must agree with it.
     """
 
     trainer: str
-    full: int
-    partial: int = 0
-    run: str = ""
-    ended: str = ""
-    reward: float | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    version: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
+    ended: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
+    reward: Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None = None
+    settings: dict[str, str] = {}
 
 
 def announce(client: Client, keys: Sequence[str], announcement: Announcement) -> None:
@@ -64,7 +58,7 @@ def announce(client: Client, keys: Sequence[str], announcement: Announcement) ->
     Raises:
         StoreUnavailable: Redis stayed away; some makers may have the announcement.
     """
-    post(client, keys, asdict(announcement))
+    post(client, keys, msgspec.structs.asdict(announcement))
 
 
 class AnnouncementReader:
@@ -74,53 +68,50 @@ class AnnouncementReader:
         self._messages = MessageReader(client, key)
 
     def newest(self, wait_s: float = 0.0) -> Announcement | None:
-        """Return the newest announcement, or None if it was returned before.
-
-        Args:
-            wait_s: Seconds to wait for one, without polling.
+        """Return the newest announcement, unless it was returned before; wait so long for one.
 
         Raises:
             DecodeError: The announcement is damaged; the next call skips it.
             StoreUnavailable: Redis stayed away.
         """
         message = self._messages.newest(wait_s)
-        return None if message is None else _checked(message)
+        if message is None:
+            return None
+        try:
+            found = msgspec.convert(message, Announcement)
+            check_name("trainer", found.trainer)
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise DecodeError(f"an announcement of weights is damaged: {error}") from error
+        return found
 
 
-def _checked(message: dict[str, Any]) -> Announcement:
-    trainer, run = message.get("trainer"), message.get("run", "")
-    versions = [message.get(name, 0) for name in ("full", "partial")]
-    usable = all(type(version) is int and 0 <= version <= MAX_VERSION for version in versions)
-    ended = message.get("ended", "")
-    if not isinstance(ended, str) or len(ended) > MAX_REASON:
-        raise DecodeError("an announcement of weights is damaged: the reason of the job's end.")
-    reward = message.get("reward")
-    if reward is not None and not (isinstance(reward, float) and math.isfinite(reward)):
-        raise DecodeError("an announcement of weights is damaged: the reward at the job's end.")
-    if not usable or not isinstance(run, str) or not _RUN.fullmatch(run):
-        raise DecodeError("an announcement of weights is damaged: its versions or its run.")
-    if not isinstance(trainer, str):
-        raise DecodeError("an announcement of weights is damaged: it names no trainer.")
-    try:
-        check_name("trainer", trainer)
-    except ConfigError as error:
-        raise DecodeError(f"an announcement of weights is damaged: {error}") from error
-    settings = message.get("settings", {})
-    if not isinstance(settings, dict) or not all(
-        isinstance(word, str) for item in settings.items() for word in item
-    ):
-        raise DecodeError("an announcement of weights is damaged: the trainer's settings.")
-    full, partial = versions
-    return Announcement(trainer, full, partial, run, ended, reward, settings)
+class FollowedWeights(Protocol):
+    """Weights of a trainer that a maker follows, for its models or for an inference server.
 
+    Attributes:
+        client: Connection to Redis.
+        namespace: Namespace of the trainer.
+    """
 
-_WAIT_S = 0.5
+    client: Client
+    namespace: str
+
+    @property
+    def name(self) -> str:
+        """Name of the trainer."""
+
+    async def update(self) -> object:
+        """Wait for the first weights, and load them."""
+
+    async def follow(self) -> None:
+        """Load later weights, until the task is cancelled."""
+
 
 _log = logging.getLogger("redrb")
 
 
 class Agreement:
-    """Compares a maker's settings with those that trainers announce.
+    """Compares a maker's settings with those that trainers announce, if both have any.
 
     An announcement that a maker finds when it begins may be that of an earlier run, whose successor
     starts at the same moment. Such a one is logged, and refused only if no trainer with the maker's
@@ -131,12 +122,6 @@ class Agreement:
     """
 
     def __init__(self, maker: str, settings: Mapping[str, str]) -> None:
-        """Make it.
-
-        Args:
-            settings: Text of each setting in which makers and trainer must agree; with none, every
-                trainer is accepted, as are trainers that announce none.
-        """
         self._maker = maker
         self._settings = settings
         self._began = False
@@ -144,10 +129,7 @@ class Agreement:
         self._ends = 0.0
 
     def accepts(self, announcement: Announcement | None) -> bool:
-        """Return whether a trainer has the maker's settings.
-
-        Args:
-            announcement: What the maker's newest look has found; None: nothing new.
+        """Return whether a trainer that was found has the maker's settings.
 
         Raises:
             ConfigError: The trainer has other settings; the message names those that differ.
@@ -157,7 +139,10 @@ class Agreement:
             if self.pending is not None and time.monotonic() >= self._ends:
                 raise self.pending
             return False
-        differing = self._differing(announcement.settings)
+        mine, others = self._settings, announcement.settings
+        names = sorted(mine.keys() | others.keys()) if mine and others else ()
+        pairs = [(name, others.get(name, "unknown"), mine.get(name, "unknown")) for name in names]
+        differing = ", ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b)
         if not differing:
             self.pending = None
             return True
@@ -175,43 +160,18 @@ class Agreement:
         )
         return False
 
-    def wait(self, client: Client, namespace: str, trainer: str, timeout: float) -> None:
-        """Wait until a trainer with the maker's settings has announced itself.
-
-        Raises:
-            WeightTimeout: No trainer has announced itself in time.
-        """
-        reader = AnnouncementReader(client, trainer_key(namespace, trainer))
-        missing = MissingWeights(client, WeightKeys.of(namespace, trainer), trainer)
-        ends = time.monotonic() + timeout
-        while (left := ends - time.monotonic()) > 0:
-            if self.accepts(reader.newest(min(left, _WAIT_S))):
-                return
-            if self.pending is None:
-                missing.log()
-        raise self.pending or WeightTimeout(
-            name=trainer, newer_than=0, newest=None, waited_s=timeout
-        )
-
-    def _differing(self, others: Mapping[str, str]) -> str:
-        mine = self._settings
-        if not mine or not others:
-            return ""
-        names = sorted(mine.keys() | others.keys())
-        pairs = [(name, others.get(name, "unknown"), mine.get(name, "unknown")) for name in names]
-        return ", ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b)
-
 
 GRACE_S = 30.0
 """How long an end that was announced before a maker began may still be taken back."""
 
-_END_WAIT_S = 2.0
+_WAIT_S = 2.0
 """Longest wait for an announcement; then the thread checks whether it is to end."""
 
 _PAUSE_S = 1.0
 """Pause after an error."""
 
 
+@dataclass
 class JobEnd:
     """Asks a maker's loop to end when the trainer that it follows has announced the end of the job.
 
@@ -220,26 +180,11 @@ class JobEnd:
     the maker first waits whether a trainer takes it back.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        followed: Callable[[], str],
-        others: Sequence[str],
-        stop: Stop,
-    ) -> None:
-        """Make it; `watching` starts the thread.
-
-        Args:
-            followed: Returns the name of the trainer whose weights the maker follows.
-        """
-        self._client = client
-        self._namespace = namespace
-        self._followed = followed
-        self._others = others
-        self._stop = stop
-        self._readers: dict[str, AnnouncementReader] = {}
-        self._newest: dict[str, Announcement] = {}
+    weights: FollowedWeights
+    others: Sequence[str]
+    stop: Stop
+    _readers: dict[str, AnnouncementReader] = field(default_factory=dict)
+    _newest: dict[str, Announcement] = field(default_factory=dict)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -256,15 +201,17 @@ class JobEnd:
         grace_ends = time.monotonic() + GRACE_S
         began = True
         with Deadline(stop=over):
-            while not (over or self._stop):
+            while not (over or self.stop):
                 try:
                     running = self._running()
                     if running is None and (not began or time.monotonic() >= grace_ends):
+                        name = self.weights.name
                         if not over:
-                            self._stop.ask(self._reason())
+                            why = f"trainer {name!r} has ended the job: {self._newest[name].ended}"
+                            self.stop.ask(why)
                         return
                     began = began and running is None
-                    self._read(running or self._followed(), _END_WAIT_S)
+                    self._read(running or self.weights.name, _WAIT_S)
                 except StoreClosed:
                     return
                 except RedrbError as error:
@@ -274,8 +221,8 @@ class JobEnd:
 
     def _running(self) -> str | None:
         """Return a trainer that has not announced the end; None: all have."""
-        followed = self._followed()
-        for name in dict.fromkeys((followed, *self._others)):
+        followed = self.weights.name
+        for name in dict.fromkeys((followed, *self.others)):
             self._read(name)
             newest = self._newest.get(name)
             if newest is None:  # of the others, some are names of tasks, and no trainers
@@ -288,12 +235,8 @@ class JobEnd:
     def _read(self, name: str, wait_s: float = 0.0) -> None:
         """Read the newest announcement of a trainer, or wait for one."""
         if name not in self._readers:
-            key = trainer_key(self._namespace, name)
-            self._readers[name] = AnnouncementReader(self._client, key)
+            key = trainer_key(self.weights.namespace, name)
+            self._readers[name] = AnnouncementReader(self.weights.client, key)
         announcement = self._readers[name].newest(wait_s)
         if announcement is not None:
             self._newest[name] = announcement
-
-    def _reason(self) -> str:
-        followed = self._followed()
-        return f"trainer {followed!r} has ended the job: {self._newest[followed].ended}"

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -94,13 +93,14 @@ class DetachedReplayBuffer:
         self._leases: dict[int, Lease] = {}
         parted = stream_options.get("partitions") is not None
         most = self.limit * self.sample_batch_size
-        self._implied = stream_options.pop("implied", implied_limit(most, parted=parted))
-        self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
-        if may_give_rights(_given(self._implied) | stream_options):
-            self._implied = replace(self._implied, groups_per_version=self.sample_batch_size)
+        implied = stream_options.pop("implied", implied_limit(most, parted=parted))
+        named = {each.name: getattr(implied, each.name) for each in fields(implied)}
+        given = {name: value for name, value in named.items() if value is not None}
+        if may_give_rights(given | stream_options):
+            implied = replace(implied, groups_per_version=self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
-                self._client, task, namespace=namespace, implied=self._implied, **stream_options
+                self._client, task, namespace=namespace, implied=implied, **stream_options
             )
         except BaseException:
             self._client_scope.__exit__(None, None, None)
@@ -112,12 +112,7 @@ class DetachedReplayBuffer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.close(trained=error is None)
 
     def append(self, experience: Experience, *, timeout: float | None = None) -> None:
@@ -208,12 +203,6 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
-
-
-def _given(settings: TaskSettings) -> dict[str, Any]:
-    """Return the settings that are not None."""
-    named = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def implied_limit(most: int, *, parted: bool) -> TaskSettings:

@@ -56,16 +56,10 @@ class TrainerCallback:
         """
 
     def on_batch_lost(self, error: LeaseLost) -> None:
-        """When the lease of a trained batch was lost: another trainer will train it again.
-
-        This happens when the process did not renew its leases for `lease_ms`.
-        """
+        """When leases were not renewed for `lease_ms`: another trainer trains the batch again."""
 
     def on_misfits(self, error: RecordError) -> None:
-        """When groups do not fit into one batch, or lack a field that the step needs.
-
-        They are dead letters then, and `error.ids` names them.
-        """
+        """When groups (`error.ids`) fit into no batch or lack a field, and are dead letters now."""
 
     def on_update_start(self) -> None:
         """Before new weights are sent to the makers."""

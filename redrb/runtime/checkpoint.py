@@ -36,12 +36,11 @@ from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
 def random_state() -> dict[str, Any]:
     """Return the state of all generators, in types that `torch.load(weights_only=True)` reads."""
-    version, numbers, gauss = random.getstate()
     name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": (version, list(numbers), gauss),
+        "python": random.getstate(),
         "numpy": (str(name), torch.tensor(np.asarray(keys, np.int64)), place, has_gauss, cached),
     }
 
@@ -54,13 +53,12 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate(state["python"])
     name, keys, place, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, cached))
 
 
-FORMAT = 4
+FORMAT = 5
 
 Unacked: TypeAlias = dict[str, dict[int, int]]
 """Groups that were trained and not acknowledged yet: incarnation of the task -> id -> samples."""
@@ -140,18 +138,20 @@ def _classes(parts: Mapping[str, Stateful]) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints in one directory: files named by step, of which the newest are kept."""
+    """The checkpoints in one directory: files named by step, of which the newest are kept.
 
-    def __init__(self, directory: Path, *, owner: str, keep: int = 1) -> None:
-        """Use a directory; it is made when the first checkpoint is written."""
-        self._directory = directory
-        self._owner = owner
-        self._keep = keep
+    The directory is made when the first checkpoint is written.
+    """
+
+    directory: Path
+    owner: str
+    keep: int = 1
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, the newest last."""
-        found = (_NAME.fullmatch(path.name) for path in self._directory.glob("checkpoint-*.pt"))
+        found = (_NAME.fullmatch(path.name) for path in self.directory.glob("checkpoint-*.pt"))
         return sorted(int(name[1]) for name in found if name)
 
     def save(self, parts: Mapping[str, Stateful], position: Position, unacked: Unacked) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
         stored["kept"] = [_packed(batch) for batch in position.kept]
         content = {
             "format": FORMAT,
-            "owner": self._owner,
+            "owner": self.owner,
             "parts": {name: part.state_dict() for name, part in parts.items()},
             "classes": _classes(parts),
             "random": random_state(),
@@ -188,9 +188,9 @@ class Checkpoints:
         """
         path = self._path(step)
         content, position, unacked = _read(path)
-        if content["owner"] != self._owner:
+        if content["owner"] != self.owner:
             raise ConfigError(
-                f"{path} is of {content['owner']}, and this is {self._owner}: give each trainer a "
+                f"{path} is of {content['owner']}, and this is {self.owner}: give each trainer a "
                 "separate checkpoint_dir."
             )
         states = content["parts"]
@@ -230,7 +230,7 @@ class Checkpoints:
         try:
             yield
         except OSError as error:
-            text = f"no checkpoint can be written to {self._directory}: {error}"
+            text = f"no checkpoint can be written to {self.directory}: {error}"
             if may_pass(error):
                 raise CheckpointFailed(
                     f"{text}. Make room on the disk, or make it writable; a trainer that starts "
@@ -239,20 +239,20 @@ class Checkpoints:
             raise ConfigError(f"{text}. Give another directory.") from error
 
     def _write(self, step: int, content: Mapping[str, Any]) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with staging(self._directory / "checkpoint") as folder:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with staging(self.directory / "checkpoint") as folder:
             part_file = folder / "part"
             with part_file.open("wb") as file:
                 _save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
             part_file.replace(self._path(step))
-        sync_folder(self._directory)
-        for old in self.steps()[: -self._keep]:
+        sync_folder(self.directory)
+        for old in self.steps()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:
-        return self._directory / f"checkpoint-{step}.pt"
+        return self.directory / f"checkpoint-{step}.pt"
 
 
 def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.checkpoint import Checkpoints
 from redrb.runtime.world import rank_here, world_size_here
 from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.ranks.calls import MOST_STEPS
+
+if TYPE_CHECKING:
+    from redrb.runtime.training_loop import TrainingLoop
 
 Acknowledge: TypeAlias = Literal["step", "checkpoint"]
 """When a trained batch is acknowledged: after its step, or after the checkpoint that holds it."""
@@ -32,18 +33,7 @@ _log = logging.getLogger("redrb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How a trainer takes batches, when it acknowledges them, and when it writes checkpoints.
-
-    Attributes:
-        device: Device on which batches are trained.
-        pin_memory: Whether batches are pinned for the copy to an accelerator.
-        prefetch: Batches prepared while a step runs.
-        timeout: Seconds to wait for a full batch; None waits for ever.
-        rank: Rank among the trainers that share a task; None: the trainer shares no task.
-        world_size: Number of these trainers; None with `rank` None.
-        ack: When a batch is acknowledged.
-        checkpoint_dir: Directory of the checkpoints; None: none are written.
-        checkpoint_every: Episodes between two checkpoints.
+    """How a trainer takes and acknowledges batches, and writes checkpoints; see `DetachedTrainer`.
 
     Raises:
         ConfigError: Only one of `rank` and `world_size` is given; `ack` is unknown or needs a
@@ -100,41 +90,24 @@ class FitEnded(Exception):
     """Raised where a batch is asked for after the loop was asked to end."""
 
 
+@dataclass
 class FreshBatches:
-    """Takes a number of batches from a stream, without acknowledging them.
+    """Takes batches for a loop, without acknowledging them.
 
     Attributes:
-        wait_for_batch_s: Seconds that the loop has waited for batches.
+        left: Number of batches that are still to come; None: no limit.
+        in_step: Whether ranks take their batches together.
     """
 
-    def __init__(
-        self,
-        buffer: DetachedReplayBuffer,
-        settings: LoopSettings,
-        stop: Stop,
-        *,
-        in_step: bool,
-        batches: int | None,
-        first_step: int,
-        on_misfits: Callable[[RecordError], None],
-    ) -> None:
-        """Describe the batches; none is taken yet.
-
-        Args:
-            batches: Number of batches; None: no limit.
-            on_misfits: Called with the error when groups do not fit into one batch.
-        """
-        self._buffer = buffer
-        self._settings = settings
-        self._stop, self._in_step = stop, in_step
-        self._left = batches
-        self._first_step = first_step
-        self._on_misfits = on_misfits
-        self._taken = 0
-        self._unclaimed: list[Lease] = []
-        self._loader: ExperienceLoader | None = None
-        self._batches: Iterator[Experience] = iter(())
-        self._waited_s = 0.0
+    loop: TrainingLoop
+    left: int | None
+    first_step: int
+    in_step: bool = field(default_factory=lambda: world_size_here() > 1)
+    _taken: int = 0
+    _unclaimed: list[Lease] = field(default_factory=list)
+    _loader: ExperienceLoader | None = None
+    _batches: Iterator[Experience] = field(default_factory=lambda: iter(()))
+    _waited_s: float = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -164,63 +137,63 @@ class FreshBatches:
             FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
-        while self._in_step or not self._stop:
+        while self.in_step or not self.loop.stop:
             loader = self._loader = self._loader or self._open_loader()
             with self._ending(loader.stop):
                 try:
-                    ends = self._stop and not self._in_step
+                    ends = self.loop.stop and not self.in_step
                     batch = None if ends else next(self._batches, None)
                 except RecordError as error:
                     if not error.ids:
                         raise
                     _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
                     self._close_loader()
-                    self._on_misfits(error)
+                    self.loop.callbacks.call("on_misfits", error)
                     continue
                 except WrongStep as error:
                     # ranks go on at their next step, if the first one was already trained
-                    if self._settings.ack != "step" or self._taken:
+                    if self.loop.settings.ack != "step" or self._taken:
                         raise
                     self._close_loader()
-                    self._first_step = error.next_step
+                    self.first_step = error.next_step
                     continue
             if batch is not None and loader.lease is not None:
                 self._taken += 1
-                self._left = None if self._left is None else self._left - 1
+                self.left = None if self.left is None else self.left - 1
                 self._unclaimed.append(loader.lease)
                 return batch
-            if not self._stop.left_s:
+            if not self.loop.stop.left_s:
                 break
-            if self._left is not None and self._left <= 0:  # a step took several batches
+            if self.left is not None and self.left <= 0:  # a step took several batches
                 self._close_loader()
-                self._left = 1
+                self.left = 1
         raise FitEnded
 
     @contextmanager
     def _ending(self, end: Callable[[], None]) -> Iterator[None]:
         """In this block call `end` when the loop is to end, or its time for Redis is up."""
-        self._stop.interrupts.add(end)
+        self.loop.stop.interrupts.add(end)
         try:
-            with Deadline(), nullcontext() if self._in_step else self._stop.waking(end):
+            with Deadline(), nullcontext() if self.in_step else self.loop.stop.waking(end):
                 yield
         finally:
-            self._stop.interrupts.discard(end)
+            self.loop.stop.interrupts.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
-        settings = self._settings
+        settings = self.loop.settings
         ranks: dict[str, Any] = {}
         if settings.rank is not None:
             ranks = {"rank": settings.rank, "world_size": settings.world_size}
         loader = ExperienceLoader(
-            self._buffer.stream,
-            self._buffer.sample_batch_size,
-            steps=self._left,
+            self.loop.trainer.buffer.stream,
+            self.loop.trainer.buffer.sample_batch_size,
+            steps=self.left,
             acknowledge=False,
             prefetch=settings.prefetch,
             device=settings.device,
             pin_memory=settings.pin_memory,
             timeout=settings.timeout,
-            first_step=self._first_step + self._taken,
+            first_step=self.first_step + self._taken,
             **ranks,
         )
         self._batches = iter(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from redrb.connection.deadline import Deadline
@@ -20,35 +21,28 @@ _NO_ROOM = (
 )
 
 
+@dataclass
 class GracefulSender:
-    """Sends without a deadline until the maker is asked to end, then within `stop_timeout`.
+    """Sends without a deadline until the maker is asked to end, then within `stop_timeout` seconds.
 
-    Groups that find no room within `stop_timeout` are given up: trainers have ended, or are far
-    behind.
+    Groups that find no room in that time are given up: trainers have ended, or are far behind.
     """
 
-    def __init__(self, sender: ExperienceSender, stop: Stop, *, stop_timeout: float) -> None:
-        """Wrap a sender.
-
-        Args:
-            stop_timeout: Seconds for which a maker that was asked to end waits for room.
-        """
-        self._sender = sender
-        self._stop = stop
-        self._stop_timeout = stop_timeout
-        self._ending: Deadline | None = None
-        self._gave_up = False
-        self._lost = 0  # groups that found no room in the sender
+    sender: ExperienceSender
+    stop: Stop
+    stop_timeout: float
+    _ending: Deadline | None = None
+    _gave_up: bool = False
+    _lost: int = 0  # groups that found no room in the sender
 
     def send(self, rows: GroupedRows, admission: Sequence[Admission | None]) -> None:
         """Hand groups to the sender, with the rights that they use of each stream.
 
         Raises:
-            SendFailed: Earlier groups could not be sent, or these found no room. If only earlier
-                ones failed, these were handed over.
+            SendFailed: They found no room; or only earlier ones failed, and these are handed over.
         """
-        send = partial(self._sender.send, rows, admission=admission)
-        self._send_or_give_up(send, lambda: len(rows.rows()))
+        send = partial(self.sender.send, rows, admission=admission)
+        self._send_or_give_up(send, len(rows.rows()))
 
     def flush(self) -> None:
         """Wait until all groups are in Redis.
@@ -56,7 +50,7 @@ class GracefulSender:
         Raises:
             SendFailed: Some groups could not be sent.
         """
-        self._send_or_give_up(self._sender.flush)
+        self._send_or_give_up(self.sender.flush)
 
     def close(self, name: str, timeout: float) -> None:
         """Send the remaining groups; a warning counts the groups that were given up.
@@ -67,7 +61,7 @@ class GracefulSender:
         failure: SendFailed | None = None
         try:
             with Deadline(at_most=timeout):
-                self._sender.close(timeout=0.0 if self._gave_up else timeout)
+                self.sender.close(timeout=0.0 if self._gave_up else timeout)
         except SendFailed as error:
             failure = error
         lost, self._lost = self._lost, 0
@@ -79,34 +73,32 @@ class GracefulSender:
         if failure is not None and (failure.dropped or not self._gave_up):
             raise failure
 
-    def _send_or_give_up(
-        self, send: Callable[[], None], in_hand: Callable[[], int] = lambda: 0
-    ) -> None:
+    def _send_or_give_up(self, send: Callable[[], None], in_hand: int = 0) -> None:
         """Run `send`, once more if it failed for groups of earlier calls only."""
         failure = self._attempt(send)
         if failure is None:
             return
         last = self._attempt(send) if failure.dropped else failure
         if last is not None:
-            self._lost += in_hand()
-            self._gave_up = bool(self._stop)
+            self._lost += in_hand
+            self._gave_up = bool(self.stop)
             if last is not failure:
                 failure.dropped += last.dropped
-                failure.add_note(f"{in_hand()} groups made last are given up as well: {last}")
-        if failure.dropped or not self._stop:
+                failure.add_note(f"{in_hand} groups made last are given up as well: {last}")
+        if failure.dropped or not self.stop:
             raise failure
 
     def _attempt(self, send: Callable[[], None]) -> SendFailed | None:
         """Run `send`, until its time is up once the loop is to end; return its error."""
         try:
-            with Deadline(stop=self._stop):
+            with Deadline(stop=self.stop):
                 send()
         except SendFailed as failure:
-            if failure.dropped or not self._stop:
+            if failure.dropped or not self.stop:
                 return failure
         else:
             return None
-        self._ending = self._ending or Deadline(at_most=self._stop_timeout)
+        self._ending = self._ending or Deadline(at_most=self.stop_timeout)
         try:
             with self._ending:
                 send()

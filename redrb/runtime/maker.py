@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
@@ -22,7 +22,7 @@ from redrb.runtime.buffer import client_for
 from redrb.runtime.callbacks import Callbacks, MakerCallback, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, ProgressBar
+from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
 from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy, place_models
@@ -77,11 +77,11 @@ class ExperienceMaker(Protocol):
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
-    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
-    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
-    none. Weights may change after the first part; while later ones are made they stay only if its
-    attribute `parts_use_models` is true.
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. A method
+    `make_parts` is called in place of `make_experience`, with the same arguments: it yields the
+    groups of a batch in one or several parts, which are sent one by one, or none. Weights may
+    change after the first part; while later ones are made they stay only if its attribute
+    `parts_use_models` is true.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -129,7 +129,7 @@ class ExperienceMakerHolder:
             maker does not use may be None.
         env_info: Values of LOCAL_RANK, RANK, WORLD_SIZE, MASTER_PORT and MASTER_ADDR for
             torch.distributed, by these names in lower case.
-        sync_models_from_trainers: Wait for a full update of the weights before the first batch.
+        sync_models_from_trainers: Wait for a trainer's weights before the first batch.
         buffer_cpu_offload: Copy experience to the CPU in the loop. Otherwise the sender's thread
             encodes it where it is, and its tensors must not change any more.
         kl_coef: Price of the divergence from the initial model.
@@ -142,9 +142,7 @@ class ExperienceMakerHolder:
         namespace: Keeps experiments on one server apart.
         follow: Trainer whose weights are taken while no trainer names the maker; default: the first
             of `detached_trainer_name_list`.
-        update_timeout: Seconds between two calls of `update_experience_maker`, until an update in
-            chunks is dropped.
-        weights_timeout: Seconds to wait for the first full update.
+        weights_timeout: Seconds to wait for the first weights.
         stop_timeout: Seconds that `workingloop` and `close` may spend on Redis, both together,
             after SIGTERM or Ctrl-C. A batch that is being made is finished and does not count.
         room_timeout: Seconds for which a loop that was asked to end waits for room for its last
@@ -153,8 +151,6 @@ class ExperienceMakerHolder:
         max_unsent: Most groups that were made and are not in Redis yet; the loop waits beyond it.
             In tasks that give rights these are the bound, which is why staleness is no reason to
             lower it.
-        admission: False begins groups without asking for rights, also in tasks with a bound of
-            staleness: their groups may expire.
         agree: Settings, by name and as texts, in which the trainer must agree with this maker. The
             maker takes no weights of a trainer that announces others (`DetachedTrainer(agree=)`):
             `workingloop` raises `ConfigError`, which names the settings that differ; at its start
@@ -213,12 +209,10 @@ class ExperienceMakerHolder:
         client: Client | str | None = None,
         namespace: str = "default",
         follow: str | None = None,
-        update_timeout: float = 60.0,
         weights_timeout: float = 600.0,
         stop_timeout: float = STOP_TIMEOUT_S,
         room_timeout: float | None = None,
         max_unsent: int = 256,
-        admission: bool = True,
         agree: Mapping[str, str] | None = None,
         end_with_job: bool = True,
         in_flight_updates: bool = False,
@@ -243,7 +237,7 @@ class ExperienceMakerHolder:
         with ExitStack() as undo:
             undo.push(self._client_scope)
             self._streams: list[ExperienceStream] = []
-            for task in names:  # announce the maker there: to load models may take long
+            for task in names:
                 stream = ExperienceStream(
                     *(self._client, task),
                     namespace=namespace,
@@ -253,39 +247,32 @@ class ExperienceMakerHolder:
                 stream.worker.label = self.name
                 stream.worker.begins()
                 self._streams.append(stream)
-            placed = place_models(strategy_fn, model_fn, env_info)
-            actor, critic, reward_model, initial_model = placed.models
-            self.experience_maker = self.build_experience_maker(
-                actor, critic, reward_model, initial_model, kl_coef
-            )
+            placed = self._place_models(strategy_fn, model_fn, env_info, kl_coef)
+            self.experience_maker, followed, parameters = placed
             check_options(self.experience_maker, generate_kwargs)
             self.generate_kwargs = generate_kwargs
             evaluators = []
             if eval_performance:
-                of_actor, of_critic, of_reward, of_initial = placed.parameters
+                of_actor, of_critic, of_reward, of_initial = parameters
                 evaluators = [
                     ExperienceMakerPerformanceEvaluator(of_actor, of_critic, of_initial, of_reward)
                 ]
             self._callbacks = Callbacks([*callbacks, *evaluators], MakerCallback)
             self._call = self._callbacks.call
             self._weights = MakerWeights(
-                *(self._client, namespace, self.name, self.models_to_follow(actor, critic)),
-                self._stop,
+                *(self._client, namespace, self.name, followed, self._stop),
                 follow=follow or names[0],
                 wait_for_first=sync_models_from_trainers,
                 first_timeout=weights_timeout,
-                update_timeout=update_timeout,
                 in_flight=in_flight_updates,
                 agree=agree,
             )
-            self._job_end = JobEnd(
-                *(self._client, namespace, lambda: self._weights.trainer, names, self._stop)
-            )
+            self._job_end = JobEnd(self._weights, names, self._stop)
             sender = self._sender = ExperienceSender(
                 self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
             )
             tasks = [TaskRights(each, self._stop, f"maker {name!r}") for each in self._streams]
-            self._rights = BatchRights(tasks, sender.shares) if admission else None
+            self._rights = BatchRights(tasks, sender.shares)
             self._graceful_sender = GracefulSender(sender, self._stop, stop_timeout=room_s)
             undo.pop_all()
 
@@ -312,7 +299,7 @@ class ExperienceMakerHolder:
 
     @property
     def policy_version(self) -> int | None:
-        """Version of the weights in the models; None before the first update."""
+        """Version of the weights in the models; None before the first."""
         return self._weights.version
 
     @property
@@ -323,7 +310,7 @@ class ExperienceMakerHolder:
     @property
     def admission_s(self) -> float:
         """Seconds for which the loop has waited for the right to begin groups."""
-        return self._rights.waited_s if self._rights else 0.0
+        return self._rights.waited_s
 
     @property
     def fetch_s(self) -> float:
@@ -355,9 +342,9 @@ class ExperienceMakerHolder:
             num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
         Raises:
-            WeightTimeout: No full update came in time.
-            WeightMismatch: The first update does not fit the models. Later ones are logged, and the
-                models keep their weights.
+            WeightTimeout: No weights came in time.
+            WeightMismatch: The first weights do not fit the models. Later ones are logged, and the
+                models keep theirs.
             ConfigError: There are several passes over an iterator, which yields its batches once;
                 or the trainer has other settings than `agree`.
             RecordError: A batch is neither a tensor, a dict of tensors nor a list.
@@ -366,17 +353,17 @@ class ExperienceMakerHolder:
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
         with self._stop.on_signals(), Deadline(budget=self._stop), ended:
-            with self._waiting_for_weights():
+            with ExitStack() as waiting:
+                for stream in self._streams:
+                    waiting.enter_context(stream.worker.waiting("weights"))
                 if not self._weights.wait_until_initialised():
                     return
             self._call("on_loop_start")
-            progress = ProgressBar("make", num_steps if num_steps > 0 else None)
-            with self._weights.prefetching(), progress:
+            with self._weights.prefetching():
                 for inputs in prompt_batches(dataloader_fn, num_epochs, num_steps, self._stop):
                     self._make_parts(inputs)
                     if self._stop:
                         break
-                    progress.advance()
             self._graceful_sender.flush()
             self._call("on_loop_end")
 
@@ -411,14 +398,13 @@ class ExperienceMakerHolder:
         """Update the models from this process, in one call or in chunks.
 
         Updates of trainers in other processes need no such call. In chunks, as ColossalAI's trainer
-        sends them: a call with `chunk_start` takes the model lock, calls with neither flag add
-        tensors, and a call with `chunk_end` loads all tensors that the models have, so generation
-        never sees half an update. The calls with a flag may hold tensors too. A call with neither
-        flag outside of an update is an update by itself.
+        sends them: a call with `chunk_start` begins an update, calls with neither flag add tensors,
+        and a call with `chunk_end` loads all tensors that the models have, under the model lock, so
+        generation never sees half an update. The calls with a flag may hold tensors too. A call
+        with neither flag outside of an update is an update by itself.
 
-        If the next call does not come within `update_timeout`, or a call fails, the update is
-        dropped: the lock is free again, the models keep their old weights, and the remaining
-        calls of the update raise WeightError. All calls of an update must come from one thread.
+        If a call fails, the models keep their old weights, and the remaining calls of the update
+        raise WeightError. All calls of an update must come from one thread.
         `on_make_experience_*` hold the lock, so callbacks update in other hooks.
 
         Args:
@@ -436,13 +422,15 @@ class ExperienceMakerHolder:
             WeightError: This thread has no update under way, or it makes experience just now.
             WeightMismatch: A tensor does not fit the models, which keep their old weights.
         """
-        self._weights.update(
+        loras = {"actor": new_actor_lora_config_dict, "critic": new_critic_lora_config_dict}
+        ended = self._weights.updates.update(
             {"actor": new_actor_state_dict, "critic": new_critic_state_dict},
-            {"actor": new_actor_lora_config_dict, "critic": new_critic_lora_config_dict},
-            full=fully_update,
-            first=chunk_start,
-            last=chunk_end,
+            dict.fromkeys(loras) if fully_update else loras,
+            first=bool(chunk_start),
+            last=bool(chunk_end),
         )
+        if ended and fully_update:
+            self._weights.initialised = True
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Send the remaining groups; close the streams, and the client if it was opened here.
@@ -456,19 +444,23 @@ class ExperienceMakerHolder:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
 
-    @contextmanager
-    def _waiting_for_weights(self) -> Iterator[None]:
-        """Announce in this block that the maker waits for weights."""
-        with ExitStack() as waiting:
-            for stream in self._streams:
-                waiting.enter_context(stream.worker.waiting("weights"))
-            yield
+    def _place_models(
+        self, strategy_fn: Any, model_fn: Any, env_info: Any, kl_coef: float
+    ) -> tuple[ExperienceMaker, Mapping[str, nn.Module | None], Sequence[int]]:
+        """Return the maker of experience, the models that follow trainers, numbers of parameters.
+
+        The maker is announced before, since to load models may take long.
+        """
+        placed = place_models(strategy_fn, model_fn, env_info)
+        actor, critic, reward_model, initial_model = placed.models
+        maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
+        return maker, self.models_to_follow(actor, critic), placed.parameters
 
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
         version, options = self._weights.begin_batch()
         for stream in self._streams:
-            stream.worker.weights_name = self._weights.trainer
+            stream.worker.weights_name = self._weights.name
             stream.worker.weight_version = version or 0
         return version, options
 
@@ -490,12 +482,7 @@ class ExperienceMakerHolder:
             count = getattr(self.experience_maker, "count_groups", rows_of)
             rows, groups = rows_of(rest), count(rest)  # groups that the prompts become, at most
             rows_each = rows // groups if groups and rows % groups == 0 else 0
-            may_begin: AbstractContextManager[Granted] = nullcontext(
-                Granted(groups, [None] * len(self._streams))
-            )
-            if self._rights is not None:
-                may_begin = self._rights.wait(groups, 1 if rows_each else groups)
-            with may_begin as granted:
+            with self._rights.wait(groups, 1 if rows_each else groups) as granted:
                 if self._stop:
                     return
                 self._weights.refresh(granted.version)
@@ -545,11 +532,12 @@ class ExperienceMakerHolder:
                     self._call("on_make_experience_end", experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
-        if not getattr(self.experience_maker, "makes_parts", False):
+        make_parts = getattr(self.experience_maker, "make_parts", None)
+        overridden = type(self).make_experience is not ExperienceMakerHolder.make_experience
+        if make_parts is None or overridden:
             yield self.make_experience(inputs)
             return
         version, options = self._begin_batch()
-        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
             self._note(experience, version)
             yield experience

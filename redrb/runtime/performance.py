@@ -1,4 +1,4 @@
-"""What loops show of themselves: progress bars, samples a second and TFLOPS.
+"""What loops show of themselves: samples a second and TFLOPS.
 
 Floating-point operations are counted as in `coati.ray.callbacks.performance_evaluator`: N
 parameters cost 2 * N a token in a forward pass, twice that in a backward pass.
@@ -9,53 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import Any, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import Any
 
 from redrb.experience import Experience
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
-from redrb.runtime.checkpoint import Position
 from redrb.runtime.world import mean_over_ranks, rank_here, world_size_here
-
-
-class ProgressBar:
-    """One bar; used as a context manager."""
-
-    def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
-        """Show how far a loop is.
-
-        Args:
-            total: Number of steps; None if it is not known.
-        """
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=rank_here() != 0 or not console.is_terminal,
-            transient=True,
-        )
-        self._label = label
-        self._bar = self._progress.add_task(label, total=total, completed=done)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, position: Position | None = None) -> None:
-        """Count one more step; `position` shows a trainer's episode and epoch in the label."""
-        label = self._label
-        if position is not None:
-            label = f"{self._label} episode {position.episode} epoch {position.epoch}"
-        self._progress.update(self._bar, advance=1, description=label)
-
 
 _log = logging.getLogger("redrb")
 
@@ -69,9 +27,11 @@ class _Measured:
         self._since: dict[str, float] = {}
         self._samples = 0
         self._flops = 0.0
+        self._counts = True
 
     def _start(self, clock: str) -> None:
-        self._since[clock] = time.perf_counter()
+        if self._counts:
+            self._since[clock] = time.perf_counter()
 
     def _stop(self, clock: str) -> None:
         """Add the seconds since the clock was started, if it was."""
@@ -124,13 +84,11 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
         self._parameters = actor_num_params + critic_num_params
         self._passes = 3 + int(enable_grad_checkpoint)
         self._ignored = ignore_first_episodes
-        self._counts = False
 
     def on_episode_start(self, episode: int) -> None:
         """Start the episode's clock, unless the episode is ignored."""
         self._counts = episode >= self._ignored
-        if self._counts:
-            self._start("overall")
+        self._start("overall")
 
     def on_episode_end(self, episode: int) -> None:  # noqa: ARG002
         """Stop the episode's clock."""
@@ -138,8 +96,7 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
 
     def on_batch_start(self) -> None:
         """Start the step's clock."""
-        if self._counts:
-            self._start("train")
+        self._start("train")
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:  # noqa: ARG002
         """Stop the step's clock; a model costs `2 * N * B * S * (3 + checkpointing)`."""
@@ -152,8 +109,7 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
 
     def on_update_start(self) -> None:
         """Start the update's clock."""
-        if self._counts:
-            self._start("update")
+        self._start("update")
 
     def on_update_end(self) -> None:
         """Stop the update's clock."""

@@ -40,9 +40,7 @@ class TaskRights:
     def wait(self, count: int = 1, *, least: int = 1) -> Admission | None:
         """Wait for the rights of `count` groups, or of at least `least` of them.
 
-        Returns:
-            The rights; None: the task gives none, as far as this process knows, or the maker is to
-            end.
+        None: the task gives none, as far as this process knows, or the maker is to end.
         """
         stream = self.stream
         while not self._stop and (stream.bounded or not self._refused):
@@ -85,11 +83,7 @@ class Granted:
         return None if right is None else right.version
 
     def check(self, made: int, experience_maker: object) -> None:
-        """Check that a maker made no more groups than it has rights for.
-
-        Raises:
-            ConfigError: It made more.
-        """
+        """Raise ConfigError if a maker made more groups than it has rights for."""
         if made > self.groups and any(right is not None for right in self.each):
             raise ConfigError(
                 f"{type(experience_maker).__name__} made {made} groups where {self.groups} were "
@@ -98,6 +92,7 @@ class Granted:
             )
 
 
+@dataclass
 class BatchRights:
     """Asks the tasks of a maker for the right to begin the groups of a batch.
 
@@ -105,35 +100,31 @@ class BatchRights:
     cannot wait for each other in a circle.
 
     Attributes:
+        shares: Returns how many of the next groups each task gets.
         waited_s: Seconds for which the loop has waited for rights.
     """
 
-    def __init__(self, tasks: Sequence[TaskRights], shares: Callable[[int], list[int]]) -> None:
-        """Make it.
-
-        Args:
-            shares: Returns how many of the next groups each task gets.
-        """
-        self._tasks, self._shares = tasks, shares
-        self.waited_s = 0.0
+    tasks: Sequence[TaskRights]
+    shares: Callable[[int], list[int]]
+    waited_s: float = 0.0
 
     @contextmanager
     def wait(self, groups: int, least: int) -> Iterator[Granted]:
         """Wait for rights; leaving the block returns those that no send has used."""
-        each: list[Admission | None] = [None] * len(self._tasks)
+        each: list[Admission | None] = [None] * len(self.tasks)
         with ExitStack() as scope:
             began = time.monotonic()
             try:
-                for number in sorted(range(len(each)), key=lambda n: self._tasks[n].stream.task):
-                    share = self._shares(groups)[number]
+                for number in sorted(range(len(each)), key=lambda n: self.tasks[n].stream.task):
+                    share = self.shares(groups)[number]
                     if not share:
                         continue
                     most = min(share, MOST_RIGHTS) if least == 1 else share
-                    right = self._tasks[number].wait(most, least=1 if least == 1 else share)
+                    right = self.tasks[number].wait(most, least=1 if least == 1 else share)
                     if right is None:
                         continue
                     each[number] = scope.enter_context(right)
-                    while self._shares(groups)[number] > right.count:
+                    while self.shares(groups)[number] > right.count:
                         groups -= 1
             finally:
                 self.waited_s += time.monotonic() - began
@@ -141,11 +132,7 @@ class BatchRights:
 
 
 def rows_of(inputs: Any) -> int:
-    """Return the number of prompts in a batch.
-
-    Raises:
-        RecordError: It is neither a tensor, a dict of tensors nor a list of dicts.
-    """
+    """Return the number of prompts in a batch, or raise RecordError if it is none."""
     if isinstance(inputs, list) and all(isinstance(prompt, Mapping) for prompt in inputs):
         return len(inputs)
     if isinstance(inputs, Mapping):

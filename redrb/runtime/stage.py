@@ -32,75 +32,9 @@ from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
 
-
-class StageEvents:
-    """Writes an event `stage` for each batch: its groups, and the seconds of each part of the work.
-
-    The event has `groups` (forwarded), `filtered`, `failed`, `wait_for_batch_s`, `function_s` and
-    `forward_s`. A batch whose lease was lost is the event `stage_lost`.
-    """
-
-    def __init__(self, write: Write | None) -> None:
-        """Write events by a function; None: write nothing."""
-        self._write = write
-        self._figures: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {}
-        self._batches = 0
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the time of a block to the batch."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - began
-            self._seconds[name] = self._seconds.get(name, 0.0) + spent
-
-    def count(self, name: str, groups: int) -> None:
-        """Add groups of the batch that are not forwarded."""
-        self._figures[name] += groups
-
-    def end(self, groups: int) -> None:
-        """Write the batch, which had so many groups."""
-        filtered, failed = self._figures["filtered"], self._figures["failed"]
-        figures = {"groups": groups - filtered - failed, "filtered": filtered, "failed": failed}
-        self._report("stage", {**figures, **self._seconds})
-
-    def lost(self) -> None:
-        """Write that the lease of the batch was lost: another stage has its groups."""
-        self._report("stage_lost", {})
-
-    def _report(self, event: str, values: dict[str, float]) -> None:
-        self._batches += 1
-        self._figures.clear()
-        self._seconds = {}
-        if self._write is not None:
-            self._write(event, step=self._batches, **values)
-
-
 Group: TypeAlias = list[BufferItem]
 Result: TypeAlias = ForwardedGroup | Exception
 """The group to forward, None to filter it, or the error that the function raised."""
-
-
-def check_function(function: object) -> None:
-    """Check that a stage can call a function.
-
-    Raises:
-        ConfigError: It cannot be called with one argument.
-    """
-    if not callable(function):
-        raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"function={function!r:.80} cannot be called with one argument ({error}): give a "
-            "function of a group's samples, or with batched=True of a list of groups."
-        ) from error
-    except ValueError:  # a function of C that does not say what it takes
-        pass
 
 
 async def together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
@@ -161,7 +95,9 @@ class Stage:
             stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C. Half of
                 them is the longest wait for room in the next task; then the groups of the batch
                 wait again.
-            write: Writes an event for each batch, such as `TensorBoardLog(folder).write`.
+            write: Writes an event `stage` for each batch, such as `TensorBoardLog(folder).write`,
+                with `groups` (forwarded), `filtered`, `failed`, `wait_for_batch_s`, `function_s`
+                and `forward_s`; for a batch whose lease was lost an event `stage_lost`.
 
         Raises:
             ConfigError: An argument is not usable.
@@ -174,7 +110,17 @@ class Stage:
                 f"source and target are the same task {source.task!r}: the stage would take the "
                 "groups that it has forwarded again, without end. Forward them to another task."
             )
-        check_function(function)
+        if not callable(function):
+            raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise ConfigError(
+                f"function={function!r:.80} cannot be called with one argument ({error}): give a "
+                "function of a group's samples, or with batched=True of a list of groups."
+            ) from error
+        except ValueError:  # a function of C that does not say what it takes
+            pass
         self.source = source
         self.target = target
         source.worker.role = target.worker.role = "stage"
@@ -186,7 +132,10 @@ class Stage:
         self._batched = batched
         self._stop_timeout = checked_stop_seconds("stop_timeout", stop_timeout)
         self._stop = self.ending = Stop(self._stop_timeout)
-        self._events = StageEvents(write)
+        self._write = write
+        self._batches = 0
+        self._figures: Counter[str] = Counter()  # of the batch
+        self._seconds: dict[str, float] = {}
         self._warned = False
         self._failure = ""  # of the last traceback in the log
 
@@ -208,7 +157,7 @@ class Stage:
             asyncio.Runner() as runner,
         ):
             while not self._stop and (left is None or left > 0):
-                with self._events.timed("wait_for_batch_s"):
+                with self._timed("wait_for_batch_s"):
                     lease = self._take()
                 if lease is None:
                     return
@@ -218,6 +167,24 @@ class Stage:
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `run` to end after the current batch; any thread may call it."""
         self._stop.ask(why)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the time of a block to the batch."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
+
+    def _report(self, event: str, **values: float) -> None:
+        """Write the event of a batch; another one begins."""
+        self._batches += 1
+        self._figures.clear()
+        self._seconds = {}
+        if self._write is not None:
+            self._write(event, step=self._batches, **values)
 
     def _take(self) -> Lease | None:
         """Take the groups that wait, or wait for one; None when the stage is to end."""
@@ -234,7 +201,7 @@ class Stage:
     def _handle(self, lease: Lease, runner: asyncio.Runner) -> None:
         try:
             with lease:
-                with self._events.timed("function_s"):
+                with self._timed("function_s"):
                     results = self._results(lease, runner)
                 errors = {seq: each for seq, each in results.items() if isinstance(each, Exception)}
                 for seq, error in errors.items():
@@ -242,11 +209,13 @@ class Stage:
                 made = {
                     seq: each for seq, each in results.items() if not isinstance(each, Exception)
                 }
-                with self._events.timed("forward_s"):
+                with self._timed("forward_s"):
                     self._forward(lease, made)
-            self._events.end(len(results))
+            failed, filtered = self._figures["failed"], self._figures["filtered"]
+            groups = {"groups": len(results) - filtered - failed}
+            self._report("stage", **groups, filtered=filtered, failed=failed, **self._seconds)
         except LeaseLost as error:
-            self._events.lost()
+            self._report("stage_lost")
             _log.warning("a stage goes on: %s", error)
         except StoreFull as error:
             if not self._stop:
@@ -270,7 +239,7 @@ class Stage:
                 found = [each if isinstance(each, Exception) else each[0] for each in alone]
             results = [found] if isinstance(found, Exception) else found
         filtered = sum(each is None for each in results)
-        self._events.count("filtered", filtered)
+        self._figures["filtered"] += filtered
         if filtered and not self._warned:
             self._warned = True
             _log.warning(
@@ -291,11 +260,21 @@ class Stage:
         return results
 
     def _forward(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
-        """Forward groups; those that the next task refuses fail, the others are forwarded."""
+        """Forward groups; those that the next task refuses fail, the others are forwarded.
+
+        It waits for room however long there is none, for a short time once the stage ends.
+        """
         if not groups:
             return
         try:
-            self._put_on(lease, groups)
+            try:
+                with Deadline(stop=self._stop):
+                    lease.forward(self.target, groups)
+            except (StoreFull, StoreUnavailable):
+                if not self._stop:
+                    raise
+                seconds = min(self._stop_timeout, here().left_s) / 2
+                lease.forward(self.target, groups, timeout=seconds)
         except (RecordError, EncodeError, ConfigError, StoreError) as error:
             if not isinstance(error, RecordError | EncodeError) and not error.bad_groups:
                 with suppress(LeaseLost, StoreError):  # the error that ended it matters more
@@ -307,21 +286,11 @@ class Stage:
             for seq, group in groups.items():
                 self._forward(lease, {seq: group})
 
-    def _put_on(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
-        """Forward groups, however long there is no room; for a short time once the stage ends."""
-        try:
-            with Deadline(stop=self._stop):
-                lease.forward(self.target, groups)
-        except (StoreFull, StoreUnavailable):
-            if not self._stop:
-                raise
-            lease.forward(self.target, groups, timeout=min(self._stop_timeout, here().left_s) / 2)
-
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         again, self._failure = repr(error) == self._failure, repr(error)
         _log.warning(
             *("task %r: a stage failed for group %d: %r", self.source.task, seq, error),
             exc_info=None if again else error,
         )
-        self._events.count("failed", 1)
+        self._figures["failed"] += 1
         lease.fail(error, [seq])

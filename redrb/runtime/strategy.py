@@ -125,7 +125,13 @@ class AccelerateStrategy(Strategy):
             return placed
         if not any(p.requires_grad for p in placed.parameters()):
             return placed
-        _check_process_group()
+        size = environment.variable("WORLD_SIZE", "1") or "1"
+        if not has_process_group() and size.isdigit() and int(size) > 1:
+            raise ConfigError(
+                f"WORLD_SIZE is {size}, and there is no process group: call "
+                "torch.distributed.init_process_group() before the models are made, or use "
+                "redrb.runtime.Strategy. Gradients would not be averaged over the ranks."
+            )
         if self._checkpointing:
             _checkpoint_gradients(placed)
         if world_size_here() == 1 and self._mixed_precision == "no":
@@ -206,34 +212,22 @@ _ENABLING = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:
-    for part in model.modules():
-        for name in _ENABLING:
-            enable = getattr(part, name, None)
-            if callable(enable):
-                try:
-                    enable({"use_reentrant": False})
-                except ValueError as error:  # not every model of transformers can
-                    raise ConfigError(
-                        f"gradient_checkpointing: {error} Leave it out, or use "
-                        "torch.utils.checkpoint in the model."
-                    ) from error
-                model.train()
-                return
-    raise ConfigError(
-        f"gradient_checkpointing: {type(model).__name__} has no method {' or '.join(_ENABLING)}, "
-        "as models of transformers have: leave it out, or use torch.utils.checkpoint in the model."
-    )
-
-
-def _check_process_group() -> None:
-    """Raise ConfigError if WORLD_SIZE is above 1, and this process joined no process group."""
-    size = environment.variable("WORLD_SIZE", "1") or "1"
-    if not has_process_group() and size.isdigit() and int(size) > 1:
+    methods = [getattr(part, name, None) for part in model.modules() for name in _ENABLING]
+    enable = next(filter(callable, methods), None)
+    if enable is None:
         raise ConfigError(
-            f"WORLD_SIZE is {size}, and there is no process group: call "
-            "torch.distributed.init_process_group() before the models are made, or use "
-            "redrb.runtime.Strategy. Gradients would not be averaged over the ranks."
+            f"gradient_checkpointing: {type(model).__name__} has no method "
+            f"{' or '.join(_ENABLING)}, as models of transformers have: leave it out, or use "
+            "torch.utils.checkpoint in the model."
         )
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:  # not every model of transformers can
+        raise ConfigError(
+            f"gradient_checkpointing: {error} Leave it out, or use torch.utils.checkpoint in the "
+            "model."
+        ) from error
+    model.train()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name, consumer_key
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer, client_for, implied_limit
-from redrb.runtime.callbacks import TrainerCallback, refuse_hooks
+from redrb.runtime.callbacks import Callbacks, TrainerCallback, refuse_hooks
 from redrb.runtime.checkpoint import Stateful, stateful_parts
 from redrb.runtime.fresh_batches import Acknowledge, LoopSettings
 from redrb.runtime.sharded_models import whole_tensors
@@ -172,7 +172,8 @@ class DetachedTrainer(ABC):
         self._rank, task = rank, name if task is None else task
         checkpoints = settings.checkpoints(f"trainer {name!r}, task {namespace}:{task}")
         self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
-        self._loop = TrainingLoop(self, settings, checkpoints, callbacks, self._stop, debug=debug)
+        checked = Callbacks(callbacks, TrainerCallback)
+        self._loop = TrainingLoop(self, settings, checkpoints, checked, self._stop, debug)
         step_limit = checked_stop_seconds("step_limit", step_limit)
         if isinstance(experience_maker_holder_name_list, str):
             raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
@@ -224,7 +225,7 @@ class DetachedTrainer(ABC):
         """Send new weights to the makers: call `push_weights` with the models.
 
         Args:
-            fully_update: Send all weights, not only the trained ones.
+            fully_update: Send all weights, not only those of LoRA.
             config: Arguments of `sync_models_to_remote_makers`.
         """
 
@@ -365,8 +366,8 @@ class DetachedTrainer(ABC):
 
         Args:
             models: The models by name, such as `{"actor": ..., "critic": ...}`.
-            fully_update: Send all weights, not only the trained ones.
-            lora: Of the trained weights send only `lora_A` and `lora_B`.
+            fully_update: With `lora`, send all weights too.
+            lora: Send only `lora_A` and `lora_B`, once the makers have all weights.
 
         Returns:
             The version. Of ranks only the first publishes.

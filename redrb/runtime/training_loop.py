@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.connection.deadline import Deadline
@@ -16,10 +16,9 @@ from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
-from redrb.runtime.callbacks import Callbacks, TrainerCallback
+from redrb.runtime.callbacks import Callbacks
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FitEnded, FreshBatches, LoopSettings, reject_incomplete
-from redrb.runtime.performance import ProgressBar
 from redrb.runtime.world import any_rank, newest_common_step, world_size_here
 from redrb.stream import Lease
 
@@ -29,40 +28,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger("redrb")
 
 
+@dataclass
 class TrainingLoop:
     """Trains the batches of a trainer's buffer, in calls of `fit`, and goes on from checkpoints.
 
     Attributes:
+        checkpoints: The checkpoints; None: none are written.
         position: How far training has come; the beginning until `resume` was called.
     """
 
-    def __init__(
-        self,
-        trainer: DetachedTrainer,
-        settings: LoopSettings,
-        checkpoints: Checkpoints | None,
-        callbacks: Sequence[TrainerCallback],
-        stop: Stop,
-        *,
-        debug: bool,
-    ) -> None:
-        """Make the loop of a trainer.
-
-        Args:
-            checkpoints: The checkpoints; None: none are written.
-        """
-        self._trainer, self._settings, self._checkpoints = trainer, settings, checkpoints
-        self._call = Callbacks(callbacks, TrainerCallback).call
-        self._stop, self._debug = stop, debug
-        self.position = Position()
-        self._resumed = False
-        self._calls = 0
-        self._parts: Mapping[str, Stateful] = {}
-        self._fresh: FreshBatches | None = None
-        self._waited_s = 0.0
-        self._leased: list[Lease] = []  # of batches that were trained and not acknowledged yet
-        self._ended = False  # asked to end, on any rank
-        self._in_step = False  # a step has begun and not ended, so that its effect is unknown
+    trainer: DetachedTrainer
+    settings: LoopSettings
+    checkpoints: Checkpoints | None
+    callbacks: Callbacks
+    stop: Stop
+    debug: bool
+    position: Position = field(default_factory=Position)
+    _resumed: bool = False
+    _calls: int = 0
+    _parts: Mapping[str, Stateful] = field(default_factory=dict)
+    _fresh: FreshBatches | None = None
+    _waited_s: float = 0.0
+    _leased: list[Lease] = field(default_factory=list)  # trained, and not acknowledged yet
+    _ended: bool = False  # asked to end, on any rank
+    _in_step: bool = False  # a step has begun and not ended, so that its effect is unknown
 
     @property
     def wait_for_batch_s(self) -> float:
@@ -73,8 +62,8 @@ class TrainingLoop:
         """Return a fresh batch, of the call of `fit` that runs, if there is one."""
         if self._fresh is not None:
             return self._fresh.next()
-        settings = self._settings
-        return self._trainer.buffer.sample(to_device=settings.device, timeout=settings.timeout)
+        settings = self.settings
+        return self.trainer.buffer.sample(to_device=settings.device, timeout=settings.timeout)
 
     def resume(self) -> bool:
         """Load the newest checkpoint that all ranks have, unless it was loaded; all ranks call it.
@@ -85,23 +74,23 @@ class TrainingLoop:
         Raises:
             DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
         """
-        if self._checkpoints is not None and not self._resumed:
-            parts = self._trainer.checkpointed()
+        if self.checkpoints is not None and not self._resumed:
+            parts = self.trainer.checkpointed()
             if not parts:
                 raise ConfigError(
                     "there is nothing for a checkpoint to hold: modules and optimizers are found "
                     "in the trainer's attributes, and in lists and dicts there; or override "
                     "checkpointed()."
                 )
-            step = newest_common_step(self._checkpoints.steps())
+            step = newest_common_step(self.checkpoints.steps())
             if step is not None:
-                position, unacked = self._checkpoints.load(step, parts)
-                self._checkpoints.forget_after(step)
+                position, unacked = self.checkpoints.load(step, parts)
+                self.checkpoints.forget_after(step)
                 # groups that the checkpoint holds as trained; ranks acknowledge them when they take
-                for incarnation, groups in unacked.items() if self._settings.rank is None else ():
-                    self._trainer.buffer.stream.settle(groups, incarnation=incarnation)
+                for incarnation, groups in unacked.items() if self.settings.rank is None else ():
+                    self.trainer.buffer.stream.settle(groups, incarnation=incarnation)
                 self.position = position
-                _log.info("trainer %r goes on after step %d", self._trainer.name, position.step)
+                _log.info("trainer %r goes on after step %d", self.trainer.name, position.step)
         self._resumed = True
         return self.position.step > 0
 
@@ -114,43 +103,30 @@ class TrainingLoop:
         Args:
             episodes: Episodes of this call; None: train until asked to end.
         """
-        settings, buffer = self._settings, self._trainer.buffer
-        settings.check_limits(update_steps)
+        buffer = self.trainer.buffer
+        self.settings.check_limits(update_steps)
         self.resume()
-        if any_rank(bool(self._stop)):
+        if any_rank(bool(self.stop)):
             return
         call, self._calls = self._calls, self._calls + 1
         if call < self.position.fit:
-            _log.info("trainer %r: an earlier run has finished this fit", self._trainer.name)
+            _log.info("trainer %r: an earlier run has finished this fit", self.trainer.name)
             return
         if call > self.position.fit:
             self.position = Position(fit=call, step=self.position.step, taken=self.position.taken)
-        position, steps, batches = self.position, None, None
+        position, batches = self.position, None
         if episodes is not None:
-            steps = episodes * update_steps * train_epochs
             batches = episodes * update_steps - position.fresh(update_steps)
-        self._episodes, self._update_steps, self._train_epochs = (
-            episodes,
-            update_steps,
-            train_epochs,
-        )
-        self._parts = self._trainer.checkpointed()
+        self._episodes, self._update_steps = episodes, update_steps
+        self._train_epochs = train_epochs
+        self._parts = self.trainer.checkpointed()
         self._ended = self._in_step = False
         buffer.stream.expect(update_steps * buffer.sample_batch_size)
-        self._fresh = FreshBatches(
-            buffer,
-            settings,
-            self._stop,
-            in_step=world_size_here() > 1,
-            batches=batches,
-            first_step=position.taken,
-            on_misfits=lambda error: self._call("on_misfits", error),
-        )
-        self._progress = ProgressBar("train", steps, done=position.step)
+        self._fresh = FreshBatches(self, batches, position.taken)
         try:
-            with Deadline(budget=self._stop):
+            with Deadline(budget=self.stop):
                 try:
-                    with self._stop.on_signals(), self._fresh, self._progress:
+                    with self.stop.on_signals(), self._fresh:
                         self._run()
                 finally:
                     self._release()
@@ -158,7 +134,7 @@ class TrainingLoop:
             self._waited_s, self._fresh = self.wait_for_batch_s, None
 
     def _run(self) -> None:
-        self._call("on_fit_start")
+        self.callbacks.call("on_fit_start")
         try:
             while self._episodes is None or self.position.episode < self._episodes:
                 if self._ends():
@@ -171,10 +147,10 @@ class TrainingLoop:
             if not self._in_step:
                 self._save()
             raise
-        unsaved = self.position.episode % self._settings.checkpoint_every
+        unsaved = self.position.episode % self.settings.checkpoint_every
         if self._ended or unsaved or self._leased:
             self._checkpoint()
-        self._call("on_fit_end")
+        self.callbacks.call("on_fit_end")
 
     def _release(self) -> None:
         """Requeue batches that were not acknowledged: a resumed run trains them again."""
@@ -190,11 +166,11 @@ class TrainingLoop:
 
     def _ends(self) -> bool:
         """Return whether the loop ends here; all ranks get the same answer."""
-        self._ended = self._ended or any_rank(bool(self._stop))
+        self._ended = self._ended or any_rank(bool(self.stop))
         return self._ended
 
     def _episode(self) -> None:
-        call, position, every = self._call, self.position, self._settings.checkpoint_every
+        call, position, every = self.callbacks.call, self.position, self.settings.checkpoint_every
         call("on_episode_start", position.episode)
         while position.epoch < self._train_epochs:
             call("on_epoch_start", position.epoch)
@@ -208,13 +184,13 @@ class TrainingLoop:
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
         call("on_update_start")
         try:
-            self._trainer._update_remote_makers()  # noqa: SLF001 (a name of coati)
+            self.trainer._update_remote_makers()  # noqa: SLF001 (a name of coati)
         except StoreUnavailable as error:
             _log.error("makers keep their old weights until the next update: %s", error)
         call("on_update_end")
         call("on_episode_end", position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
-        if self._checkpoints is not None and position.episode % every == 0:
+        if self.checkpoints is not None and position.episode % every == 0:
             self._checkpoint()
 
     def _train_fresh(self) -> None:
@@ -226,7 +202,7 @@ class TrainingLoop:
         position, fresh = self.position, self._fresh
         while fresh is not None and position.batch < self._update_steps and not self._ends():
             try:
-                experience = self._trainer._buffer_sample()  # noqa: SLF001 (a name of coati)
+                experience = self.trainer._buffer_sample()  # noqa: SLF001 (a name of coati)
             except FitEnded:
                 self._ended = True
                 return
@@ -239,9 +215,9 @@ class TrainingLoop:
             except BaseException as error:
                 if isinstance(error, RecordError) and reject_incomplete(error, experience, leases):
                     self._in_step = False
-                    self._call("on_misfits", error)
+                    self.callbacks.call("on_misfits", error)
                     # ranks end with the error: the others may wait in the step for this one
-                    if self._settings.rank is None and world_size_here() == 1:
+                    if self.settings.rank is None and world_size_here() == 1:
                         continue
                 for lease in leases:
                     lease.__exit__(type(error), error, error.__traceback__)
@@ -255,39 +231,32 @@ class TrainingLoop:
                 }
                 position.kept.append(kept)
             self._leased += leases
-            if self._settings.ack == "step":
+            if self.settings.ack == "step":
                 self._acknowledge_leased()
-            self._progress.advance(position)
 
     def _train_kept(self) -> None:
         """Train the kept batches in a new random order."""
-        position, settings = self.position, self._settings
+        position, settings = self.position, self.settings
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
-        batches: DataLoader[Experience] = DataLoader(
-            position.kept,  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=position.order[position.batch :],
-            pin_memory=settings.pin_memory and settings.device.type != "cpu",
-            # by default each start draws from torch's generator, and a resumed run would differ
-            generator=torch.Generator(),
-        )
-        for kept in batches:
+        for number in position.order[position.batch :]:
             if self._ends():
                 return
-            self._step(deepcopy(kept).to_device(settings.device))
-            self._progress.advance(position)
+            kept = deepcopy(position.kept[number])
+            if settings.pin_memory and settings.device.type != "cpu":
+                kept = kept.pin_memory()
+            self._step(kept.to_device(settings.device))
 
     def _step(self, experience: Experience) -> None:
-        trainer, worker, self._in_step = self._trainer, self._trainer.buffer.stream.worker, True
-        self._call("on_batch_start")
+        trainer, worker, self._in_step = self.trainer, self.trainer.buffer.stream.worker, True
+        self.callbacks.call("on_batch_start")
         metrics = dict(trainer.training_step(experience))
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         mean = {} if reward is None else {"reward": reward.float().nanmean()}
         worker.metrics = {**mean, **metrics}
-        if self._debug:
+        if self.debug:
             _log.info("trainer %r trained %d samples: %s", trainer.name, len(experience), metrics)
-        self._call("on_batch_end", metrics, experience)
+        self.callbacks.call("on_batch_end", metrics, experience)
         self.position.batch += 1
         self.position.step += 1
         self._in_step = False
@@ -306,12 +275,12 @@ class TrainingLoop:
 
     def _save(self) -> None:
         """Write a checkpoint, if there are any; it names the groups not acknowledged yet."""
-        if self._checkpoints is not None:
+        if self.checkpoints is not None:
             unacked: Unacked = {}
             for lease in self._leased:
                 for seq, layout in lease.layouts.items():
                     unacked.setdefault(lease.incarnation, {})[seq] = layout.samples
-            self._checkpoints.save(self._parts, self.position, unacked)
+            self.checkpoints.save(self._parts, self.position, unacked)
 
     def _acknowledge(self, lease: Lease) -> None:
         """Acknowledge a batch; while Redis is away, repeat it until the loop is asked to end."""
@@ -322,8 +291,8 @@ class TrainingLoop:
                 outage.over()
             except LeaseLost as error:
                 _log.warning("another trainer will train a batch again: %s", error)
-                self._call("on_batch_lost", error)
+                self.callbacks.call("on_batch_lost", error)
             except StoreUnavailable as error:
-                if self._stop:
+                if self.stop:
                     raise
                 outage.failed(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
@@ -26,23 +25,22 @@ class TaskUse:
     @property
     def users(self) -> tuple[str, ...]:
         """The processes that use it: those of `workers`, and others with a heartbeat or a wait."""
-        return tuple(dict.fromkeys(self._users()))
-
-    def _users(self) -> Iterator[str]:
-        announced = set()
+        announced, found = set(), []
         for worker in self.workers:
             announced.add((worker.host, str(worker.pid)))
             name = worker.label or worker.name
-            yield f"{worker.role} {name} (process {worker.pid} on {worker.host})"
+            found.append(f"{worker.role} {name} (process {worker.pid} on {worker.host})")
         for group in self.contents.consumer_groups:
             for consumer in group.consumers:
                 host, _, pid = consumer.rpartition("-")
                 if (host, pid) not in announced:
-                    yield f"a consumer of group {group.name} (process {pid} on {host})"
+                    found.append(f"a consumer of group {group.name} (process {pid} on {host})")
         if self.contents.makers and all(worker.role == "trainer" for worker in self.workers):
-            yield f"makers that have or wait for rights to begin groups ({self.contents.makers})"
+            number = self.contents.makers
+            found.append(f"makers that have or wait for rights to begin groups ({number})")
         if self.contents.producers_waiting:
-            yield f"puts that wait for room ({self.contents.producers_waiting})"
+            found.append(f"puts that wait for room ({self.contents.producers_waiting})")
+        return tuple(dict.fromkeys(found))
 
     def check(self, namespace: str) -> None:
         """Refuse a task in use.
@@ -68,6 +66,6 @@ def task_use(client: Client, task: str, *, namespace: str) -> TaskUse:
         UnknownTask: There is no such task.
     """
     contents = task_contents(client, task, namespace=namespace)
-    found = read_tasks(client, namespace, [task], group=None, announced={})
+    found = read_tasks(client, namespace, [task], "", {})
     workers = (worker for state in found for worker in state.workers)
-    return TaskUse(contents, tuple(one for one in workers if one.life in ("live", "silent")))
+    return TaskUse(contents, tuple(one for one in workers if one.alive))

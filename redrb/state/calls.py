@@ -16,7 +16,6 @@ class StalenessCounts(msgspec.Struct, frozen=True):
     """The staleness of groups: exact counts, or the versions of some groups.
 
     Attributes:
-        groups: Number of groups.
         ages: Staleness, and groups that have it; those beyond the last bound count together.
         oldest: Oldest version, with exact counts.
         read: Number of groups whose facts were read, where the counts are not exact.
@@ -54,7 +53,6 @@ class ObservedGroup(msgspec.Struct, frozen=True):
     """A consumer group of a task.
 
     Attributes:
-        name: Its name.
         figures: Its counters by name: `redrb/lua/include/figures.lua`.
         waiting, leased: Staleness of its completed groups.
         taken: Staleness of groups ever taken, and their number.
@@ -73,12 +71,7 @@ class Observed(msgspec.Struct, frozen=True):
     Attributes:
         settings: Its incarnation, and those that were asked for and that it has; empty without a
             task.
-        put: Groups ever put.
-        server_ms: The server's time.
-        version: Newest weight version that the task knows.
-        figures: Counters of the task, by name.
         groups: A page of its consumer groups.
-        workers_total: Number of workers.
         seen_ms: When each of the `workers` announced itself, by the server's time.
         memory_bytes: Bytes of groups, facts and dead letters, as Redis estimates them.
         workers: Name and announcement of a page of workers, the newest first. They come behind the
@@ -105,7 +98,6 @@ class Observe(Call[Observed], frozen=True):
             others have joined.
         since: The caller has the workers that announced themselves before this ms of the server;
             "-inf": none.
-        settings: Names of the settings to read.
     """
 
     script: ClassVar = "task/observe"

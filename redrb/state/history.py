@@ -18,8 +18,6 @@ class Point:
     Attributes:
         put: Groups put a second; None at the first look.
         acked: Groups acknowledged a second; None at the first look.
-        waiting: Groups that wait; None if the task cannot be read.
-        leased: Leased groups; None if the task cannot be read.
         staleness: Mean staleness of the waiting groups; None if it is not known.
         reward: Mean of the rewards that its trainers announced last, or without one its makers;
             None if nobody announced one.
@@ -48,6 +46,10 @@ class History:
             points = kept.setdefault(task.name, deque(maxlen=MOST_POINTS))
             points.append(point_of(task, state.time))
         self._points = kept
+
+    def curve(self, task: str, name: str) -> list[float | None]:
+        """Return a figure of a task at each of the last looks, such as "waiting"; newest last."""
+        return [getattr(point, name) for point in self.of(task)]
 
     def of(self, task: str) -> list[Point]:
         """Return the points of a task, the newest last."""

@@ -27,8 +27,6 @@ class WorkerState:
     Attributes:
         label: Name that its owner gave it, such as "maker-1"; "": none.
         program: Module of `python -m`, or file name, of its program, such as "train.py".
-        period_s: Seconds between two announcements.
-        weights_name: Name of these weights; "": it did not say.
         weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
         behind: Versions that the task knew, and it did not use, at its last announcement.
         groups: Groups that it has put, or acknowledged, since it began.
@@ -40,7 +38,6 @@ class WorkerState:
             step before has ended; 0 between two steps.
         usual_step_s: Its longest step of late; 0 before its first one has ended.
         step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
-        steps_s: Seconds that these lasted.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
         metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
@@ -75,6 +72,11 @@ class WorkerState:
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its leases and rights stay with it: it has neither died nor ended."""
+        return self.life in ("live", "silent")
+
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
@@ -82,7 +84,6 @@ class Staleness:
 
     Attributes:
         waiting: Of the completed groups that wait.
-        leased: Of the leased groups.
         taken: Of all groups ever taken, as they were when they were taken.
     """
 
@@ -93,11 +94,7 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupState:
-    """One consumer group of a task.
-
-    Attributes:
-        stats: Counters of the task as this consumer group sees them.
-    """
+    """One consumer group of a task."""
 
     name: str
     stats: StreamStats
@@ -111,8 +108,6 @@ class Rates:
     Attributes:
         over_s: Seconds from the first look that counts to the last one.
         acked: Groups acknowledged by the first consumer group.
-        bytes_put: Bytes put, as stored.
-        dead: Groups that became dead letters.
     """
 
     over_s: float
@@ -165,6 +160,16 @@ class TaskState:
         """The first consumer group; None if the task cannot be read."""
         return self.groups[0] if self.groups else None
 
+    @property
+    def max_staleness(self) -> int | None:
+        """Its setting `max_staleness`."""
+        return self.number("max_staleness")
+
+    def number(self, setting: str) -> int | None:
+        """Return a setting that is an integer; None if the task does not have it."""
+        text = self.settings.get(setting, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsState:
@@ -175,9 +180,7 @@ class WeightsState:
         nbytes: Bytes of the newest version's tensors.
         stored_bytes: Bytes of the newest version in Redis, with chunks that other versions share.
         age_s: Seconds since the newest version's commit, by the server's clock.
-        pins: Readers that fetch versions now, whose pin has not expired.
         expired_pins: Pins whose time is over.
-        readable: Whether they can be read, as of a task.
         damage: Why the entry of the newest version cannot be read, as of a task.
     """
 
@@ -200,14 +203,11 @@ class ServerState:
 
     Attributes:
         address: Host and port, or the path of its socket; never a password.
-        kind: "redis" or "valkey".
         mode: "standalone", "sentinel" or "cluster".
         maxmemory: Its limit of memory; 0: none.
         maxmemory_policy: What it does at this limit; anything but "noeviction" loses data.
-        commands_per_s: Commands of the last second, as the server says.
         cpu_s: Processor time of the server since it started, in seconds.
         cpu_share: Processor time a second over the last seconds, 1.0 is one core; None at first.
-        aof: Whether it writes an append-only file.
         last_save_ok: Whether its last snapshot, and its last write of the file, succeeded.
         latency_s: Seconds from the first request of this look to its reply.
         cli: Options with which redis-cli reaches it; () for an address without user and TLS.
@@ -233,6 +233,11 @@ class ServerState:
     latency_s: float = 0.0
     cli: tuple[str, ...] = ()
 
+    @property
+    def evicts_keys(self) -> bool:
+        """Whether it deletes keys at its limit of memory, once it has one."""
+        return self.maxmemory_policy not in ("", "noeviction")
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -242,7 +247,6 @@ class State:
         time: Seconds since 1970 by the server's clock.
         servers: The servers; of a cluster all primaries.
         tasks: All tasks, by name; at most 200.
-        tasks_total: Number of tasks in the registry.
         weights: All published weights, by name; at most 200.
         url: URL of Redis for `--url`; "" where REDRB_URL has it, or it has a password.
     """
@@ -276,9 +280,7 @@ class Finding:
         code: Name of the check, such as "dead-worker"; documented in docs/doctor.md.
         subject: What it is about: "task math", "maker host-1 of math", "server", "weights actor".
         summary: What was seen, in one sentence with its figures.
-        cause: Why this happens, or may happen.
         command: The command that mends it; where no command can, one that shows more.
-        repairs: Whether `redrb doctor --repair` does it.
     """
 
     code: str
@@ -288,19 +290,3 @@ class Finding:
     cause: str
     command: str
     repairs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FindingKind:
-    """All findings of one check: what they have in common."""
-
-    code: str
-    severity: Severity
-    cause: str
-    repairs: bool = False
-
-    def found(self, subject: str, summary: str, command: str) -> Finding:
-        """Return a finding of this kind."""
-        return Finding(
-            self.code, self.severity, subject, summary, self.cause, command, self.repairs
-        )

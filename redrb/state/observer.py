@@ -46,19 +46,10 @@ class Observer:
     """
 
     def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        *,
-        task: str | None = None,
-        group: str | None = None,
-        every_s: float = EVERY_S,
+        self, client: Client, namespace: str, task: str | None = None, *, every_s: float = EVERY_S
     ) -> None:
-        """Begin to look.
-
-        `task` and `group` are those of `StateReader`; `every_s` are the seconds between two looks.
-        """
-        self._reader = StateReader(client, namespace, task=task, group=group)
+        """Begin to look, each `every_s` seconds; `task` is that of `StateReader`."""
+        self._reader = StateReader(client, namespace, task=task)
         self._every_s = every_s
         self.history = History()
         self._state: State | None = None

@@ -63,8 +63,7 @@ class RateWindow:
         if not trail.grows([worker.groups, worker.uptime_s]):
             trail = self._now["worker", task.name, task.incarnation, worker.name] = _Trail()
         trail.add(now_s - worker.seen_s, [worker.groups, worker.uptime_s, worker.samples])
-        over = worker.life in ("dead", "ended")
-        if over or (worker.life == "silent" and worker.seen_s >= WINDOW_S):
+        if not worker.alive or (worker.life == "silent" and worker.seen_s >= WINDOW_S):
             return replace(worker, groups_per_s=0.0, samples_per_s=0.0)
         if not trail.rates:
             return worker

@@ -91,19 +91,16 @@ class StateReader:
         namespace: str,
         *,
         task: str | None = None,
-        group: str | None = None,
+        group: str = "",
         most_names: int = MOST_NAMES,
         window: RateWindow | None = None,
     ) -> None:
         """Make a reader; nothing is read yet.
 
         Args:
-            client: A client.
-            namespace: The namespace.
             task: The only task to read, for a user who may not read the registry; None: all.
-            group: Consumer group that comes first in each task, also if it has not joined; None:
+            group: Consumer group that comes first in each task, also if it has not joined; "":
                 "default", unless only others have joined.
-            most_names: Most tasks, and most weights, of one look.
             window: Counters of looks by earlier readers, for rates from the first look on.
         """
         self._client = client
@@ -132,9 +129,8 @@ class StateReader:
         began = time.monotonic()
         servers, now_s = self._servers()
         names, total, weights = self._names()
-        tasks = read_tasks(
-            *(self._client, self._namespace, names), group=self._group, announced=self._announced
-        )
+        place = self._client, self._namespace
+        tasks = read_tasks(*place, names, self._group, self._announced)
         if self._task is not None and not tasks:
             raise unknown_task(self._client, self._namespace, self._task)
         return State(
@@ -145,7 +141,7 @@ class StateReader:
             servers=servers,
             tasks=tuple(tasks),
             tasks_total=total,
-            weights=tuple(read_weights(self._client, self._namespace, weights, now_s=now_s)),
+            weights=tuple(read_weights(*place, weights, now_s)),
             url=url_flag(self._client),
         )
 

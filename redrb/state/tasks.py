@@ -32,7 +32,7 @@ def with_holdings(
     Rights are counted by process. Leases are not counted by consumer: a dead worker holds at most
     those that no living worker has announced.
     """
-    living = sum(each.leased for each in workers if not _is_over(each))
+    living = sum(each.leased for each in workers if each.alive)
     leased = max(0, sum(group.stats.ledger.leased for group in groups) - living)
     rights = (groups[0].stats.admission if groups else None) or AdmissionStats()
     unlisted = max(0, rights.held - sum(rights.makers.values()))
@@ -46,11 +46,7 @@ def with_holdings(
             rights=min(worker.rights, found + unlisted),
         )
 
-    return tuple(held(worker) if _is_over(worker) else worker for worker in workers)
-
-
-def _is_over(worker: WorkerState) -> bool:
-    return worker.life in ("dead", "ended")
+    return tuple(worker if worker.alive else held(worker) for worker in workers)
 
 
 _FIELDS = (*STORED_NAMES, "incarnation")
@@ -72,31 +68,26 @@ class _Part:
 
 
 def read_tasks(
-    client: Client,
-    namespace: str,
-    names: Iterable[str],
-    *,
-    group: str | None,
-    announced: dict[str, Announced],
+    client: Client, namespace: str, names: Iterable[str], group: str, known: dict[str, Announced]
 ) -> list[TaskState]:
     """Return the states of tasks; names without a task are left out.
 
-    `group` is that of `StateReader`. `announced` has what earlier looks have read of workers, by
-    prefix of the partition's keys; this look adds to it.
+    `group` is that of `StateReader`. `known` has what earlier looks have read of workers, by prefix
+    of the partition's keys; this look adds to it.
     """
     listed = list(names)
     named = list(filter(is_name, listed))
     stores = [TaskStore.of(client, namespace, name) for name in named]
-    first = dict(zip(named, _observed(stores, group, announced), strict=True))
+    first = dict(zip(named, _observed(stores, group, known), strict=True))
     rest = {
         name: TaskStore.of_partitions(client, namespace, name, count)[1:]
         for name, part in first.items()
         if isinstance(part, _Part) and (count := _partitions(part)) > 1
     }
     others = [store for each in rest.values() for store in each]
-    further = iter(_observed(others, group, announced))
-    for prefix in announced.keys() - {store.keys.prefix for store in (*stores, *others)}:
-        del announced[prefix]
+    further = iter(_observed(others, group, known))
+    for prefix in known.keys() - {store.keys.prefix for store in (*stores, *others)}:
+        del known[prefix]
     states = [
         TaskState(name, readable=False, damage=ODD_NAME) for name in listed if not is_name(name)
     ]
@@ -112,14 +103,14 @@ def read_tasks(
 
 
 def _observed(
-    stores: Sequence[TaskStore], group: str | None, announced: dict[str, Announced]
+    stores: Sequence[TaskStore], group: str, announced: dict[str, Announced]
 ) -> list[_Part | RedrbError]:
     """Run the script on tasks.
 
     An error takes the place of a task that the user may not read, or whose data is damaged.
     """
     known = [announced.setdefault(store.keys.prefix, Announced()) for store in stores]
-    asked = [Observe(group or "", workers.since, _FIELDS) for workers in known]
+    asked = [Observe(group, workers.since, _FIELDS) for workers in known]
 
     def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
         asked[number].add_to(pipeline, stores[number].script_keys, whole=whole)
@@ -257,9 +248,6 @@ def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
     """Return the replies about each of several things, each of which a client reaches.
 
     An error that concerns one thing alone, and comes again, takes the place of its reply.
-
-    Raises:
-        StoreUnavailable: Redis does not answer.
     """
     found: dict[int, list[Reply]] = {}
 

@@ -10,7 +10,7 @@ from redrb.connection import Client
 from redrb.connection.failures import is_denied, translate
 from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import DecodeError
-from redrb.keys import WeightKeys, is_name
+from redrb.keys import is_name
 from redrb.registry import ODD_NAME
 from redrb.state.model import WeightsState
 from redrb.state.tasks import exchanged
@@ -20,13 +20,11 @@ _PINS = 200
 
 
 def read_weights(
-    client: Client, namespace: str, names: Iterable[str], *, now_s: float
+    client: Client, namespace: str, names: Iterable[str], now_s: float
 ) -> list[WeightsState]:
     """Return the states of weights, by name; names without a version are left out."""
     listed = list(names)
-    catalogues = [
-        Catalogue(client, WeightKeys.of(namespace, name), name) for name in filter(is_name, listed)
-    ]
+    catalogues = [Catalogue(client, name, namespace) for name in filter(is_name, listed)]
 
     def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:  # noqa: ARG001 (no script)
         keys = catalogues[number].keys

@@ -84,7 +84,7 @@ def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
     def place(worker: WorkerState) -> tuple[bool, str, list[tuple[int, str]], str]:
         parts = re.split(r"([0-9]+)", worker.label or worker.name)
         name = [(int(part) if part.isdecimal() else 0, part) for part in parts]
-        return worker.life in ("dead", "ended"), worker.role, name, worker.name
+        return not worker.alive, worker.role, name, worker.name
 
     return sorted(workers, key=place)
 

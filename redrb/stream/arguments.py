@@ -21,22 +21,14 @@ BEFORE_ANY = -1
 
 
 def checked_ids(ids: object) -> tuple[int, ...]:
-    """Return the ids of groups as ints.
-
-    Raises:
-        ConfigError: `ids` is no list of ints >= 1.
-    """
+    """Return the ids of groups as ints; raises ConfigError if it is no list of ints >= 1."""
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids={ids!r:.80}: give a list of ids, such as those that put returned.")
     return tuple(checked_int("id", each, 1) for each in ids)
 
 
 def checked_letters(ids: object) -> tuple[int, ...]:
-    """Return the ids of dead letters that a consumer group gave up.
-
-    Raises:
-        ConfigError: `ids` is no list of ints >= 1; 0 is the id of incomplete groups in parts.
-    """
+    """Return the ids of dead letters of a consumer group; raises ConfigError for others and 0."""
     if isinstance(ids, Collection) and not isinstance(ids, str | bytes | Mapping) and 0 in ids:
         raise ConfigError(
             "dead letters with the id 0 are groups in parts that were never put, so there is no "
@@ -47,11 +39,7 @@ def checked_letters(ids: object) -> tuple[int, ...]:
 
 
 def checked_status(status: object) -> Status:
-    """Return a status, given as one or by its name.
-
-    Raises:
-        ConfigError: There is no status of that name.
-    """
+    """Return a status, given as one or by its name; raises ConfigError for another name."""
     try:
         return Status(status)  # type: ignore[arg-type]
     except ValueError:
@@ -67,11 +55,7 @@ def checked_statuses(statuses: Any) -> tuple[Status, ...]:
 
 
 def checked_period_ms(name: str, period: object) -> int:
-    """Return a period such as "30m" in milliseconds.
-
-    Raises:
-        ConfigError: It is not written so.
-    """
+    """Return a period such as "30m" in milliseconds; raises ConfigError for another text."""
     matched = _PERIOD.fullmatch(period) if isinstance(period, str) else None
     if matched is None or int(matched[1]) == 0:
         raise ConfigError(
@@ -87,11 +71,7 @@ def period_text(milliseconds: int) -> str:
 
 
 def checked_least(count: object, at_least: object) -> tuple[int, int]:
-    """Return the number of groups to take, and the fewest to accept.
-
-    Raises:
-        ConfigError: Not 1 <= at_least <= count.
-    """
+    """Return the groups to take, and the fewest to accept; else raises ConfigError."""
     try:
         most = checked_int("count", count, 1)
         least = most if at_least is None else checked_int("at_least", at_least, 1)

@@ -207,10 +207,12 @@ class _Export:
 
     def _line(self, record: GroupRecord, items: list[BufferItem], shard: str | None) -> Line:
         facts: Mapping[str, Any] = record.facts
+        moved = (need.moved for need in record.needs if need.place == self._place)
+        at_put = facts.get("status") or str(group_status(item.status for item in items))
         versions = [item.policy_version for item in items if item.policy_version is not None]
         return {
             "id": record.seq,
-            "status": self._status(record, facts, items),
+            "status": next(moved, "") or at_put,  # in which it waits for the consumer group
             "policy_version": facts.get("version", min(versions, default=None)),
             "priority": float(facts["priority"]) if "priority" in facts else None,
             "reads": facts.get("reads", 0),
@@ -220,15 +222,6 @@ class _Export:
             "shard": shard,
             "samples": list(map(_sample, items)),
         }
-
-    def _status(
-        self, record: GroupRecord, facts: Mapping[str, Any], items: list[BufferItem]
-    ) -> str:
-        """Return the status in which a group waits for the consumer group, or its status at put."""
-        for need in record.needs:
-            if need.place == self._place and need.moved:
-                return need.moved
-        return facts.get("status") or str(group_status(item.status for item in items))
 
     def _tags(self, values: Mapping[str, str | float]) -> dict[str, str | float]:
         """Return the declared tags that a group has."""

@@ -50,9 +50,7 @@ class Heartbeat:
         """Start to beat.
 
         Args:
-            beat: Method that renews the deadline.
             deadline_ms: Time by which one beat moves the deadline.
-            name: Name of the thread.
             at_end: Called when the method's object is gone without `stop`.
         """
         self._beat = weakref.WeakMethod(beat)

@@ -53,11 +53,6 @@ class OpenTask:
     Each method checks its arguments and calls every partition that it is about, one after the
     other. Where a partition cannot be reached, all others are called, and `StoreUnavailable` names
     the missing ones: the same call completes it.
-
-    Attributes:
-        task: Name of the task.
-        namespace: Namespace of the task.
-        group: Name of the consumer group.
     """
 
     task: str
@@ -349,6 +344,8 @@ class OpenTask:
             number, seq = self._numbering.partition(group), self._numbering.seq(group)
             if seq:
                 chosen.setdefault(number, {})[seq] = priority
+        if not chosen:
+            chosen[0] = {}  # one partition says whether the task keeps priorities
 
         def update(number: int) -> int:
             return update_priorities(self._partitions[number].task, chosen[number])
@@ -457,7 +454,6 @@ class OpenTask:
         return {number: [seq for seq in seqs if seq] for number, seqs in places.items()}
 
     def _id(self, number: int, seq: int) -> int:
-        """Return the id of a group of a partition."""
         return self._numbering.ids(number, [seq])[0]
 
     def _query(self, where: Mapping[str, Any] | None) -> str:

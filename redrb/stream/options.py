@@ -18,11 +18,7 @@ from redrb.stream.task.settings import LEASE_MS, LEAST_LEASE_MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of one stream object, checked; `ExperienceStream` describes them.
-
-    Raises:
-        ConfigError: An option is not usable.
-    """
+    """Options of one stream object, checked; `ExperienceStream` describes them."""
 
     group: str = "default"
     on_full: OnFull = "block"

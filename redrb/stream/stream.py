@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 from zlib import crc32
 
@@ -46,7 +45,7 @@ from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
-from redrb.stream.ranks.ranks import RankTakes
+from redrb.stream.ranks.ranks import Ranks
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
@@ -166,7 +165,7 @@ class ExperienceStream(OpenTask):
         self._preparer, self._consumer, self._admitter = home.preparer, home.consumer, home.admitter
         self._producer: Puts = home.producer
         self._taker: Takes = home.taker
-        self._ranks: RankTakes = home.ranks
+        self._ranks: Ranks | PartitionedRanks = home.ranks
         if len(partitions) > 1:
             self._producer = PartitionedProducer(task, partitions, options.on_full, reach)
             self._taker = Collector(partitions, task, reach)
@@ -176,12 +175,7 @@ class ExperienceStream(OpenTask):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -678,7 +672,6 @@ class ExperienceStream(OpenTask):
             return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
-        """Check and encode the groups of a put."""
         self._check_open()
         return self._preparer.prepare(groups, options)
 

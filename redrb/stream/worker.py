@@ -69,12 +69,7 @@ class Worker:
     name: str
 
     def __init__(self, task: Task, lease_ms: int) -> None:
-        """Make a worker; nothing is announced before it puts or takes.
-
-        Args:
-            task: The task.
-            lease_ms: Time after which a silent worker is dead.
-        """
+        """Make a worker; nothing is announced before it puts or takes."""
         self.label = ""
         self.role: Role | None = None
         self.weights_name = ""

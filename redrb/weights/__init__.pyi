@@ -3,9 +3,9 @@ from .files.adapter_folder import save_adapter as save_adapter
 from .files.safetensors import iterate_safetensors as iterate_safetensors
 from .files.safetensors import load_safetensors as load_safetensors
 from .files.safetensors import save_safetensors as save_safetensors
-from .lora.config import LoraConfig as LoraConfig
 from .publishing.publisher import WeightPublisher as WeightPublisher
 from .reading.standby import WeightStandby as WeightStandby
 from .reading.state_copies import Adapter as Adapter
 from .reading.subscriber import WeightSubscriber as WeightSubscriber
+from .wire.lora_config import LoraConfig as LoraConfig
 from .wire.manifest import WeightVersion as WeightVersion

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a maker until its steps are done or a signal comes; returns the exit status."""
-    return run_recipe("redrb-maker", __doc__, arguments, _begin, worker=_new_name())
+    # containers repeat host names and process ids
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return run_recipe("redrb-maker", __doc__, arguments, _begin, worker=name)
 
 
 def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], None]:
@@ -39,11 +41,6 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], Non
     maker = recipe.maker(client, write)
     scope.enter_context(maker)
     return maker.run
-
-
-def _new_name() -> str:
-    """Return a unique name: containers repeat host names and process ids."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def run() -> NoReturn:

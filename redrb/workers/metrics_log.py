@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from redrb.disks import may_pass
@@ -29,9 +28,7 @@ class RecordFile:
     def __init__(self, path: Path, say: Say) -> None:
         """Open the file, if the disk allows it now.
 
-        Args:
-            say: Called with a message when a line is dropped for the first time, in the thread
-                that writes.
+        `say` is called when a line is dropped for the first time, in the thread that writes.
 
         Raises:
             ConfigError: The file cannot be opened, and not because its disk is full or read-only.
@@ -103,10 +100,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: str, *, worker: str, say: Say = _log.warning) -> None:
-        """Open the log.
-
-        Args:
-            say: Called with a message when a line is dropped for the first time.
+        """Open the log; `say` is called when a line is dropped for the first time.
 
         Raises:
             ConfigError: The file cannot be opened, and not because its disk is full or read-only.
@@ -126,12 +120,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -48,7 +48,7 @@ def run_recipe(
 
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        recipe: Recipe = parse(program, description, words, worker=worker).resolved.recipe
+        recipe: Recipe = parse(program, description, words, worker=worker).recipe
     except ConfigError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2

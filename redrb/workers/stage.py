@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
@@ -29,9 +29,6 @@ from redrb.options import (
 )
 from redrb.workers.event_sinks import tracing_to_collector
 from redrb.workers.process import end, exit_status
-
-if TYPE_CHECKING:
-    from redrb.connection import Client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +105,7 @@ def _work(function: str, settings: StageSettings) -> None:
 
             import redrb
             from redrb.runtime.stage import Stage
+            from redrb.stream.task.inspection import existing_task
 
             torch.set_num_threads(settings.threads)
             if settings.tracing:
@@ -116,7 +114,11 @@ def _work(function: str, settings: StageSettings) -> None:
             client = scope.enter_context(
                 redrb.connect(settings.url, min_replicas=settings.min_replicas)
             )
-            _warn_if_new(client, settings)
+            try:
+                existing_task(client, settings.from_, namespace=settings.namespace)
+            except UnknownTask as error:  # its name may be mistyped
+                text = f"redrb-stage: {error} The stage creates it and waits for groups."
+                print(text, file=sys.stderr)
             source, target = (
                 scope.enter_context(
                     redrb.ExperienceStream(
@@ -138,16 +140,6 @@ def _work(function: str, settings: StageSettings) -> None:
             )
         with Deadline(budget=stage.ending), scope.pop_all():
             stage.run()
-
-
-def _warn_if_new(client: Client, settings: StageSettings) -> None:
-    """Say that the first task does not exist yet: its name may be mistyped."""
-    from redrb.stream.task.inspection import existing_task
-
-    try:
-        existing_task(client, settings.from_, namespace=settings.namespace)
-    except UnknownTask as error:
-        print(f"redrb-stage: {error} The stage creates it and waits for groups.", file=sys.stderr)
 
 
 def _found(name: str) -> object:

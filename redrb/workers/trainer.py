@@ -25,12 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str]:
     """Make the trainer; its work returns why training ended, "" on all ranks but the first."""
-    _join_ranks(recipe, scope)
-
     from redrb.recipe.trainer import RecipeTrainer
+    from redrb.runtime.strategy import Strategy
     from redrb.runtime.world import rank_here
     from redrb.workers.event_sinks import open_sinks
 
+    if environment.variable("WORLD_SIZE", "1") != "1":  # torchrun describes a process group
+        from torch import distributed
+
+        device = Strategy(recipe.device or None).device
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        scope.callback(distributed.destroy_process_group)
     write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
     trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
     trainer.begin()
@@ -42,19 +47,6 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str
         return reason if rank_here() == 0 else ""
 
     return work
-
-
-def _join_ranks(recipe: Recipe, scope: ExitStack) -> None:
-    """Join the process group that torchrun describes in the environment, if there is one."""
-    if environment.variable("WORLD_SIZE", "1") == "1":
-        return
-    from torch import distributed
-
-    from redrb.runtime.strategy import Strategy
-
-    device = Strategy(recipe.device or None).device
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    scope.callback(distributed.destroy_process_group)
 
 
 def run() -> NoReturn:

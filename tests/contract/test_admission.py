@@ -133,7 +133,7 @@ def test_a_writer_and_a_sender_use_rights_up(stream: ExperienceStream) -> None:
             assert admission.left == 0
         with pytest.raises(redrb.errors.SendFailed):
             sender.flush()
-    stream._admitter._maker.beat()  # type: ignore[attr-defined]
+    stream._admitter.maker.beat()  # type: ignore[attr-defined]
     assert (rights(stream).used, rights(stream).returned, rights(stream).held) == (3, 1, 0)
 
 
@@ -268,11 +268,11 @@ def test_a_beat_follows_at_once_while_rights_of_a_dead_maker_are_left(
     dead, living = open_stream(**settings), open_stream(**settings)
     lost = dead.admit(300, timeout=0)
     kept = living.admit(1, timeout=0)
-    dead._admitter._maker._heartbeat.stop()  # type: ignore[attr-defined]
+    dead._admitter.maker._heartbeat.stop()  # type: ignore[attr-defined]
     key = TaskKeys.of(namespace, "math").prefix + "makers"
     for maker in client.execute("ZRANGE", key, 0, 0):  # entered first
         client.execute("ZADD", key, "XX", 1, maker)
-    living._admitter._maker._nudge()  # type: ignore[attr-defined]
+    living._admitter.maker._nudge()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 60
     while rights(living).held > 1 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -5,30 +5,25 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from torch import nn
 
+import redrb
 from redrb import Client, ConfigError
+from redrb.connection.stop import Stop
 from redrb.errors import WeightTimeout
 from redrb.recipe import GRPORecipe, option
 from redrb.recipe.job_settings import agreed_settings
-from redrb.recipe.maker import reference_policy
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.runtime import announcements as agreement
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import WeightFollower
-from redrb.runtime.model_updates import ModelUpdates
+from redrb.runtime.following import MakerWeights
 from tests.counting_recipe import Counting
 
 SIX, TEN = {"base": "6", "digits": "4"}, {"base": "10", "digits": "4"}
 DIFFERS = "trainer 't' has other settings than maker 'm': base is 6 there and 10 here. Start all"
-
-
-def never() -> bool:
-    return False
 
 
 class Workers:
@@ -46,10 +41,9 @@ class Workers:
     def publish(self, trainer: Broadcast) -> int:
         return trainer.push({"actor": self.model}, fully=True)
 
-    def maker(self, settings: dict[str, str] = TEN) -> WeightFollower:
-        models = ModelUpdates({"actor": nn.Linear(1, 1)}, timeout_s=5)
-        place = (self.client, self.namespace, "m", models)
-        return WeightFollower(*place, chosen="t", agree=settings)
+    def maker(self, settings: dict[str, str] = TEN) -> MakerWeights:
+        place = (self.client, self.namespace, "m", {"actor": nn.Linear(1, 1)}, Stop())
+        return MakerWeights(*place, follow="t", first_timeout=60.0, agree=settings)
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ def test_a_maker_refuses_a_trainer_with_other_settings_that_was_there_before(
     workers.publish(workers.trainer(SIX, makers))
     maker = workers.maker()
     with pytest.raises(ConfigError, match=DIFFERS):
-        maker.wait_until_complete(60, never)
+        maker.wait_until_initialised()
     assert maker.version is None
     assert "This maker makes nothing, and ends in 0 s unless a trainer with its" in caplog.text
 
@@ -82,7 +76,7 @@ def test_a_maker_that_waits_refuses_a_trainer_with_other_settings_at_once(
     maker = workers.maker()
     assert not maker.prepare(0.0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(maker.wait_until_complete, 60, never)
+        waiting = pool.submit(maker.wait_until_initialised)
         workers.trainer(SIX)
         with pytest.raises(ConfigError, match=DIFFERS):
             waiting.result(30)
@@ -96,10 +90,10 @@ def test_a_maker_that_finds_the_settings_of_an_earlier_run_waits_for_its_success
     assert maker.prepare(0.0)
     assert maker.version is None
     successor = workers.trainer(TEN)
-    maker.wait_until_complete(60, never)  # the successor goes on from these weights
+    maker.wait_until_initialised()  # the successor goes on from these weights
     assert maker.version == 1
     workers.publish(successor)
-    maker.follow()
+    maker.load_announced()
     assert maker.version == 2
     assert len([each for each in caplog.records if each.levelno == logging.WARNING]) == 1
 
@@ -109,13 +103,13 @@ def test_a_working_maker_ends_when_a_trainer_with_other_settings_has_started(
 ) -> None:
     workers.publish(workers.trainer(TEN))
     maker = workers.maker()
-    maker.wait_until_complete(60, never)
+    maker.wait_until_initialised()
     workers.publish(workers.trainer(TEN))  # a restart
-    maker.follow()
+    maker.load_announced()
     assert maker.version == 2
     workers.trainer(SIX)
     with pytest.raises(ConfigError, match=DIFFERS):
-        maker.follow()
+        maker.load_announced()
     assert maker.version == 2
 
 
@@ -125,8 +119,23 @@ def test_workers_without_settings_agree_with_all(
 ) -> None:
     workers.publish(workers.trainer(trainer))
     follower = workers.maker(maker)
-    follower.wait_until_complete(60, never)
+    follower.wait_until_initialised()
     assert follower.version == 1
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_weights_that_are_announced_after_a_maker_has_loaded_them_are_its_first(
+    workers: Workers,
+) -> None:
+    """As those of `redrb weights put`, or of a trainer that was killed before it announced them."""
+    with redrb.WeightPublisher(workers.client, "t", namespace=workers.namespace) as publisher:
+        publisher.publish({"actor": workers.model})
+    trainer = workers.trainer(TEN)
+    maker = workers.maker()
+    maker.load_announced()
+    assert (maker.version, maker.initialised) == (1, False)
+    assert trainer.take_over({"actor": workers.model}, fence=True) == 1
+    assert maker.wait_until_initialised()
 
 
 def test_the_reward_of_an_earlier_run_with_other_settings_ends_no_job(workers: Workers) -> None:
@@ -195,9 +204,7 @@ def test_makers_of_a_recipe_refuse_a_trainer_with_other_settings(
 
 
 @pytest.mark.usefixtures("no_grace")
-def test_a_maker_that_waits_for_a_reference_policy_names_the_settings(
-    client: Client, namespace: str
-) -> None:
+def test_a_maker_with_a_reference_policy_names_the_settings(client: Client, namespace: str) -> None:
     """The trainer has none, since its beta is 0."""
 
     class Referring(Counting):
@@ -206,13 +213,18 @@ def test_a_maker_that_waits_for_a_reference_policy_names_the_settings(
         def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:
             return models["actor"] if self.beta else None
 
+    def run(recipe: Referring) -> None:
+        with recipe.maker(client, lambda *_, **__: None) as maker:
+            maker.run()
+
     recipe = Referring(namespace=namespace, worker="m", beta=0.5, weights_timeout=60.0)
+    models = recipe.models()
     other = agreed_settings(Referring())
-    Broadcast(client, namespace, recipe.weights_name, [], settings=other)
-    stream = recipe.task_name
+    place = (client, namespace, recipe.weights_name, [])
+    Broadcast(*place, settings=other).push(models, fully=True)
     with pytest.raises(ConfigError, match=r"beta is 0\.0 there and 0\.5 here"):
-        reference_policy(client, recipe, recipe.models(), nullcontext)
-    Broadcast(client, namespace, recipe.weights_name, [], settings=agreed_settings(recipe))
+        run(recipe)
+    Broadcast(*place, settings=agreed_settings(recipe)).push(models, fully=True)
     hasty = Referring(namespace=namespace, worker="m", beta=0.5, weights_timeout=0.1)
-    with pytest.raises(WeightTimeout, match=f"{stream}-reference"):
-        reference_policy(client, hasty, hasty.models(), nullcontext)
+    with pytest.raises(WeightTimeout, match=f"{recipe.task_name}-reference"):
+        run(hasty)

@@ -242,7 +242,7 @@ def test_makers_on_all_nodes_hear_of_a_trainer(
     with ThreadPoolExecutor(len(boxes)) as threads:
         waiting = [threads.submit(AnnouncementReader(client, box).newest, 20) for box in boxes]
         time.sleep(0.1)
-        news = Announcement("trainer", 7, run="0" * 32)
+        news = Announcement("trainer", 7)
         announce(client, boxes, news)
         assert [wait.result(10) for wait in waiting] == [news] * len(boxes)
 

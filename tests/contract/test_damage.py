@@ -19,7 +19,7 @@ from redrb.connection import Client
 from redrb.dashboard.groups import TaskGroups
 from redrb.dashboard.payload import encoded, view_data
 from redrb.dashboard.requests import group_choice
-from redrb.doctor.checkup import check_up
+from redrb.doctor.checkup import Checkup
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
 from redrb.state.findings import findings_of
@@ -200,7 +200,7 @@ def test_one_bad_value_ends_no_look(client: Client, namespace: str) -> None:
         subjects = {finding.subject for finding in view.findings}
         assert subjects == {"task \\xff", "weights \\xff", "task bad", "weights actor"}
         assert [each.name for each in published_in(client, namespace)] == ["critic"]
-        report = check_up(client, namespace, StateReader(client, namespace).look)
+        report = Checkup(client, namespace, StateReader(client, namespace).look)
         assert subjects <= {finding.subject for finding in report.findings}
         for name in ("task", "weights"):
             at(key).execute("ZREM", key, name.encode() + b":\xff")

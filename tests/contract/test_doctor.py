@@ -17,9 +17,8 @@ import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.doctor import latency, server_facts
-from redrb.doctor.checkup import Checkup, check_up
+from redrb.doctor.checkup import Checkup, Report, report_on
 from redrb.doctor.repairs import Repair, repair
-from redrb.doctor.report import Report, report_on
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.state.model import State, TaskState, WeightsState
@@ -61,7 +60,7 @@ def state_of(client: Client, namespace: str, **changes: object) -> State:
 
 
 def checked(client: Client, namespace: str, task: str = "", **changes: object) -> Checkup:
-    found = check_up(client, namespace, lambda: state_of(client, namespace, **changes), task)
+    found = Checkup(client, namespace, lambda: state_of(client, namespace, **changes), task)
     for finding in found.findings:
         check_command(finding, namespace=namespace, url=client.url)
     return found
@@ -321,7 +320,9 @@ def test_doctor_on_a_cluster(real_url: str, request: pytest.FixtureRequest, name
     request.addfinalizer(cluster.close)
 
     def reported(*, repairing: bool = False) -> tuple[set[str], Report]:
-        report = report_on(cluster.url, namespace, repairing=repairing, over_s=0.01)
+        report = report_on(
+            cluster.url, namespace, "", repairing=repairing, over_s=0.01, timeout_s=10
+        )
         return {finding.code for finding in report.findings} - OF_SERVERS, report
 
     with (

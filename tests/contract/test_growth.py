@@ -17,6 +17,7 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout
 from redrb.stream.put.calls import AskRoom
 from redrb.stream.take.calls import Take, TakeRequest
+from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered
@@ -145,7 +146,8 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
     catalogue = WeightSubscriber(
         all_of_them.client, "actor", namespace=all_of_them.namespace
     )._catalogue
-    catalogue.run("weights/pin", uuid.uuid4().hex, 0, 0, 0, 0, TTL_MS)
+    find = FindSteps(uuid.uuid4().hex, 0, 0, 0, 0, TTL_MS)
+    find.run(catalogue.client, [catalogue.keys.versions])
     time.sleep(2 * TTL_MS / 1000)  # until then, groups are reserved for its takes
 
 

@@ -84,7 +84,7 @@ def job(client: Client, namespace: str) -> Iterator[Job]:
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_end, "GRACE_S", 0.3)
-    monkeypatch.setattr(job_end, "_END_WAIT_S", 0.1)
+    monkeypatch.setattr(job_end, "_WAIT_S", 0.1)
 
 
 def test_makers_end_when_the_trainer_has_ended_the_job(

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import redrb
 from redrb import Client, ExperienceMakerHolder, ExperienceStream, GRPOMakerHolder, Strategy
+from redrb.connection.stop import Stop
 from redrb.errors import WeightMismatch
 from redrb.experience import Experience
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import InFlightUpdates, WeightFollower
-from redrb.runtime.model_updates import ModelUpdates
+from redrb.runtime.following import MakerWeights
 from tests.contract.test_weights_standby import Versioned, blocked
 from tests.networks import LoraLinear
 from tests.scenes import until
@@ -82,6 +82,11 @@ def check(item: redrb.BufferItem) -> list[int]:
     return versions
 
 
+def followed(client: Client, namespace: str, model: nn.Module, **options: Any) -> MakerWeights:
+    place = (client, namespace, "m", {"actor": model}, Stop())
+    return MakerWeights(*place, follow="t", **options)
+
+
 def test_updates_are_swapped_between_tokens(
     client: Client, namespace: str, made: Callable[..., GRPOMakerHolder]
 ) -> None:
@@ -95,12 +100,7 @@ def test_updates_are_swapped_between_tokens(
             version = trainer.push({"actor": Versioned(token)}, fully=True)
             source = Versioned(version + 1)  # its tokens show its version
             assert trainer.push({"actor": source}, fully=True) == version + 1
-            until(
-                lambda: (
-                    maker._weights._follower.ready
-                    and maker._weights._follower._full.ready == version + 1
-                )
-            )
+            until(lambda: maker._weights._prepared.ready == version + 1)
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS, PROMPTS])
@@ -124,79 +124,34 @@ def test_a_trainer_that_names_the_maker_in_mid_generation_is_followed(
             other = Broadcast(client, namespace, "other", ["m"])
             for number in (1, 2, 3):
                 other.push({"actor": Versioned(number)}, fully=True)
-            until(
-                lambda: maker._weights._follower.ready and maker._weights._follower._full.ready == 3
-            )
+            until(lambda: maker._weights.name == "other" and maker._weights._prepared.ready == 3)
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS])
     assert check(samples(client, namespace)[0]) == [1] * 6 + [3] * 6
 
 
-def test_full_and_partial_updates_come_together(client: Client, namespace: str) -> None:
-    model, source = Versioned(), Versioned(1)
-    source.parts[0].requires_grad_(False)
-    updates = ModelUpdates({"actor": model}, timeout_s=5)
-    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
-    flight = InFlightUpdates(follower, updates)
-    trainer = Broadcast(client, namespace, "t", [])
-    ended = threading.Event()
-
-    def push() -> None:
-        number = 0
-        while not ended.is_set():
-            number += 1
-            source.become(number)
-            # a partial update lacks untrained weights, so each follows a full update
-            trainer.push({"actor": source}, fully=True)
-            trainer.push({"actor": source}, fully=False)
-
-    thread = threading.Thread(target=push)
-    with flight.running():
-        thread.start()
-        seen = set[int | None]()
-        try:
-            until(lambda: flight.swap() is not None)
-            began = time.monotonic()
-            while time.monotonic() < began + 2:
-                with updates.exclusive():
-                    version = flight.swap()
-                    assert version == follower.version
-                    assert version is not None
-                    assert model.number() == (version + 1) // 2
-                seen.add(version)
-        finally:
-            ended.set()
-            thread.join()
-        until(lambda: flight.swap() == trainer.version)
-        flight.check()
-    assert model.number() == source.number()
-    assert {version % 2 for version in seen if version} == {0, 1}
-
-
 def test_a_swap_during_a_fetch_gets_the_update_later(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Versioned()
-    updates = ModelUpdates({"actor": model}, timeout_s=5)
-    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
-    flight = InFlightUpdates(follower, updates)
+    weights = followed(client, namespace, model, in_flight=True)
     trainer = Broadcast(client, namespace, "t", [])
-    with flight.running():
+    with weights.prefetching():
         trainer.push({"actor": Versioned(1)}, fully=True)
-        until(lambda: flight.swap() == 1)
+        until(lambda: weights.swap() == 1)
         began, go_on = blocked(monkeypatch)
         trainer.push({"actor": Versioned(2)}, fully=True)
         assert began.wait(10)
-        assert flight.swap() == 1  # while the fetch is blocked
+        assert weights.swap() == 1  # while the fetch is blocked
         began.clear()
         trainer.push({"actor": Versioned(3)}, fully=True)  # waits for its turn
         go_on.set()
-        until(lambda: follower.ready)
+        until(lambda: weights.ready)
         time.sleep(0.1)
         assert not began.is_set()
-        assert (flight.swap(), model.number()) == (2, 2)
-        until(lambda: flight.swap() == 3)
+        assert (weights.swap(), model.number()) == (2, 2)
+        until(lambda: weights.swap() == 3)
         trainer.push({"actor": Versioned(4)}, fully=True)
         ended = time.monotonic()
     assert time.monotonic() - ended < 10
@@ -205,8 +160,7 @@ def test_a_swap_during_a_fetch_gets_the_update_later(
 def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
     source = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
-    updates = ModelUpdates({"actor": model}, timeout_s=5)
-    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
+    weights = followed(client, namespace, model)
     trainer = Broadcast(client, namespace, "t", [])
     plans = [(True, True), (False, True), (False, True), (True, True), (False, False)]
     plans += [(False, True), (True, False), (False, True), (False, True)]
@@ -216,16 +170,15 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
                 if tensor.requires_grad or fully:
                     tensor.normal_()
         trainer.push({"actor": source}, fully=fully, lora_only=lora)
-        follower.follow()
-        assert follower.version == trainer.version
+        weights.load_announced()
+        assert weights.version == trainer.version
         layer = source[0]
         merged = layer.weight + 2.0 * (layer.lora_B @ layer.lora_A)
         expected = merged if lora else layer.weight
-        if (fully, lora) != (False, False):  # of A and B alone nothing is known without settings
-            assert torch.allclose(model[0].weight, expected, atol=1e-5)
+        assert torch.allclose(model[0].weight, expected, atol=1e-5)
         if not lora:
             assert torch.equal(model[1].weight, source[1].weight)
-    newest = redrb.WeightSubscriber(client, "t.partial", namespace=namespace).latest()
+    newest = redrb.WeightSubscriber(client, "t", namespace=namespace).latest()
     assert newest is not None
     assert newest.kind == "lora"
     again = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
@@ -234,24 +187,20 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
     assert torch.equal(again[0].lora_A, source[0].lora_A)
 
 
-def test_an_adapter_is_never_merged_into_a_part_older_than_the_full_update(
+def test_adapters_in_a_redis_that_was_emptied_come_with_their_base(
     client: Client, namespace: str
 ) -> None:
-    source = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+    source = nn.Sequential(LoraLinear(4, 4, bias=False))
     trainer = Broadcast(client, namespace, "t", [])
-    trainer.push({"actor": source}, fully=True)
-    trainer.push({"actor": source}, fully=False)  # a part: all that is trained
-    with torch.no_grad():
-        source[1].weight.fill_(5.0)
-    trainer.push({"actor": source}, fully=True)
     trainer.push({"actor": source}, fully=False, lora_only=True)
-    assert [one.kind for one in trainer.published][-1] == "lora"
-    updates = ModelUpdates({"actor": model}, timeout_s=5)
-    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
-    follower.follow()
-    assert follower.version == trainer.version
-    assert torch.equal(model[1].weight, source[1].weight)
+    client.execute("FLUSHALL")
+    trainer.push({"actor": source}, fully=False, lora_only=True)
+    late = nn.Sequential(nn.Linear(4, 4, bias=False))
+    weights = followed(client, namespace, late, first_timeout=30.0)
+    assert weights.wait_until_initialised()
+    layer = source[0]
+    merged = layer.weight + 2.0 * (layer.lora_B @ layer.lora_A)
+    assert torch.allclose(late[0].weight, merged, atol=1e-5)
 
 
 def test_without_token_versions_the_first_version_of_the_batch_is_noted(
@@ -300,10 +249,10 @@ def test_updates_that_do_not_fit_are_logged_between_batches(
     def meanwhile(token: int) -> None:
         if token == 3:
             trainer.push({"actor": Versioned(2).parts}, fully=True)
-            until(lambda: maker._weights._in_flight._error)
+            until(lambda: maker._weights._error)
         if token == 15:
             trainer.push({"actor": Versioned(3)}, fully=True)
-            until(lambda: maker._weights._follower.ready)
+            until(lambda: maker._weights.ready)
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS, PROMPTS])
@@ -319,7 +268,7 @@ def test_a_first_update_that_does_not_fit_ends_the_loop(
     trainer.push({"actor": Versioned(2).parts}, fully=True)
     model = Slow(7)
     maker = made(model)
-    model.meanwhile = lambda _: until(lambda: maker._weights._in_flight._error)
+    model.meanwhile = lambda _: until(lambda: maker._weights._error)
     with pytest.raises(WeightMismatch):
         maker.workingloop(lambda: [PROMPTS] * 3)
 
@@ -336,11 +285,11 @@ def test_a_maker_goes_on_in_flight_while_redis_is_away(
         def meanwhile(token: int) -> None:
             if token == 12:
                 server.kill()
-                until(lambda: maker._weights._in_flight._error)
+                until(lambda: maker._weights._error)
             if token == 40:
                 server.start()
                 until(lambda: trainer_is_back(trainer))
-                until(lambda: maker._weights._follower.ready)
+                until(lambda: maker._weights.ready)
 
         model.meanwhile = meanwhile
         maker = GRPOMakerHolder(

@@ -13,13 +13,12 @@ import torch
 import redrb
 from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
 from redrb.connection.messages import post
-from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
+from redrb.connection.stop import Stop
+from redrb.errors import SendFailed, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import maker_key
 from redrb.runtime import AccelerateStrategy, strategy
-from redrb.runtime.announcements import Announcement, announce
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import WeightFollower
-from redrb.runtime.model_updates import ModelUpdates
+from redrb.runtime.following import MakerWeights
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
 from tests.signals import sigterm_after
@@ -109,7 +108,7 @@ def test_later_updates_that_do_not_fit_are_not_loaded(
     maker.workingloop(lambda: [prompts(1)])
     trainer.push(wrong, fully=True)
     maker.workingloop(lambda: [prompts(2)])
-    post(client, [maker_key(namespace, "maker_0")], {"trainer": "a b", "full": 1, "partial": 0})
+    post(client, [maker_key(namespace, "maker_0")], {"trainer": "a b", "version": 1})
     maker.workingloop(lambda: [prompts(3), prompts(4)])
     assert caplog.text.count("keeps the weights it has") == 2
     assert maker.policy_version == 2
@@ -118,10 +117,12 @@ def test_later_updates_that_do_not_fit_are_not_loaded(
     assert maker.policy_version == 4
 
 
-def followed(client: Client, namespace: str) -> tuple[Linear, WeightFollower]:
+def followed(
+    client: Client, namespace: str, first_timeout: float = 5.0
+) -> tuple[Linear, MakerWeights]:
     model = Linear()
-    updates = ModelUpdates({"actor": model}, timeout_s=5)
-    return model, WeightFollower(client, namespace, "m", updates, chosen="t")
+    place = (client, namespace, "m", {"actor": model}, Stop())
+    return model, MakerWeights(*place, follow="t", first_timeout=first_timeout)
 
 
 def delete_all(client: Client, namespace: str) -> None:
@@ -140,71 +141,36 @@ def test_versions_may_start_again_in_a_redis_that_was_emptied(
     trainer = Broadcast(client, namespace, "t", ["m"])
     for version in range(1, 6):
         trainer.push({"actor": Linear(float(version))}, fully=True)
-    follower.follow()
+    follower.load_announced()
     assert (follower.version, value(model)) == (5, 5.0)
     delete_all(client, namespace)
     again = Broadcast(client, namespace, "t", ["m"])
-    follower.follow()  # it is named, and there are no weights yet
+    follower.load_announced()  # it is named, and there are no weights yet
     assert (follower.version, value(model)) == (5, 5.0)
     for version in (1, 2):
         again.push({"actor": Linear(10.0 + version)}, fully=True)
-        follower.follow()
+        follower.load_announced()
         assert (follower.version, value(model)) == (version, 10.0 + version)
     third = Broadcast(client, namespace, "t", ["m"])  # a restart alone counts on
     third.push({"actor": Linear(30.0)}, fully=True)
-    follower.follow()
+    follower.load_announced()
     assert (follower.version, value(model)) == (3, 30.0)
 
 
 def test_weights_that_are_gone_do_not_make_a_maker_complete(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, follower = followed(client, namespace)
+    model, follower = followed(client, namespace, first_timeout=0.3)
     trainer = Broadcast(client, namespace, "t", ["m"])
     trainer.push({"actor": Linear(1.0)}, fully=True)
     client.execute("DEL", f"redrb:{{{namespace}:weights:t}}:versions")
     with pytest.raises(WeightTimeout):
-        follower.wait_until_complete(0.3, lambda: False)
-    assert not follower.complete
+        follower.wait_until_initialised()
+    assert not follower.initialised
     assert "is not in Redis any more" in caplog.text
     trainer.push({"actor": Linear(2.0)}, fully=True)
-    follower.wait_until_complete(5, lambda: False)
-    assert (follower.complete, value(model)) == (True, 2.0)
-
-
-def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_announced_later(
-    client: Client, namespace: str
-) -> None:
-    model, follower = followed(client, namespace)
-    source = Linear(1.0, frozen=True)
-    trainer = Broadcast(client, namespace, "t", ["m"])
-
-    def push(number: float, *, fully: bool) -> None:
-        with torch.no_grad():
-            source.trained.fill_(number)
-        trainer.push({"actor": source}, fully=fully)
-
-    push(1.0, fully=True)
-    follower.follow()
-    push(2.0, fully=False)
-    first = trainer._announcement
-    push(7.0, fully=True)
-    late = trainer._announcement
-    push(8.0, fully=False)
-    newest = trainer._announcement
-    for announcement in (first, late, newest):
-        announce(client, [maker_key(namespace, "m")], announcement)
-        follower.follow()
-        assert value(model) == 8.0
-    assert (follower.version, value(model)) == (4, 8.0)
-
-
-@pytest.mark.parametrize("run", ["x", "0" * 31, "A" * 32, "0" * 33])
-def test_the_id_of_a_run_is_checked(client: Client, namespace: str, run: str) -> None:
-    _, follower = followed(client, namespace)
-    announce(client, [maker_key(namespace, "m")], Announcement("t", 1, run=run))
-    with pytest.raises(DecodeError):
-        follower.follow()
+    assert follower.load_announced()
+    assert (follower.initialised, value(model)) == (True, 2.0)
 
 
 def test_the_newest_groups_are_sent_again_when_earlier_ones_are_given_up(
@@ -316,37 +282,6 @@ def test_an_update_while_making_experience_is_refused_at_once(
         maker.workingloop(lambda: [prompts(1)])
     assert time.monotonic() - began < 30
     maker.update_experience_maker(new_actor_state_dict={})  # the lock is free again
-
-
-def test_late_chunks_never_get_into_another_threads_update(holder: Callable[..., Holder]) -> None:
-    maker = holder(update_timeout=0.2)
-    state = {"trained": torch.full((1, 1), 9.0)}
-    maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
-    late: list[Exception] = []
-
-    def other() -> None:
-        state = {"frozen": torch.full((1, 1), 5.0)}
-        maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
-        begun.set()
-        assert refused.wait(5)
-        maker.update_experience_maker(chunk_end=True)
-
-    begun, refused = threading.Event(), threading.Event()
-    maker._weights.updates._timeout_s = 0.2
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert begun.wait(5)
-    maker._weights.updates._timeout_s = 5
-    for end in (False, True):
-        try:
-            maker.update_experience_maker(new_actor_state_dict=state, chunk_end=end)
-        except WeightError as error:
-            late.append(error)
-    refused.set()
-    thread.join(5)
-    assert len(late) == 2
-    actor = maker.experience_maker.actor  # type: ignore[attr-defined]
-    assert (float(actor.trained.detach()), float(actor.frozen.detach())) == (0.0, 5.0)
 
 
 def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

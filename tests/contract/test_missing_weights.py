@@ -11,13 +11,12 @@ import pytest
 from torch import nn
 
 from redrb import Client, WeightPublisher, WeightSubscriber
+from redrb.connection.stop import Stop
 from redrb.engines import weights as engine_weights
 from redrb.engines.weights import EngineWeights
 from redrb.errors import WeightTimeout
-from redrb.runtime.announcements import Agreement
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import WeightFollower
-from redrb.runtime.model_updates import ModelUpdates
+from redrb.runtime.following import MakerWeights
 from redrb.weights.reading import missing
 
 Waiting = Callable[[Client, str, str], None]
@@ -28,13 +27,8 @@ def subscriber(client: Client, namespace: str, name: str) -> None:
 
 
 def follower(client: Client, namespace: str, name: str) -> None:
-    models = ModelUpdates({"actor": nn.Linear(1, 1)}, timeout_s=5)
-    maker = WeightFollower(client, namespace, "m", models, chosen=name)
-    maker.wait_until_complete(0.3, lambda: False)
-
-
-def reference(client: Client, namespace: str, name: str) -> None:
-    Agreement("m", {"base": "10"}).wait(client, namespace, name, 0.3)
+    place = (client, namespace, "m", {"actor": nn.Linear(1, 1)}, Stop())
+    MakerWeights(*place, follow=name, first_timeout=0.3).wait_until_initialised()
 
 
 def engine(client: Client, namespace: str, name: str) -> None:
@@ -44,7 +38,7 @@ def engine(client: Client, namespace: str, name: str) -> None:
         asyncio.run(weights.update(timeout=0.9))
 
 
-WAITS: list[Waiting] = [subscriber, follower, reference]
+WAITS: list[Waiting] = [subscriber, follower]
 
 
 @pytest.fixture
@@ -148,9 +142,8 @@ def test_a_maker_with_weights_says_nothing(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     Broadcast(client, namespace, "sort", []).push({"actor": nn.Linear(1, 1)}, fully=True)
-    models = ModelUpdates({"actor": nn.Linear(1, 1)}, timeout_s=5)
-    maker = WeightFollower(client, namespace, "m", models, chosen="sort")
-    maker.wait_until_complete(30, lambda: False)
+    place = (client, namespace, "m", {"actor": nn.Linear(1, 1)}, Stop())
+    assert MakerWeights(*place, follow="sort").wait_until_initialised()
     with pytest.raises(WeightTimeout):
         WeightSubscriber(client, "sort", namespace=namespace).wait(newer_than=1, timeout=0.2)
     assert not caplog.records

@@ -146,7 +146,7 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.browse.follower.NEWEST": (reports.followed,),
     "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
     "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
-    "redrb.browse.payloads._REQUEST_GROUPS": (reports.browsed,),
+    "redrb.browse.walk._REQUEST_GROUPS": (reports.browsed,),
     "redrb.doctor.examination._PAGE": (
         doctor.many_unknown,
         doctor.late_rights_repaired,

@@ -96,7 +96,7 @@ def test_a_learning_rate_that_was_changed_holds_after_a_resume(
         with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
             trainer.begin()
             found.append(trainer._optimizers["actor"].param_groups[0]["lr"])
-            checkpoints = trainer._loop._checkpoints
+            checkpoints = trainer._loop.checkpoints
             assert checkpoints is not None
             checkpoints.save(trainer.checkpointed(), Position(step=1), {})
     assert found == [1.0, 0.25]

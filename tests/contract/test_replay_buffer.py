@@ -20,8 +20,8 @@ from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
 from redrb.errors import DecodeError, RecordError
 from redrb.replay import ReplayBuffer, saving
-from redrb.replay.operations import release
 from redrb.replay.rollout_packing import pack_group
+from redrb.replay.taking import release
 from redrb.stream.saving import resuming
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
@@ -590,7 +590,7 @@ def test_all_leases_of_a_take_are_ended_when_one_is_lost(client: Client, namespa
         async with ReplayBuffer(client, namespace=namespace) as buffer:
             for task in ("a", "b"):
                 await buffer.put([as_dict(1)], task)
-            taken = buffer._operations.take({"a": 1, "b": 1}, Status.COMPLETED)
+            taken = buffer._taker.take({"a": 1, "b": 1}, Status.COMPLETED)
             taken["a"].leases[0].release()
             release(taken)
             assert await buffer.size() == 2

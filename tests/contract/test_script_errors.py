@@ -42,7 +42,7 @@ def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str)
 def test_an_error_of_lua_names_file_and_line(real_url: str) -> None:
     with redrb.connect(real_url) as client:
         with pytest.raises(redrb.errors.StoreError, match="nil") as caught:
-            run(client, load("weights/discard"), ["redrb:{none}:versions"], [])
+            run(client, load("weights/discard"), ["redrb:{none}:versions"], [b"\x80"])
         assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")
 
 

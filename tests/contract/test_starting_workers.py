@@ -54,21 +54,19 @@ def announced(
 
 
 @pytest.mark.parametrize("kind", [Arithmetic, Multiturn])
-def test_a_maker_that_waits_for_the_reference_policy(
-    kind: type[GRPORecipe], client: Client
-) -> None:
+def test_a_maker_that_waits_for_its_first_weights(kind: type[GRPORecipe], client: Client) -> None:
     recipe = kind(worker="maker-1", beta=0.1, weights_timeout=60, lease_ms=600)
-    with ThreadPoolExecutor(1) as threads:
-        starting = threads.submit(recipe.maker, client, lambda *_, **__: None)
+    with (
+        recipe.maker(client, lambda *_, **__: None) as maker,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        running = threads.submit(maker.run)
         try:
             found = announced(client, lambda worker: worker.waits_for == "weights", most_s=20)
         finally:
-            trainer = kind(worker="trainer", beta=0.1)  # announces its settings
-            RecipeTrainer(client, trainer, lambda *_, **__: None).close()
-            actor = recipe.models()["actor"]
-            redrb.WeightPublisher(client, recipe.reference_name).publish(actor)
+            maker.stop()
         assert (found.role, found.label) == ("maker", "maker-1")
-        starting.result().__exit__(None, None, None)
+        running.result(20)
     assert announced(client).life == "ended"
 
 

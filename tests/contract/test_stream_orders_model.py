@@ -853,6 +853,7 @@ _SETTINGS: dict[str, Any] = {
 _EXAMPLES = {"setup": SETUPS, "steps": st.lists(STEPS, min_size=15, max_size=40)}
 
 
+@pytest.mark.timeout(1200)  # beside busy processes
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(**_EXAMPLES)
 @settings(max_examples=5, **_SETTINGS)

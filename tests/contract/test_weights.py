@@ -20,7 +20,7 @@ from redrb.errors import (
     WeightTimeout,
 )
 from redrb.weights.publishing import staging
-from redrb.weights.reading import replica
+from redrb.weights.reading import catalogue
 from tests.published import (
     CHUNK_BYTES,
     bits,
@@ -231,13 +231,13 @@ def test_a_reader_whose_version_is_evicted_goes_on_with_the_newest(
     publisher.publish({"a": torch.full((1000,), 1.0)})
     overtaken = []
 
-    def fetch(*arguments, original=replica.fetch):
+    def fetch(*arguments, original=catalogue.fetch):
         if not overtaken:
             client.execute("DEL", full_key(namespace, "pins"))  # it was silent for too long
             overtaken.append(publisher.publish({"a": torch.full((1000,), 2.0)}))
         original(*arguments)
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     live = {"a": torch.zeros(1000)}
     assert subscriber.poll(live) == overtaken[0]
     assert (live["a"] == 2).all()
@@ -344,7 +344,7 @@ def test_polls_of_two_threads_take_turns(publisher, subscriber, monkeypatch):
     live = {"a": torch.zeros(3)}
     found, begun = [], threading.Event()
 
-    def fetch(*arguments, original=replica.fetch):
+    def fetch(*arguments, original=catalogue.fetch):
         if not begun.is_set():
             begun.set()
             publisher.publish({"a": torch.full((3,), 2.0)})
@@ -356,7 +356,7 @@ def test_polls_of_two_threads_take_turns(publisher, subscriber, monkeypatch):
         begun.wait(10)
         found.append(subscriber.poll(live))
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     later = threading.Thread(target=second)
     later.start()
     assert subscriber.poll(live).version == 1

@@ -16,8 +16,9 @@ from redrb.errors import (
     WeightError,
     WeightMismatch,
 )
-from redrb.weights.lora import LoraConfig, merged
-from redrb.weights.reading import replica
+from redrb.weights.lora.merging import merged
+from redrb.weights.reading import catalogue
+from redrb.weights.wire.lora_config import LoraConfig
 from tests.published import CHUNK_BYTES, Lora, check_nothing_left, keys_of, prefix
 
 
@@ -129,11 +130,11 @@ def test_full_versions_and_adapters_alternate(client, namespace, publisher, subs
 def test_only_new_chunks_are_fetched(publisher, subscriber, monkeypatch):
     fetched = []
 
-    def fetch(client, values, *, original=replica.fetch):
+    def fetch(client, values, *, original=catalogue.fetch):
         fetched.extend(value.key.partition("}:")[2] for value in values)
         original(client, values)
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     base, model = plain(1), plain(2)
     publisher.publish(base)
     subscriber.poll(model)

@@ -36,11 +36,11 @@ def fetched(monkeypatch):
     """Keys that readers ask for, without prefix."""
     found = []
 
-    def fetch(client, values, *, original=replica.fetch):
+    def fetch(client, values, *, original=catalogue.fetch):
         found.extend(value.key.partition("}:")[2] for value in values)
         original(client, values)
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     return found
 
 

@@ -13,7 +13,9 @@ from redrb.connection import Client
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
 from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.publishing import committer
 from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import Trim
 
 KEYS = ["versions", "manifests", "fence", "pins", "attempts", "loads", "fulls", "trash"]
 
@@ -188,14 +190,13 @@ def test_versions_that_could_not_be_trimmed_go_with_the_next_one(
         for value in range(12):
             writer.publish(state(value))
     last = publisher(client, namespace)
-    run = last._committer._run
 
-    def fails(script: str, *arguments: Any, **options: Any) -> Any:
-        if script == "weights/trim":
+    def fails(*arguments: Any, run: Callable[..., Any] = committer.run) -> Any:
+        if isinstance(arguments[2], Trim):
             raise StoreUnavailable("away", where="there")
-        return run(script, *arguments, **options)
+        return run(*arguments)
 
-    monkeypatch.setattr(last._committer, "_run", fails)
+    monkeypatch.setattr(committer, "run", fails)
     assert last.publish(state(12)).version == 13  # it is published all the same
     reader = redrb.WeightSubscriber(client, "policy", namespace=namespace)
     assert len(reader.versions()) > 1

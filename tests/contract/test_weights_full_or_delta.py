@@ -7,7 +7,8 @@ import torch
 
 import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreUnavailable, WeightError
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import committer, staging
+from redrb.weights.wire.calls import Commit
 from tests.published import check_nothing_left, keys_of, prefix, stored_keys
 
 ELEMENTS = 4096  # bfloat16: 8 chunks
@@ -183,15 +184,15 @@ def test_an_interrupted_version_is_no_base(make, subscriber, client, namespace, 
     publisher.publish(state)
     nudge(state)
 
-    def commit(script, *arguments, original=publisher._committer._run, **options):
-        if script != "weights/commit":
-            return original(script, *arguments, **options)
+    def commit(*arguments, original=committer.run):
+        if not isinstance(arguments[2], Commit):
+            return original(*arguments)
         if after:
-            original(script, *arguments, **options)
+            original(*arguments)
         raise StoreUnavailable("lost", where="there", uncertain=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publisher._committer, "_run", commit)
+        patch.setattr(committer, "run", commit)
         with pytest.raises(StoreUnavailable):
             publisher.publish(state)
     nudge(state, 60)

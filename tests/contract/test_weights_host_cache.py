@@ -20,7 +20,7 @@ import redrb
 from redrb.errors import ConfigError, StoreUnavailable, WeightCorrupt, WeightError
 from redrb.weights.host import locks, versions
 from redrb.weights.host.versions import HostVersions
-from redrb.weights.reading import replica, shared_copy
+from redrb.weights.reading import catalogue, shared_copy
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.disks import fill, small_disk
 from tests.published import CHUNK_BYTES, Lora, bits, copied, keys_of, prefix, same_bits
@@ -347,7 +347,7 @@ def test_a_corrupt_chunk_loads_nothing_and_is_followed_by_versions_that_do(
 
 
 def test_when_a_leaders_fetch_breaks_off_another_one_leads(publisher, subscribe, monkeypatch):
-    source, fetch, fetched = Model(1), replica.fetch, []
+    source, fetch, fetched = Model(1), catalogue.fetch, []
     publisher.publish(source)
     started = threading.Barrier(4)
 
@@ -358,7 +358,7 @@ def test_when_a_leaders_fetch_breaks_off_another_one_leads(publisher, subscribe,
             raise StoreUnavailable("gone", where="nowhere")
         fetch(client, batch)
 
-    monkeypatch.setattr(replica, "fetch", breaking)
+    monkeypatch.setattr(catalogue, "fetch", breaking)
     models, errors = [Model(seed) for seed in range(2, 6)], []
 
     def run(model):
@@ -382,7 +382,7 @@ def test_a_version_that_another_has_fetched_meanwhile_is_not_fetched(
     publisher, subscribe, monkeypatch, tmp_path
 ):
     source, models, use = Model(1), [Model(2), Model(3)], versions.acquire_fifo
-    fetched, fetch = [], replica.fetch
+    fetched, fetch = [], catalogue.fetch
     publisher.publish(source)
     first = subscribe()
     first.poll(models[0])
@@ -399,7 +399,7 @@ def test_a_version_that_another_has_fetched_meanwhile_is_not_fetched(
         fetch(client, batch)
 
     monkeypatch.setattr(versions, "acquire_fifo", late)
-    monkeypatch.setattr(replica, "fetch", counted)
+    monkeypatch.setattr(catalogue, "fetch", counted)
     last = subscribe()
     last.poll(models[1])
     assert len(fetched) == 1
@@ -411,7 +411,7 @@ def serve(connection, url, namespace, directory):
     """A maker's process: polls, and tells what its model is, until it is replies to end."""
     shared_copy._SHARED_MEMORY = directory
     torch.set_num_threads(1)
-    fetch = replica.fetch
+    fetch = catalogue.fetch
     with redrb.connect(url, retry_s=10) as client:
         reader = redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=True)
         model = Model(2)
@@ -424,7 +424,7 @@ def serve(connection, url, namespace, directory):
                     connection.send("fetching")
                     threading.Event().wait()
 
-                replica.fetch = stopping
+                catalogue.fetch = stopping
             if what == "write":
                 model.embedding.weight.data.zero_()
             elif what != "tell":
@@ -544,7 +544,7 @@ def test_a_reader_follows_a_server_that_lost_its_data(client, namespace, subscri
 
 def test_a_reader_tries_again_when_a_chunk_was_gone(publisher, subscribe, monkeypatch):
     publisher.publish({"a": torch.ones(5000)})
-    original, calls = replica.fetch, []
+    original, calls = catalogue.fetch, []
 
     def fetch(client, values):
         calls.append(1)
@@ -552,7 +552,7 @@ def test_a_reader_tries_again_when_a_chunk_was_gone(publisher, subscribe, monkey
             raise ChunkGoneError("gone")
         original(client, values)
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     assert has_loaded(subscribe(), {"a": torch.ones(5000)})
     assert len(calls) > 1
 
@@ -702,9 +702,9 @@ def test_the_directory_is_private(publisher, subscribe, monkeypatch, tmp_path):
 def test_a_process_that_fetches_for_too_long_is_not_waited_for(
     publisher, subscribe, monkeypatch, tmp_path, caplog
 ):
-    source, model = Model(1), Model(2)
+    source, model, first = Model(1), Model(2), subscribe()
     publisher.publish(source)
-    subscribe().poll(Model(3))
+    first.poll(Model(3))
     publisher.publish(Model(1))
     (directory,) = tmp_path.iterdir()
     (version,) = directory.iterdir()

@@ -53,7 +53,7 @@ def add_entry(client, namespace, version, changes, manifest=None):
         {"stored": None},
         {"delta": "some"},
         {"names": "x"},
-        {"base": "1e5", "kind": "delta"},
+        {"base": "x", "kind": "delta"},
     ],
     ids=str,
 )

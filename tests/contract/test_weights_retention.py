@@ -10,7 +10,7 @@ import torch
 
 import redrb
 from redrb.errors import WeightError
-from redrb.weights.reading import replica
+from redrb.weights.reading import catalogue
 from redrb.weights.reading.catalogue import Pin
 from tests.published import (
     check_nothing_left,
@@ -89,7 +89,7 @@ class Reader:
         self.found = []
         waited = []
 
-        def fetch(client, values, *, original=replica.fetch):
+        def fetch(client, values, *, original=catalogue.fetch):
             if threading.current_thread() is not self.thread or len(waited) >= at:
                 original(client, values)
                 return
@@ -99,7 +99,7 @@ class Reader:
                 assert self.go_on.wait(20)
             original(client, values)
 
-        monkeypatch.setattr(replica, "fetch", fetch)
+        monkeypatch.setattr(catalogue, "fetch", fetch)
         self.thread = threading.Thread(
             target=lambda: self.found.append(subscriber.poll(self.target))
         )
@@ -191,15 +191,14 @@ def test_a_long_fetch_renews_its_pin(make, subscriber, client, namespace, monkey
     publisher = make(keep=1, deltas=False)
     publisher.publish({"a": torch.zeros(20_000)})  # several batches
     monkeypatch.setattr("redrb.weights.reading.catalogue.PIN_S", 0.4)
-    monkeypatch.setattr(replica, "PIN_S", 0.4)
     slow = []
 
-    def fetch(client, values, *, original=replica.fetch):
+    def fetch(client, values, *, original=catalogue.fetch):
         original(client, values)
         slow.append(threading.Event().wait(0.12))
         publisher.publish({"a": torch.full((20_000,), float(len(slow)))})
 
-    monkeypatch.setattr(replica, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     target = {"a": torch.ones(20_000)}
     assert subscriber.poll(target).version == 1
     assert not target["a"].any()
@@ -278,7 +277,7 @@ def test_any_mixture_of_kinds_leaves_nothing(make, subscriber, client, namespace
     publisher = make(keep=2, anchor_every=5, max_bytes=30_000)
     state = {"frozen": torch.randn(700), "a": torch.randn(3000).bfloat16(), "m": torch.zeros(1)}
     lora = ({"m.lora_A": torch.randn(2, 3), "m.lora_B": torch.randn(4, 2)},)
-    configs = {"m": redrb.weights.lora.LoraConfig(2, 4.0)}
+    configs = {"m": redrb.weights.LoraConfig(2, 4.0)}
     for _ in range(60):
         what = dice.random()
         if what < 0.2:

@@ -12,9 +12,9 @@ import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
-from redrb.lua.scripts import load, run
 from redrb.stream.partitions.turn import Turn
 from redrb.stream.put.calls import AskRoom
+from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
 from tests.clocks import SHARED_MEMORY, ClockedServer
 from tests.conftest import REAL
@@ -101,7 +101,7 @@ def test_set_back_a_dead_producer_keeps_no_room(
     assert store.call(AskRoom("dead", 1000, [1] * 64)).granted == 64
     assert store.call(AskRoom("other", 1000, [1])).granted == 0
     server.set_clock(-HOUR_S)
-    _until(lambda: store.call(AskRoom("other", 1000, [1])).granted == 1, 3)
+    _until(lambda: store.call(AskRoom("other", 1000, [1])).granted == 1, 60)
     store.call(AskRoom("other", 0))
 
 
@@ -115,7 +115,7 @@ def test_set_back_a_dead_take_keeps_no_turn(
     assert Turn(store, "default").ask()
     server.set_clock(-HOUR_S)
     other = Turn(store, "default")
-    _until(lambda: other.ask(), 3)
+    _until(lambda: other.ask(), 60)
 
 
 def test_set_back_a_dead_reader_keeps_no_version_of_weights(
@@ -124,8 +124,7 @@ def test_set_back_a_dead_reader_keeps_no_version_of_weights(
     publisher = redrb.WeightPublisher(client, "policy", namespace=namespace, keep=1)
     publisher.publish({"a": torch.arange(8.0)})
     versions = WeightKeys.of(namespace, "policy").versions
-    pin = load("weights/pin")
-    assert run(client, pin, [versions], ["dead", 0, 1, 0, 0, 1000])[0][0] == 1
+    assert FindSteps("dead", 0, 1, 0, 0, 1000).run(client, [versions])[0].version == 1
     publisher.publish({"a": torch.ones(8)})
     assert client.execute("XLEN", versions) == 2
     server.set_clock(-HOUR_S)
@@ -134,7 +133,7 @@ def test_set_back_a_dead_reader_keeps_no_version_of_weights(
         publisher.publish({"a": torch.ones(8)})
         return bool(client.execute("XLEN", versions) == 1)
 
-    _until(publish, 3)
+    _until(publish, 60)
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 
+import msgpack
 import pytest
 import redis
 import torch
@@ -117,7 +118,7 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 
     def stage_then_late_commit(*arguments, **options):
         stage(*arguments, **options)
-        assert scripts.run(client, commit, *late[0])[0] == b"gone"
+        assert msgpack.unpackb(scripts.run(client, commit, *late[0])) == {"outcome": "gone"}
 
     monkeypatch.setattr(staging, "stage", stage_then_late_commit)
     assert publisher.publish(state(2)).version == 1

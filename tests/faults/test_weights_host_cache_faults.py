@@ -20,7 +20,7 @@ from torch import nn
 
 import redrb
 from redrb.weights.host import locks
-from redrb.weights.reading import replica, shared_copy
+from redrb.weights.reading import catalogue, shared_copy
 
 ELEMENTS = 300_000
 PATIENCE_S = 30.0
@@ -79,14 +79,14 @@ class Maker:
         return self.do_poll()
 
     def do_stop_in_mid_fetch(self, connection):
-        fetch = replica.fetch
+        fetch = catalogue.fetch
 
         def stopping(client, batch):
             fetch(client, batch)
             connection.send(fork_that_stays())
             threading.Event().wait()
 
-        replica.fetch = stopping
+        catalogue.fetch = stopping
         self.do_poll()
 
     def do_fork_with_the_model(self, directory):
@@ -251,7 +251,7 @@ def test_a_process_that_ends_in_order_removes_what_nobody_else_uses(start, publi
 
 PROGRAM = """
 import pathlib, sys, torch, redrb
-from redrb.weights.reading import shared_copy
+from redrb.weights.reading import catalogue, shared_copy
 
 shared_copy._SHARED_MEMORY = pathlib.Path(sys.argv[1])
 client = redrb.connect("fake://program")

@@ -12,7 +12,7 @@ import torch
 import redrb
 from redrb.errors import WeightError
 from redrb.weights.publishing import staging
-from redrb.weights.reading import replica
+from redrb.weights.reading import catalogue
 from tests.faults import weight_workers as workers
 from tests.faults.weight_workers import ELEMENTS, KINDS, POINTS, state
 from tests.published import (
@@ -185,7 +185,7 @@ def test_a_server_that_restarts_in_mid_fetch(
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
         publisher.publish(state("full", 1))
         reader, target = redrb.WeightSubscriber(client, "actor", namespace=namespace), zeros()
-        restarting(monkeypatch, server, replica, "fetch", at=3)
+        restarting(monkeypatch, server, catalogue, "fetch", at=3)
         if kept:
             assert reader.poll(target, in_place=in_place).version == 1
             assert torch.equal(target["a"], state("full", 1)["a"])

@@ -13,9 +13,9 @@ import torch
 import redrb
 from redrb.errors import PublisherFenced
 from redrb.lua import scripts
-from redrb.weights.lora import LoraConfig
 from redrb.weights.publishing import publisher, staging
-from redrb.weights.reading import replica
+from redrb.weights.reading import catalogue
+from redrb.weights.wire.lora_config import LoraConfig
 
 ELEMENTS = 32_768  # int16: 64 chunks
 KINDS = ("full", "delta", "anchor")
@@ -114,7 +114,7 @@ def publish_adapter_and_die(url: str, namespace: str, point: str) -> None:
 
 def fetch_and_die(url: str, namespace: str) -> None:
     """Die while a version is fetched."""
-    original: Callable[..., None] = replica.fetch
+    original: Callable[..., None] = catalogue.fetch
     calls = []
 
     def fetch(client: Any, values: Any) -> None:
@@ -123,7 +123,7 @@ def fetch_and_die(url: str, namespace: str) -> None:
             die()
         original(client, values)
 
-    replica.fetch = fetch
+    catalogue.fetch = fetch
     subscriber = redrb.WeightSubscriber(redrb.connect(url), "actor", namespace=namespace)
     subscriber.poll({"a": torch.zeros(ELEMENTS, dtype=torch.int16)})
 

@@ -61,7 +61,7 @@ def run(
         scope.callback(rank.kill)
     found = []
     for rank in ranks:
-        output, errors = rank.communicate(timeout=90)
+        output, errors = rank.communicate(timeout=240)
         found.append((rank.returncode, [json.loads(line) for line in output.splitlines()], errors))
     return found
 

@@ -76,16 +76,6 @@ def test_log_probs_are_those_of_the_model(server: EngineServer, kind: Kind) -> N
     assert body.get("sampling_params", body)["top_p"] == 0.9
 
 
-def test_an_older_vllm_answers_with_texts_of_token_ids(server: EngineServer) -> None:
-    async def sample() -> Any:
-        async with VLLMEngine(server.url, model="older") as engine:
-            return await engine.generate(PROMPT, max_new_tokens=4)
-
-    done = asyncio.run(sample())
-    assert len(done.tokens) == 4
-    assert all(isinstance(token, int) for token in done.tokens)
-
-
 @pytest.mark.parametrize("kind", [vllm, SGLangEngine])
 def test_weights_change_between_two_tokens_and_versions_tell_where(
     server: EngineServer, kind: Kind, tmp_path: Path

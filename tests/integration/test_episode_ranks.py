@@ -23,7 +23,7 @@ def test_sharded_ranks_evaluate_episodes_with_a_slow_tool(tmp_path: Path) -> Non
         for rank in range(2)
     ]
     try:
-        output = [rank.communicate(timeout=60) for rank in ranks]
+        output = [rank.communicate(timeout=240) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -72,8 +72,12 @@ def test_a_port_in_use_is_named(
 
 @pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
 def test_a_stopped_redis_hangs_no_scrape(
-    real_url: str, own_server: Callable[..., Server], namespace: str
+    real_url: str,
+    own_server: Callable[..., Server],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("redrb.metrics.collector.FRESH_S", 1.0)
     redis, registry = own_server(), CollectorRegistry()
     with (
         redrb.connect(redis.url) as client,
@@ -85,7 +89,7 @@ def test_a_stopped_redis_hangs_no_scrape(
         scope.callback(server.server_close)
         scope.callback(server.shutdown)
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        registry.register(StateCollector(observer.newest, namespace, fresh_s=1.0))
+        registry.register(StateCollector(observer.newest, namespace))
         assert observer.wait(0, 5).state is not None
         assert f'redrb_tasks{{namespace="{namespace}"}} 0.0' in fetched(url)
         os.kill(redis.pid, signal.SIGSTOP)

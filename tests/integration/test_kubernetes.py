@@ -81,13 +81,13 @@ def test_workers_have_known_settings_and_time_to_end(tmp_path: Path) -> None:
     data = named("ConfigMap", "my-recipe")["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
-    loaded = load(str(tmp_path / "my_recipe.py"))
-    recipe = resolve(loaded.recipe, flags={}, file=loaded.settings_file).recipe
+    loaded, _ = load(str(tmp_path / "my_recipe.py"))
+    recipe, _ = resolve(loaded, flags={}, file=tmp_path / "my_recipe.toml")
     assert (recipe.target_reward, recipe.group_size) == (0.95, 8)
     for kind, name in (("Job", "trainer"), ("Deployment", "makers")):
         pod = named(kind, name)["spec"]["template"]["spec"]
         variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
-        known = {f"REDRB_{setting.upper()}" for setting in settings_of(loaded.recipe)}
+        known = {f"REDRB_{setting.upper()}" for setting in settings_of(loaded)}
         assert variables.keys() - known == {"REDRB_RECIPE"}
         assert float(variables["REDRB_STOP_TIMEOUT"]) == STOP_TIMEOUT_S
         assert pod["terminationGracePeriodSeconds"] > 2 * STOP_TIMEOUT_S

@@ -77,9 +77,9 @@ class User:
         self.owner.execute("ACL", "SETUSER", self.name, "+@all", f"-{command}")
 
     def content(self) -> dict[bytes, object]:
-        """Return all keys of the namespace, with their values, but those of stages."""
+        """Return all keys of the namespace that do not expire, with their values."""
         keys: list[bytes] = self.owner.execute("KEYS", f"redrb:{{{self.namespace}*")
-        return {key: self._value(key) for key in keys if b":restoring" not in key}
+        return {key: self._value(key) for key in keys if self.owner.execute("PTTL", key) == -1}
 
     def _value(self, key: bytes) -> object:
         unordered = {b"hash": "HGETALL", b"set": "SMEMBERS"}  # DUMP keeps the order of a hash table

@@ -41,13 +41,13 @@ def test_two_ranks_train_a_recipe(real_url: str, namespace: str, tmp_path: Path,
         for command in commands
     )
     try:
-        errors = trainer.communicate(timeout=100)[1]
+        errors = trainer.communicate(timeout=240)[1]
         assert trainer.returncode == 0, errors
-        assert maker.communicate(timeout=30)[1].count("\n") <= 1  # learned that the job is over
+        assert maker.communicate(timeout=120)[1].count("\n") <= 1  # learned that the job is over
         assert maker.returncode == 0
     finally:
         trainer.terminate()  # which ends its ranks
-        trainer.communicate(timeout=30)
+        trainer.communicate(timeout=120)
         maker.kill()
         maker.communicate()
     events = [json.loads(line) for line in log.read_text().splitlines()]

@@ -41,7 +41,7 @@ def test_the_recipe_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (rows["digits"], rows["groups"], rows["group_size"]) == (5, 8, 16)
 
     torch.manual_seed(0)
-    recipe = load(str(file)).recipe(digits=5)
+    recipe = load(str(file))[0](digits=5)
     assert isinstance(recipe, GRPORecipe)
     models = recipe.models()
     optimizers = recipe.optimizers(models)
@@ -72,7 +72,7 @@ def test_the_commands_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert f"{program}:run" == programs["redrb-trainer"]
         else:
             assert program in programs
-        recipe = parse(program, None, words).resolved.recipe
+        recipe = parse(program, None, words).recipe
         assert recipe.url == "redis://host:6379/0"
         groups.append(recipe.groups)
     assert groups == [32, 32, 16, 32]

@@ -19,7 +19,7 @@ from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
-from redrb.keys import TaskKeys, partial_weights, reference_weights, registry_key
+from redrb.keys import TaskKeys, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
@@ -132,7 +132,7 @@ def test_roles_include_the_weights_that_belong_to_theirs_and_no_others(
     log_in: LogIn, namespace: str
 ) -> None:
     trainer, maker, observer = map(log_in, ("trainer", "maker", "observer"))
-    for name in (partial_weights("policy"), reference_weights("policy")):
+    for name in ("policy", reference_weights("policy")):
         redrb.WeightPublisher(trainer, name, namespace=namespace).publish(WEIGHTS)
         assert redrb.WeightSubscriber(maker, name, namespace=namespace).poll({"a": torch.ones(8)})
         assert [each.version for each in versions_of(observer, name, namespace)] == [1]

@@ -15,24 +15,16 @@ from tests.tools import need
 
 CASES = [
     ("redrb weights sh", "show"),
-    ("redrb set m", "mixed/2"),
     ("redrb-maker --prompts-p", "--prompts-per-step"),
-    ("redrb-stage --to m", "mixed/2"),
-    ("redrb inspect --namespace lab of", "of-lab"),
+    ("redrb-stage --fr", "--from"),
 ]
 """Words, and what the shell offers for the last one."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the scripts, and with a command `redrb` that knows names."""
+    """A folder with the scripts."""
     folder = tmp_path_factory.mktemp("completion")
-    program = folder / "redrb"
-    program.write_text(
-        "#!/bin/sh\n[ \"$2\" = tasks ] && printf '%s\\n' math mixed/2 || echo actor\n"
-        "case \"$*\" in *'--namespace lab'*) echo of-lab; esac\n"
-    )
-    program.chmod(0o755)
     for name in completion.PROGRAMS:
         for shell, file in (("zsh", f"_{name}"), ("fish", f"{name}.fish")):
             with (folder / file).open("w") as script:

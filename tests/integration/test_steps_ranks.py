@@ -67,7 +67,7 @@ def test_ranks_train_as_one_process_trains_both_batches(
     )
     assert [metrics["staleness_max"] for metrics in expected] == [0.0, 1.0, 2.0, 3.0]
     for process in ranks:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
         for found in map(json.loads, output.splitlines()):
             for own, one in zip(found, expected, strict=True):

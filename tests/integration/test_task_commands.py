@@ -15,7 +15,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.commands.stats import _Stats
+from redrb.commands import stats
 from redrb.connection import Client
 from tests.integration.conftest import Run
 from tests.samples import numbered
@@ -99,15 +99,14 @@ def test_stats_that_look_again_show_rates(
     options = Namespace(
         url=real_url, namespace=namespace, task=["math"], group="default", json=True, watch=0.25
     )
-    stats = _Stats()
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put(numbered(1))
         began = time.monotonic()
-        stats.run(options)
+        stats._run(options)
         stream.put_many([[numbered(n)] for n in range(9)])
         while time.monotonic() - began < 0.25:  # two looks in quick succession have no rates
             stream.stats()
-        stats.run(options)
+        stats._run(options)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["rates"] is None
     assert second["rates"]["put"] > 0

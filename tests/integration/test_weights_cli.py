@@ -20,7 +20,7 @@ from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import file_transfer
 from redrb.weights.inspection.listing import kept_version
-from redrb.weights.lora import LoraConfig
+from redrb.weights.wire.lora_config import LoraConfig
 from tests.clusters import RedisCluster
 from tests.servers import programs
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redrb import ExperienceStream
 from redrb.doctor import registry_names, repairs
-from redrb.doctor.checkup import check_up
+from redrb.doctor.checkup import Checkup
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.registry_names import left_names, remove_name
 from redrb.errors import StoreError
@@ -134,7 +134,7 @@ def tasks_unread(bench: Bench, count: int) -> None:
     def fails() -> State:
         raise StoreError("damaged")
 
-    state = check_up(bench.client, bench.namespace, fails).state
+    state = Checkup(bench.client, bench.namespace, fails).state
     assert (len(state.tasks), state.tasks_total) == (min(count, 3), count)
 
 

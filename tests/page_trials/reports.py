@@ -7,12 +7,12 @@ import torch
 import redrb
 from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
-from redrb.lua.scripts import load, run
 from redrb.state.calls import Observe
 from redrb.stream.task.calls import Announce
 from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
-from redrb.weights.lora.config import LoraConfig
+from redrb.weights.wire.calls import FindSteps
+from redrb.weights.wire.lora_config import LoraConfig
 from tests.page_trials.bench import LONG, Bench, put, train, until
 from tests.published import CHUNK_BYTES
 
@@ -224,8 +224,8 @@ def pins_removed(bench: Bench, count: int) -> None:
         bench.client.execute("HSET", f"{keys.prefix}pins", f"r{number}", "1 1 1 1")
 
     def is_over() -> bool:
-        asked = ["living", 0, 0, 0, 0, 60_000]
-        assert run(bench.client, load("weights/pin"), [keys.versions], asked)
+        find = FindSteps("living", 0, 0, 0, 0, 60_000)
+        assert find.run(bench.client, [keys.versions])
         return bool(bench.client.execute("HLEN", f"{keys.prefix}pins") == 1)
 
     until(is_over)

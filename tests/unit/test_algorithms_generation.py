@@ -143,33 +143,14 @@ def test_a_module_with_a_cache_is_used_without_it() -> None:
     class Counting(nn.Module):
         """Says that the token after the newest is the next higher one."""
 
-        def no_past(self) -> list[Tensor]:
-            raise AssertionError
-
-        def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[Tensor]) -> Tensor:
-            raise AssertionError
-
-        def forward(self, sequences: Tensor, _attention_mask: Tensor) -> Tensor:
+        def forward(
+            self, sequences: Tensor, _attention_mask: Tensor, cache: None = None, use_cache: Any = 0
+        ) -> Tensor:
+            assert not use_cache
             return 99.0 * nn.functional.one_hot(sequences + 1, 20).float()
 
     options = {"max_new_tokens": 3, "use_cache": False, "early_stopping": True}
     done = generate(Counting(), torch.tensor([[4, 5]]), **options)
-    assert done.completion(0).tolist() == [6, 7, 8]
-
-
-def test_a_module_with_its_own_cache_sees_each_token_once() -> None:
-    class Counting(nn.Module):
-        """Says that the token after the newest is the next higher one."""
-
-        def no_past(self) -> list[Tensor]:
-            return []
-
-        def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[Tensor]) -> Tensor:
-            past.append(newest)
-            assert sum(seen.shape[1] for seen in past) == attention_mask.shape[1]
-            return 99.0 * nn.functional.one_hot(newest[:, -1] + 1, 20).float()
-
-    done = generate(Counting(), torch.tensor([[4, 5]]), max_new_tokens=3)
     assert done.completion(0).tolist() == [6, 7, 8]
 
 

@@ -128,7 +128,7 @@ def test_steps_see_what_the_maker_saw() -> None:
     assert [len(item.tensors["pixel_values"]) for item in items] == [3, 3, 1, 1, 2, 2, 2, 2]
     assert "pixel_values_lengths" not in items[0].tensors
     some = [items[place] for place in (6, 0, 3)]
-    for batch in (whole, make_experience_batch(some), make_experience_batch(some, side="right")):
+    for batch in (whole, make_experience_batch(some)):
         for limit in ({}, {"micro_batch_size": 2}):
             actor = seeded(Seeing)
             step = GRPOStep(actor, torch.optim.SGD(actor.parameters()), beta=0.1, **limit)
@@ -202,18 +202,6 @@ def test_prompts_may_be_without_an_image() -> None:
     assert actor.patches is None
     with pytest.raises(RecordError, match="some prompts have no 'patches'"):
         generate(actor, {**given, "patches": [torch.ones(2), None, None]}, **options())
-
-
-def test_a_custom_cache_does_not_hide_images() -> None:
-    class Cached(Seeing):
-        def no_past(self) -> list[Tensor]:
-            raise AssertionError("this cache knows no images")
-
-        next_token = no_past
-
-    expected = generate(seeded(Seeing), prompts(), **options())
-    found = generate(seeded(Cached), prompts(), **options())
-    assert torch.equal(found.sequences, expected.sequences)
 
 
 def test_models_of_transformers_with_images_see_them() -> None:

@@ -12,7 +12,6 @@ from redrb.algorithms import GRPOStep, PPOStep, TrainingBatch
 from redrb.algorithms.batches import MicroBatches
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience, make_experience_batch
-from redrb.experience.records import Side
 from tests.networks import VOCABULARY, PlainActor, PlainCritic, SampleCritic, seeded
 
 LENGTHS = [(3, 4), (5, 2), (2, 6), (9, 1), (4, 4)]
@@ -40,9 +39,9 @@ def sample(place: int, prompt: int, actions: int) -> BufferItem:
     )
 
 
-def batch(side: Side = "left") -> Experience:
+def batch() -> Experience:
     items = [sample(place, *lengths) for place, lengths in enumerate(LENGTHS)]
-    return make_experience_batch(items, side=side)
+    return make_experience_batch(items)
 
 
 def gradients_of(
@@ -85,14 +84,12 @@ def test_the_gradient_is_that_of_the_whole_batch(
     kind: str, options: dict[str, Any], aggregation: str, limit: dict[str, int]
 ) -> None:
     made = of_samples if kind == "ppo of samples" else lambda given: given
-    for side in ("left", "right"):
-        whole, metrics = gradients_of(kind, made(batch()), aggregation=aggregation, **options)
-        parts, of_parts = gradients_of(
-            kind, made(batch(side)), aggregation=aggregation, **options, **limit
-        )
-        for expected, found in zip(whole, parts, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-        assert of_parts == pytest.approx(metrics, rel=1e-5)
+    options = {"aggregation": aggregation, **options}
+    whole, metrics = gradients_of(kind, made(batch()), **options)
+    parts, of_parts = gradients_of(kind, made(batch()), **options, **limit)
+    for expected, found in zip(whole, parts, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert of_parts == pytest.approx(metrics, rel=1e-5)
 
 
 def shapes(parts: list[TrainingBatch]) -> list[tuple[int, ...]]:

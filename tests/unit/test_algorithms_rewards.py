@@ -202,7 +202,6 @@ def test_groups_whose_rewards_are_ready_first_come_first() -> None:
         return float(completion["level"])
 
     maker = GRPOExperienceMaker(seeded(PlainActor), Reward(reward), group_size=2)
-    assert maker.makes_parts
     parts = maker.make_parts(PROMPTS, policy_version=4, extras=["answer"], **OPTIONS)
     found = []
     for gate in (first, second, None):
@@ -222,7 +221,6 @@ def test_a_subclass_that_scores_in_another_way_makes_one_part() -> None:
             return torch.zeros(len(completions))
 
     maker = Other(seeded(PlainActor), Reward(slow), group_size=2)
-    assert not maker.makes_parts
     [part] = maker.make_parts(PROMPTS, **OPTIONS)
     assert part.reward.tolist() == [0] * 6
 

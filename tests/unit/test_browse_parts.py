@@ -16,8 +16,8 @@ import torch
 
 from redrb import BufferItem
 from redrb.browse import Tokenizer
+from redrb.browse.calls import Browsed
 from redrb.browse.choice import LIMITS, Limits
-from redrb.browse.entries import Browsed, _entry
 from redrb.browse.images import images_of
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import GroupView, SampleView, TokensView, as_json
@@ -132,10 +132,9 @@ def test_numbers_of_records_that_json_lacks_are_left_out(strange: float) -> None
     names = ("version", "newest", "samples", "size", "priority")
     facts = {"status": "completed", **dict.fromkeys(names, strange), "tags": {"a": strange}}
     group = Browsed(1, "waiting", reads=0, failed=0, status="completed")
-    entry = _entry(0, group, msgpack.packb(facts))
-    view = entry.view(1, newest=3)
-    assert (entry.size, entry.version) == (0, None)
-    assert (view.samples_total, view.staleness, view.priority, view.tags) == (
+    view = group.view(1, msgpack.packb(facts))
+    assert (view.size, view.oldest_version) == (0, None)
+    assert (view.samples_total, view.newest_version, view.priority, view.tags) == (
         0,
         None,
         None,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Any
 
 import pytest
 from rich.text import Text
 
 from redrb.commands import output
-from redrb.commands.output import age, counted, percent, size, table
+from redrb.commands.output import age, counted, percent, show, size, table
 from redrb.commands.watching import _folded
 
 
+def lines_of(*parts: Any, **options: Any) -> list[str]:
+    return output._rendered(table(*parts, **options)).splitlines()
+
+
 def test_tables_are_aligned() -> None:
-    assert table(("name", "size"), [("a", "1"), ("long", "123456")], left=("name",)) == [
+    assert lines_of(("name", "size"), [("a", "1"), ("long", "123456")], left=("name",)) == [
         "name    size",
         "a          1",
         "long  123456",
@@ -25,7 +30,7 @@ def test_tables_are_aligned() -> None:
 def test_a_table_that_is_piped_is_plain_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     names = ["layer." * 50 + "weight", "[bold]", ":smile:"]
-    head, *lines = table(("tensor", "bytes"), [(name, "1") for name in names], left=("tensor",))
+    head, *lines = lines_of(("tensor", "bytes"), [(name, "1") for name in names], left=("tensor",))
     assert head.split() == ["tensor", "bytes"]
     assert [line.split() for line in lines] == [[name, "1"] for name in names]
 
@@ -34,7 +39,7 @@ def test_a_table_on_a_terminal_folds_long_cells(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = table(("tensor", "bytes"), [("x" * 30, "1")], left=("tensor",))
+    lines = lines_of(("tensor", "bytes"), [("x" * 30, "1")], left=("tensor",))
     assert len(lines) == 4
     assert "".join(line.split()[0] for line in lines[1:]) == "x" * 30
 
@@ -68,9 +73,9 @@ class Closed(io.StringIO):
 def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        output.print_lines([Text("a")], gap=False)
+        show(None, [Text("a")], as_json=False)
     with pytest.raises(BrokenPipeError):
-        output.print_table(("a",), [[Text("b")]])
+        show(None, [table(("a",), [[Text("b")]])], as_json=False)
 
 
 def test_a_reader_that_has_ended_is_noticed_without_a_write(
@@ -96,6 +101,7 @@ def test_a_table_of_one_line_a_row_cuts_its_last_column_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "_WIDEST", 24)
-    rows = [[Text("65500"), Text("waiting"), Text("maker=maker-1 first=4")]]
-    output.print_table(("id", "state", "more"), rows)
+    words = ("65500", "waiting", "maker=maker-1 first=4")
+    rows = [[Text(word, no_wrap=True, overflow="ellipsis") for word in words]]
+    show(None, [table(("id", "state", "more"), rows)], as_json=False)
     assert capsys.readouterr().out.splitlines()[1].rstrip() == "65500  waiting  maker=m…"

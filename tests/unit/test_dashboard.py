@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from redrb.dashboard.feed import MOST_PAGES, Feed
 from redrb.dashboard.groups import MOST_BYTES, TaskGroups, fitting
 from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
 from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import MOST_BODY
+from redrb.dashboard.requests import MOST_BODY, Letters
 from redrb.dashboard.server import MOST_CONNECTIONS, bound_socket, serve
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History
@@ -64,8 +63,8 @@ class NotedRequests(TaskGroups):
     def letters(self, task: str) -> Any:
         return self._noted(task, [])
 
-    def requeue(self, task: str, group: str, ids: Sequence[int]) -> int:
-        return int(self._noted((task, group, ids), len(ids)))
+    def requeue(self, letters: Letters) -> int:
+        return int(self._noted(letters, len(letters.ids)))
 
     def _noted(self, request: object, answer: Any) -> Any:
         if self.error is not None:
@@ -147,7 +146,7 @@ def test_requeue_is_a_post_with_the_token() -> None:
     groups = NotedRequests()
     answer = answers("POST", "/api/requeue", groups, json=LETTERS, headers=TOKEN)
     assert (answer.status_code, answer.json()) == (200, {"requeued": 2})
-    assert groups.asked == [("math", "default", (7, 9))]
+    assert groups.asked == [Letters("math", "default", [7, 9])]
     assert answers("GET", "/api/requeue", headers=TOKEN).status_code == 405
 
 

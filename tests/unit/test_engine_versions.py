@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from redrb.engines import engine as engines
-from redrb.engines.completions import Generation, Part
-from redrb.engines.engine import Engine
+from redrb.engines.engine import Engine, Generation, Part
 
 MOST = 6
 

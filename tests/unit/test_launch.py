@@ -33,7 +33,7 @@ from redrb.launch.job import Job, delete_job
 from redrb.launch.process import Death, OnEnd, WorkerProcess, _event
 from redrb.launch.report import progress_line, summary, table
 from redrb.launch.server import RunServer, server_for, watch_advice
-from redrb.launch.supervisor import Ended, Restarts, State, Supervisor
+from redrb.launch.supervisor import State, Supervisor, _Process
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
@@ -45,7 +45,7 @@ from tests.samples import numbered
 
 
 def test_delays_grow_and_are_forgotten_after_a_process_ran_well() -> None:
-    restarts = Restarts(8)
+    restarts = _Process("maker-1", lambda _: None, 8)
     delays = [restarts.delay_s(ran_s=1) for _ in range(9)]
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, None]
     assert restarts.delay_s(ran_s=60) == 1
@@ -94,9 +94,7 @@ class Supervised:
         return start
 
     def _part(self, name: str) -> Any:
-        from redrb.launch.supervisor import _Part
-
-        return _Part(name, self._starter(name), Restarts(0))
+        return _Process(name, self._starter(name), 0)
 
     def end(self, name: str, status: int, *, ran_s: float = 100) -> None:
         self.started[name][-1].on_end(Death(status, ran_s, "why"))
@@ -131,15 +129,15 @@ def test_a_trainer_that_fails_without_makers_is_not_restarted() -> None:
 def test_a_server_that_waits_for_its_restart_is_started_before_the_workers_end() -> None:
     run = Supervised("maker-1")
     server = run.supervisor._parts["the server"]
-    server.restarts = Restarts(3)
-    server.process = None  # as that of servers
+    server.restarts = 3
+    server.worker = None  # as that of servers
     started: list[list[str]] = []
 
     def start(_on_end: OnEnd) -> None:
         started.append(list(run.started["maker-1"][0].asked))
 
     server.start = start
-    run.supervisor.happenings.put(Ended("the server", Death(-9, 1, "")))  # not noticed yet
+    run.supervisor.happenings.put(("the server", Death(-9, 1, "")))  # not noticed yet
     run.supervisor.end_workers(60, makers_s=60)
     assert started == [[]]  # before the makers were asked to end
     assert run.started["maker-1"][0].asked == ["terminate"]
@@ -336,7 +334,7 @@ def test_the_log_is_the_reason_only_of_a_process_that_ended_by_itself(
 
 def test_a_server_that_ends_in_order_is_started_again() -> None:
     run = Supervised("maker-1")
-    run.supervisor._parts["the server"].restarts = Restarts(1)
+    run.supervisor._parts["the server"].restarts = 1
     run.end("the server", 0)
     assert run.reports == [("death", "the server")]
 

@@ -32,7 +32,7 @@ def test_each_sample_of_a_part_without_a_version_gets_that_of_the_weights(given,
     if given == (None, None):
         batch.policy_version = None  # as experience makers leave it
         batch = select_rows(batch, [1, 0])  # groups whose rewards were ready first
-    parts = SimpleNamespace(makes_parts=True, make_parts=lambda _: iter([batch]))
+    parts = SimpleNamespace(make_parts=lambda _: iter([batch]))
     maker = object.__new__(ExperienceMakerHolder)
     maker.experience_maker, maker.generate_kwargs, maker._streams = parts, {}, []
     maker._weights = SimpleNamespace(begin_batch=lambda: (7, {}))

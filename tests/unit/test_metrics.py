@@ -17,9 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from redrb import cli
-from redrb.metrics.collector import FRESH_S, StateCollector
-from redrb.metrics.metric import DEAD_S, MOST_WORKERS
-from redrb.metrics.table import AGE, METRICS, UP
+from redrb.metrics.collector import AGE, FRESH_S, UP, StateCollector
+from redrb.metrics.metric import DEAD_S, METRICS, MOST_WORKERS
 from redrb.state.model import State
 from redrb.state.observer import View
 from tests.sample_state import sample_state

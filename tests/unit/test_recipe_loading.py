@@ -9,6 +9,7 @@ import pytest
 
 from redrb import cli
 from redrb.errors import ConfigError
+from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load, shipped
 from redrb.recipe.recipe import Recipe
 
@@ -33,10 +34,11 @@ def test_a_file_beside_its_modules_and_settings(folder: Path) -> None:
     (folder / "beside_it.py").write_text("VALUE = 1")
     file = folder / "one_recipe.py"
     file.write_text("from beside_it import VALUE" + ONE.format(name="One"))
-    found = load(str(file))
-    assert (found.recipe.__name__, found.file, found.settings_file) == ("One", file, None)
-    (folder / "one_recipe.toml").write_text("")
-    assert load(f"{file}:One").settings_file == folder / "one_recipe.toml"
+    found, source = load(str(file))
+    assert (found.__name__, source) == ("One", file)
+    assert parse("redrb-maker", None, [str(file)]).recipe.steps == 0
+    (folder / "one_recipe.toml").write_text("steps = 7")
+    assert parse("redrb-maker", None, [f"{file}:One"]).recipe.steps == 7
 
 
 def test_a_module_in_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +47,7 @@ def test_a_module_in_the_working_directory(folder: Path, monkeypatch: pytest.Mon
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "jobs.py").write_text(ONE.format(name="One") + ONE.format(name="Two"))
-    assert load("some_package.jobs:Two").recipe.__name__ == "Two"
+    assert load("some_package.jobs:Two")[0].__name__ == "Two"
     with pytest.raises(ConfigError, match=r"several recipes: name one, .*jobs:One or .*jobs:Two"):
         load("some_package.jobs")
 
@@ -53,22 +55,22 @@ def test_a_module_in_the_working_directory(folder: Path, monkeypatch: pytest.Mon
 def test_a_base_class_in_the_same_file_is_not_the_recipe(folder: Path) -> None:
     file = folder / "based_recipe.py"
     file.write_text(ONE.format(name="Base") + "\nclass Last(Base):\n    groups = 4\n")
-    assert load(str(file)).recipe.__name__ == "Last"
+    assert load(str(file))[0].__name__ == "Last"
 
 
 def test_a_file_with_the_name_of_a_loaded_module(folder: Path) -> None:
     file = folder / "json.py"
     file.write_text(ONE.format(name="One"))
     before = sys.modules["json"]
-    assert load(str(file)).recipe.__name__ == "One"
+    assert load(str(file))[0].__name__ == "One"
     assert sys.modules["json"] is before
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_recipes_of_redrb(name: str) -> None:
-    found = load(name)
-    assert issubclass(found.recipe, Recipe)
-    found.recipe()
+    found, _ = load(name)
+    assert issubclass(found, Recipe)
+    found()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_new_writes_a_recipe_once(
 ) -> None:
     file = folder / f"my_{kind}.py"
     assert cli.main(["new", kind, str(file)]) == 0
-    assert load(str(file)).recipe.__name__ == f"My{kind.capitalize()}"  # names the run's folder
+    assert load(str(file))[0].__name__ == f"My{kind.capitalize()}"  # names the run's folder
     assert "redrb run" in capsys.readouterr().out
     assert cli.main(["new", kind, str(file)]) == 2
     assert "exists already" in capsys.readouterr().err
@@ -142,4 +144,4 @@ def test_new_writes_a_recipe_once(
 def test_new_names_the_class_so_that_it_loads(folder: Path, stem: str, name: str) -> None:
     file = folder / f"{stem}.py"
     assert cli.main(["new", "plain", str(file)]) == 0
-    assert load(str(file)).recipe.__name__ == name
+    assert load(str(file))[0].__name__ == name

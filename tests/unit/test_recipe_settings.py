@@ -109,8 +109,7 @@ def test_each_source_overrides_the_one_before(
     file.write_text("digits = 3\nrate = 2\nlimit = 7\nfast = true\n")
     monkeypatch.setenv("REDRB_DIGITS", "4")
     monkeypatch.setenv("REDRB_FAST", "no")
-    found = resolve(Small, flags={"digits": 5}, file=file, worker="me")
-    made, origins = found.recipe, found.origins
+    made, origins = resolve(Small, flags={"digits": 5}, file=file, worker="me")
     assert (made.digits, made.rate, made.limit, made.fast) == (5, 2.0, 7, False)
     assert (made.threads, made.worker) == (2, "me")
     assert (origins["digits"], origins["rate"]) == ("--digits", str(file))

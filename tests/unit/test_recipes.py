@@ -46,8 +46,7 @@ def test_maker_and_trainer_train_together(namespace: str, tmp_path: Path, name: 
         events.append({"event": event, **values})
 
     of_trainer, of_maker = (
-        parse(f"redrb-{role}", None, words, worker=role).resolved.recipe
-        for role in ("trainer", "maker")
+        parse(f"redrb-{role}", None, words, worker=role).recipe for role in ("trainer", "maker")
     )
     with redrb.connect(f"fake://{namespace}") as client, ThreadPoolExecutor(1) as pool:
 

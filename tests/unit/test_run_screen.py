@@ -6,6 +6,8 @@ import io
 import signal
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from rich.console import Console
 
 import redrb
 from redrb.commands.top.job import JobScreen, show_job
-from redrb.launch.history import History, Rate
+from redrb.launch.history import History
 from redrb.launch.report import progress_line, summary, table
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
@@ -37,7 +39,7 @@ def with_events() -> History:
 
 def test_a_job_that_stands_still_has_no_rate() -> None:
     now = 100.0
-    history = History(_rate=Rate(lambda: now))
+    history = History(_clock=lambda: now)
     for seconds in (1, 2, 3):
         history.add(event("trainer", "step", seconds=seconds, samples=64, step=seconds))
     assert "64 samples/s  staleness" in progress_line(3.0, history, None)
@@ -51,7 +53,7 @@ def test_a_job_that_stands_still_has_no_rate() -> None:
 
 def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     now = 100.0
-    history = History(_rate=Rate(lambda: now))
+    history = History(_clock=lambda: now)
     for seconds in (60, 120):
         history.add(event("trainer", "step", seconds=seconds, samples=60, step=1))
     now += 100
@@ -78,6 +80,14 @@ def test_faults_are_said_once_and_counted_in_the_report() -> None:
     assert history.reward_last is None  # an evaluation without a number is none
 
 
+def a_run(follow: Callable[[], None], **others: Any) -> Any:
+    """Stands for a run of the task `math`."""
+    job = SimpleNamespace(recipe=SimpleNamespace(task_name="math"))
+    return SimpleNamespace(
+        **{"job": job, "follow": follow, "said": list, "screen_ended": lambda: None} | others
+    )
+
+
 def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """`show_job` runs it in a terminal; here the screen has none, and is used as its user does."""
     over, interrupted = threading.Event(), threading.Event()
@@ -100,7 +110,7 @@ def test_the_screen_shows_a_run_until_it_is_over(monkeypatch: pytest.MonkeyPatch
     observer: Any = Observer(view_of(sample_state()))
     try:
         said = ["redrb run x", "7 s  reward 0.500"]
-        show_job(observer, WHERE, "math", follow, lambda: said, lambda: None)
+        show_job(a_run(follow, said=lambda: said), observer, WHERE)
     finally:
         signal.signal(signal.SIGINT, before)
     assert over.is_set()
@@ -122,7 +132,7 @@ def test_a_run_whose_screen_fails_goes_on_and_says_what_happens(
     monkeypatch.setattr(JobScreen, "run_async", fail)
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="the terminal is gone"):
-        show_job(observer, WHERE, "math", follow, list, closed.set)
+        show_job(a_run(follow, screen_ended=closed.set), observer, WHERE)
     assert closed.is_set()
 
 
@@ -137,7 +147,7 @@ def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(JobScreen, "run_async", use)
     observer: Any = Observer(view_of(sample_state()))
     with pytest.raises(RuntimeError, match="a fault"):
-        show_job(observer, WHERE, "math", follow, list, lambda: None)
+        show_job(a_run(follow), observer, WHERE)
 
 
 def test_the_table_says_what_waiting_groups_are(namespace: str) -> None:

@@ -1,8 +1,9 @@
-"""Updates of a maker's models: chunks are collected, and the lock is always released."""
+"""Updates of a maker's models: chunks are collected, and loaded under the lock."""
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -11,28 +12,36 @@ from torch import nn
 from redrb.errors import WeightError, WeightMismatch
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import LoraConfig
+from redrb.weights.tensors.names import models_tensors
+
+NONE: dict[str, Any] = {"actor": None, "critic": None, "reward": None}
 
 
-def models(timeout_s: float = 20) -> ModelUpdates:
+def models() -> ModelUpdates:
     actor, critic = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         actor.weight.zero_()
         critic.weight.zero_()
-    return ModelUpdates({"actor": actor, "critic": critic, "reward": None}, timeout_s=timeout_s)
+    return ModelUpdates({"actor": actor, "critic": critic, "reward": None})
 
 
 def weights(updates: ModelUpdates) -> list[float]:
-    return [float(tensor.detach().mean()) for tensor in updates.tensors().values()]
+    tensors = models_tensors(updates.models)
+    return [float(tensor.detach().mean()) for tensor in tensors.values()]
+
+
+def change(updates: ModelUpdates, *ends: str, **states: dict[str, torch.Tensor]) -> bool:
+    return updates.update(states, NONE, first="first" in ends, last="last" in ends)
 
 
 def test_nothing_changes_before_the_end_of_an_update() -> None:
     updates = models()
-    updates.begin()
-    updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
+    assert not change(updates, "first", actor={"weight": torch.ones(2, 2)})
+    with updates.exclusive():  # generation goes on
+        assert weights(updates) == [0, 0]
+    assert not change(updates, critic={"weight": torch.ones(1, 2), "not there": torch.ones(3)})
     assert weights(updates) == [0, 0]
-    assert updates.lock.locked()
-    updates.stage("critic", {"weight": torch.ones(1, 2), "not there": torch.ones(3)}, None)
-    updates.end()
+    assert change(updates, "last")
     assert weights(updates) == [1, 1]
     assert not updates.lock.locked()
 
@@ -40,81 +49,67 @@ def test_nothing_changes_before_the_end_of_an_update() -> None:
 def test_the_tensors_of_a_chunk_may_be_used_again_at_once() -> None:
     updates = models()
     chunk = torch.ones(2, 2)
-    updates.begin()
-    updates.stage("actor", {"weight": chunk}, None)
+    change(updates, "first", actor={"weight": chunk})
     chunk.zero_()
-    updates.end()
+    change(updates, "last")
     assert weights(updates) == [1, 0]
 
 
-def test_generation_waits_for_an_update_and_sees_all_of_it() -> None:
+def test_an_update_waits_for_generation() -> None:
     updates = models()
-    updates.begin()
-    updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
-    seen: list[list[float]] = []
-
-    def generate() -> None:
+    with ThreadPoolExecutor(1) as pool:
         with updates.exclusive():
-            seen.append(weights(updates))
-
-    thread = threading.Thread(target=generate)
-    thread.start()
-    updates.stage("critic", {"weight": torch.ones(1, 2)}, None)
-    updates.end()
-    thread.join(20)
-    assert seen == [[1, 1]]
+            updated = pool.submit(change, updates, actor={"weight": torch.ones(2, 2)})
+            with pytest.raises(TimeoutError):
+                updated.result(0.05)
+            assert weights(updates) == [0, 0]
+        assert updated.result(20)
+    assert weights(updates) == [1, 0]
 
 
-def test_a_lost_end_releases_the_lock_and_keeps_the_old_weights(
+def test_an_update_that_was_not_ended_gets_into_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    updates = models(timeout_s=0.2)
-    updates.begin()
-    updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
-    with updates.exclusive():  # free after the timeout
-        assert weights(updates) == [0, 0]
-    assert "keep their old weights" in caplog.text
-    with pytest.raises(WeightError, match="no update is under way"):
-        updates.end()
-    with pytest.raises(WeightError, match="no update is under way"):
-        updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
-    updates.begin()
-    updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
-    updates.end()
-    assert weights(updates) == [1, 0]
+    updates = models()
+    change(updates, "first", actor={"weight": torch.ones(2, 2)})
+    with ThreadPoolExecutor(1) as other:  # as does another thread's
+        state = {"weight": torch.full((1, 2), 3.0)}
+        other.submit(change, updates, "first", critic=state).result(20)
+        change(updates, "first", critic={"weight": torch.ones(1, 2)})
+        change(updates, "last")
+        assert weights(updates) == [0, 1]
+        assert "was not ended, and another one begins" in caplog.text
+        with pytest.raises(WeightError, match="no update is under way"):
+            change(updates, "last")
+        other.submit(change, updates, "last").result(20)
+    assert weights(updates) == [0, 3]
 
 
 def test_an_update_that_does_not_fit_changes_nothing() -> None:
     updates = models()
-    updates.begin()
-    updates.stage("actor", {"weight": torch.ones(2, 2)}, None)
-    updates.stage("critic", {"weight": torch.ones(7, 2)}, None)
+    change(updates, "first", actor={"weight": torch.ones(2, 2)})
+    change(updates, critic={"weight": torch.ones(7, 2)})
     with pytest.raises(WeightMismatch, match="Nothing was loaded"):
-        updates.end()
+        change(updates, "last")
     assert weights(updates) == [0, 0]
     assert not updates.lock.locked()
     with pytest.raises(WeightError, match="has no reward"):
-        updates.begin()
-        updates.stage("reward", {}, None)
-    updates.drop()
-    assert not updates.lock.locked()
+        change(updates, "first", reward={})
+    for ends in ((), (), ("last",)):  # the rest of the update
+        with pytest.raises(WeightError, match="no update is under way"):
+            change(updates, *ends, actor={"weight": torch.ones(2, 2)})
+    assert change(updates, actor={"weight": torch.ones(2, 2)})
+    assert weights(updates) == [1, 0]
 
 
 def test_lora_is_merged_and_a_full_update_is_a_new_base() -> None:
-    updates = models()
-    config = {"": LoraConfig(1, 1.0)}
-    actor = nn.Sequential(nn.Linear(2, 2, bias=False))
-    updates = ModelUpdates({"actor": actor}, timeout_s=20)
+    updates = ModelUpdates({"actor": nn.Sequential(nn.Linear(2, 2, bias=False))})
     lora = {"0.lora_A": torch.ones(1, 2), "0.lora_B": torch.ones(2, 1)}
-    config = {"0": LoraConfig(1, 1.0)}
+    configs = {"actor": {"0": LoraConfig(1, 1.0)}}
     for base in (0.0, 5.0):
-        updates.begin()
-        updates.stage("actor", {"0.weight": torch.full((2, 2), base)}, None)
-        updates.end()
+        change(updates, actor={"0.weight": torch.full((2, 2), base)})
         for _ in range(3):
-            updates.begin()
-            updates.stage("actor", lora, config)
-            updates.end()
+            updates.update({"actor": lora}, configs, first=False, last=False)
             assert weights(updates) == [base + 1]
 
 
@@ -128,5 +123,5 @@ class Compiled(nn.Module):
 
 def test_the_model_inside_a_wrapper_is_updated() -> None:
     inner = nn.Linear(2, 2, bias=False)
-    updates = ModelUpdates({"actor": Compiled(Compiled(inner))}, timeout_s=20)
-    assert list(updates.tensors()) == ["actor.weight"]
+    updates = ModelUpdates({"actor": Compiled(Compiled(inner))})
+    assert updates.models == {"actor": inner}

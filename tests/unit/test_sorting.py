@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ from redrb.recipes.sorting.digits import (
     show,
     target,
 )
-from redrb.recipes.sorting.policy import ActorCritic, warm_start
+from redrb.recipes.sorting.policy import Actor, Critic, warm_start
 
 
 def digits(*values: int) -> list[int]:
@@ -80,39 +82,48 @@ def test_show_is_readable() -> None:
     assert show(torch.cat([torch.tensor([0]), prompt, target(prompt)])) == "[BOS]351[SEP]135[EOS]"
 
 
+def networks(seed: int) -> dict[str, Any]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {"actor": Actor(), "critic": Critic()}
+
+
 def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
     state = torch.get_rng_state()
-    first, same, other = (warm_start(seed, steps=12).state_dict() for seed in (3, 3, 4))
+
+    def started(seed: int) -> dict[str, torch.Tensor]:
+        models = networks(0)
+        warm_start(**models, seed=seed, steps=12)
+        assert torch.equal(models["critic"].decoder.norm.bias, models["actor"].decoder.norm.bias)
+        return models["actor"].state_dict()
+
+    first, same, other = map(started, (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], same[name]) for name in first)
-    assert not torch.equal(first["actor.head.weight"], other["actor.head.weight"])
-    assert {name.split(".")[0] for name in first} == {"actor", "critic"}
+    assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_warm_start_leaves_something_to_learn(seed: int) -> None:
-    recipe = Sorting(seed=seed)
-    models = recipe.models()
+    recipe, models = Sorting(seed=seed), networks(seed)
     recipe.initialise(models)
     found = recipe.evaluate(models)
     assert 0.05 < found["reward"] < 0.5
 
 
 def test_padding_and_the_cache_change_neither_logits_nor_values() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = ActorCritic()
+    actor, critic = networks(5).values()
     short, long = make_prompt([3, 1, 2, 0]), make_prompt([9, 8, 7, 6, 5, 4])
     tokens, mask = padded([short, long], PAD).values()
     alone, alone_mask = padded([short], PAD).values()
-    for network in (model.actor, model.critic):
+    for network in (actor, critic):
         row = network(tokens, mask, 4)[0]
         torch.testing.assert_close(row, network(alone, alone_mask, 4)[0], atol=1e-5, rtol=1e-4)
     options = Sorting().generation(torch.Generator().manual_seed(0))
-    done = generate(model.actor, {"input_ids": tokens, "attention_mask": mask}, **options)
+    done = generate(actor, {"input_ids": tokens, "attention_mask": mask}, **options)
     actions = done.action_mask.shape[1]
-    logits = model.actor(done.sequences, done.attention_mask, actions)
+    logits = actor(done.sequences, done.attention_mask, actions)
     again = action_log_probs(logits, done.sequences, actions) * done.action_mask
     torch.testing.assert_close(done.action_log_probs, again, atol=1e-5, rtol=1e-4)
-    first, same = (Sorting().evaluate({"actor": model.actor}) for _ in range(2))
+    first, same = (Sorting().evaluate({"actor": actor}) for _ in range(2))
     assert first == same

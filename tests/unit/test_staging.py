@@ -18,7 +18,7 @@ from redrb.staging import staging
 from redrb.stream.export import export_task
 from redrb.weights.files.adapter_folder import save_adapter
 from redrb.weights.files.safetensors import save_safetensors
-from redrb.weights.lora import LoraConfig
+from redrb.weights.wire.lora_config import LoraConfig
 from tests.samples import numbered
 
 WRITES = """

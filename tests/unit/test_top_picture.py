@@ -9,8 +9,7 @@ import pytest
 from redrb.commands.output import show
 from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.pages import picture, task_page
-from redrb.commands.top.staleness import staleness_table
-from redrb.commands.top.tables import task_table, weights_table, worker_table
+from redrb.commands.top.tables import staleness_table, task_table, weights_table, worker_table
 from redrb.commands.top.text import amount, line, rate, short, sparkline, wrapped
 from redrb.state.findings import connection_finding
 from redrb.state.history import History

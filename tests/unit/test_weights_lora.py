@@ -10,22 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
 from redrb.weights.files.adapter_folder import exchange, load_adapter, save_adapter
-from redrb.weights.lora import (
-    LoraConfig,
-    LoraMerger,
-    adapter_of,
-    configs_from_wire,
-    configs_to_wire,
-    lora_of,
-    lora_of_state,
-    merged,
-)
+from redrb.weights.lora.adapter import adapter_of
+from redrb.weights.lora.adapter_state import lora_of_state
+from redrb.weights.lora.layers import lora_of
+from redrb.weights.lora.merging import LoraMerger, merged
+from redrb.weights.wire.lora_config import LoraConfig
 
 
 class CoatiLinear(nn.Module):
@@ -215,41 +211,10 @@ def test_settings_go_over_the_wire_and_back() -> None:
         "layers.0": LoraConfig(2, 8.0, 0.1, fan_in_fan_out=True),
         "": LoraConfig(4, 1, use_rslora=True),
     }
-    wired = msgpack.unpackb(msgpack.packb(configs_to_wire(configs)))
-    assert wired == {"layers.0": [2, 8.0, 0.1, True, False], "": [4, 1.0, 0.0, False, True]}
-    assert configs_from_wire(wired) == configs
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        None,
-        [],
-        {1: [2, 8.0, 0.1, True, False]},
-        {"x" * 1025: [2, 8.0, 0.1, True, False]},
-        {"0": None},
-        {"0": {"r": 2}},
-        {"0": [2, 8.0, 0.1, True]},
-        {"0": [2, 8.0, 0.1, True, False, 0]},
-        {"0": [0, 8.0, 0.1, True, False]},
-        {"0": [1 << 21, 8.0, 0.1, True, False]},
-        {"0": [True, 8.0, 0.1, True, False]},
-        {"0": [2.0, 8.0, 0.1, True, False]},
-        {"0": [2, math.nan, 0.1, True, False]},
-        {"0": [2, math.inf, 0.1, True, False]},
-        {"0": [2, 10**400, 0.1, True, False]},
-        {"0": [2, "8", 0.1, True, False]},
-        {"0": [2, 8.0, -0.1, True, False]},
-        {"0": [2, 8.0, 1.1, True, False]},
-        {"0": [2, 8.0, math.nan, True, False]},
-        {"0": [2, 8.0, 0.1, 1, False]},
-        {"0": [2, 8.0, 0.1, True, None]},
-        {str(index): [2, 8.0, 0.1, True, False] for index in range((1 << 18) + 1)},
-    ],
-)
-def test_damaged_settings_are_refused(damaged: object) -> None:
-    with pytest.raises(DecodeError):
-        configs_from_wire(damaged)
+    wired = msgspec.msgpack.encode(configs)
+    lists = {"layers.0": [2, 8.0, 0.1, True, False], "": [4, 1.0, 0.0, False, True]}
+    assert msgpack.unpackb(wired) == lists
+    assert msgspec.msgpack.decode(wired, type=dict[str, LoraConfig]) == configs
 
 
 def test_wrong_settings_are_refused_where_they_are_made() -> None:
@@ -428,11 +393,6 @@ TWO = LoraConfig(2, 2.0)
         ({**GOOD, "0.lora_A.weight": torch.zeros(2, 3)}, {"0": TWO}, "comes twice"),
         ({**GOOD, "0.lora_B": None}, {"0": TWO}, "a NoneType, not a tensor"),
         (GOOD, {"0": TWO, "1": TWO}, "settings of 1, but no lora_A.* are 0"),
-        (
-            {f"{'x' * 1025}{name[1:]}": tensor for name, tensor in GOOD.items()},
-            {"x" * 1025: TWO},
-            "not a layer's name",
-        ),
     ],
 )
 def test_an_adapter_that_readers_would_refuse_is_not_published(

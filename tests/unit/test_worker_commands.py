@@ -14,7 +14,7 @@ import redrb
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipes.sorting import Sorting
-from redrb.recipes.sorting.policy import ActorCritic
+from redrb.recipes.sorting.policy import Actor, Critic
 from redrb.runtime.broadcast import Broadcast
 from redrb.workers import maker, trainer
 
@@ -113,7 +113,7 @@ def test_help_is_complete(
             maker.main,
             ["--weights-timeout", "0.3"],
             1,
-            r"weights 'sort': no version.* within \d+\.\d s; none is published yet",
+            r"weights 'of sort for maker .*': no version.* within \d+\.\d s; none is published yet",
         ),
         (
             trainer.main,
@@ -170,13 +170,13 @@ def test_every_sample_carries_what_training_needs(namespace: str) -> None:
 def test_a_maker_changes_weights_in_mid_generation(namespace: str) -> None:
     url, ended = f"fake://{namespace}", threading.Event()
     with redrb.connect(url) as client:
-        model = ActorCritic()
-        redrb.WeightPublisher(client, "sort-reference").publish(model.actor)
+        actor, critic = Actor(), Critic()
+        redrb.WeightPublisher(client, "sort-reference").publish(actor)
         training = Broadcast(client, "default", "sort", [])
 
         def publish() -> None:
             while not ended.is_set():
-                training.push({"actor": model.actor, "critic": model.critic}, fully=True)
+                training.push({"actor": actor, "critic": critic}, fully=True)
 
         publishing = threading.Thread(target=publish)
         publishing.start()

@@ -58,14 +58,11 @@ def collect(*_: Any) -> None:
 
 @dataclass(slots=True)
 class _Sample:
-    """One sample of one column: its elements, its runs, and what remains for the body.
-
-    `broken`: An element is nan or infinite.
-    """
+    """One sample of one column: its elements, its runs, and what remains for the body."""
 
     shape: tuple[int, ...]
     body: Storage
-    broken: bool
+    broken: bool  # an element is nan or infinite
     lead: int = 0
     lead_value: int = 0
     trail: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
-    from redrb.launch.run import Show
+    from redrb.launch.run import Run
     from redrb.state.history import History
     from redrb.state.observer import Observer, View
 
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         return Top(observer, _where(client, options), task=options.task).show()
 
 
-def job_screen() -> Show | None:
+def job_screen() -> Callable[[Run, Observer, str], None] | None:
     """Return the function that shows a run on this terminal; None: it is none."""
     if not _is_live():
         return None
@@ -92,11 +92,7 @@ def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
 
 
 def _print_pictures(options: argparse.Namespace) -> int:
-    """Print one picture, or one after another.
-
-    Raises:
-        StoreUnavailable: Redis did not answer; the finding that says what to do was printed.
-    """
+    """Print one picture, or one after another."""
     from redrb import environment
     from redrb.errors import StoreUnavailable
 
@@ -116,11 +112,7 @@ def _print_pictures(options: argparse.Namespace) -> int:
 
 
 def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
-    """Print one picture, or one after another.
-
-    Raises:
-        StoreUnavailable: No picture was printed, because Redis did not answer.
-    """
+    """Print one picture, or one after another."""
     from redrb.errors import StoreUnavailable
     from redrb.stream.task.similar_tasks import unknown_task
 

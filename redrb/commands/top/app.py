@@ -18,8 +18,7 @@ from textual.widgets import Footer, OptionList, Static
 from redrb.commands.top.findings import finding_lines, finding_page, findings_head
 from redrb.commands.top.heading import heading
 from redrb.commands.top.pages import NOTHING, chosen_task, help_page, task_page, worker_page
-from redrb.commands.top.staleness import staleness_table
-from redrb.commands.top.tables import task_table, weights_table, worker_table
+from redrb.commands.top.tables import staleness_table, task_table, weights_table, worker_table
 from redrb.commands.top.text import HEAD, line
 from redrb.state.model import Finding, State
 from redrb.state.observer import Observer, View

@@ -41,13 +41,11 @@ def fitted(
         max([line(column.name).cell_len, *(row[number].cell_len for row in rows)])
         for number, column in enumerate(columns)
     ]
-    if width is None:
-        shown, widths = [*range(len(columns))], dict(enumerate(needs))
-    else:
-        shown = _within(columns, width)
-        widths = _spread(columns, shown, needs, width)
+    widths = dict(enumerate(needs))
+    if width is not None:
+        widths = _spread(columns, _within(columns, width), needs, width)
     heads = [line((columns[number].name, HEAD)) for number in range(len(columns))]
-    return [_joined(columns, shown, widths, row) for row in [heads, *rows]]
+    return [_joined(columns, widths, row) for row in [heads, *rows]]
 
 
 def _within(columns: Sequence[Column], width: int) -> list[int]:
@@ -77,20 +75,15 @@ def _spread(
     return widths
 
 
-def _joined(
-    columns: Sequence[Column],
-    shown: Sequence[int],
-    widths: dict[int, int],
-    cells: Sequence[Text],
-) -> Text:
+def _joined(columns: Sequence[Column], widths: dict[int, int], cells: Sequence[Text]) -> Text:
     made = Text(" " * _INDENT, no_wrap=True)
-    for place, number in enumerate(shown):
-        cell = cut(cells[number], widths[number])
-        spare = " " * (widths[number] - cell.cell_len)
+    for place, (number, width) in enumerate(widths.items()):
+        cell = cut(cells[number], width)
+        spare = " " * (width - cell.cell_len)
         made.append(" " * _GAP if place else "")
         if columns[number].left:
             made.append_text(cell)
-            made.append(spare if place < len(shown) - 1 else "")
+            made.append(spare if place < len(widths) - 1 else "")
         else:
             made.append(spare)
             made.append_text(cell)

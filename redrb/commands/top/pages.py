@@ -10,10 +10,9 @@ from redrb.commands.output import age, counted, size
 from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.findings import finding_lines, findings_head
 from redrb.commands.top.heading import heading
-from redrb.commands.top.staleness import staleness_bars, staleness_table
 from redrb.commands.top.tables import (
     LIFE,
-    curve,
+    staleness_table,
     task_table,
     weights_in_use,
     weights_table,
@@ -33,7 +32,6 @@ _CURVES = {
     "reward": "reward",
 }
 _COUNTS = ("waiting", "leased")
-_BARS = 30
 
 HELP = """\
 A group is all samples of one prompt.
@@ -100,8 +98,6 @@ def task_page(task: TaskState | None, name: str, history: History, width: int | 
         rows = [_group_row(each) for each in task.groups]
         lines += [*fitted(_GROUP_COLUMNS, rows, width), line()]
     lines += [*staleness_table(task.name, task.main.staleness, width), line()]
-    lines.append(line(("  WAITING BY STALENESS", HEAD)))
-    lines += [*staleness_bars(task.main.staleness.waiting, _BARS), line()]
     lines += [
         line(("  SETTINGS", HEAD)),
         *(_facts(task.settings) or [line(("  none", DIM))]),
@@ -168,7 +164,7 @@ def _curve_lines(task: TaskState, history: History, width: int | None) -> list[T
     """Return a line with a curve for each figure of the last looks, and its newest value."""
     lines: list[Text] = []
     for name, title in _CURVES.items():
-        values = curve(history, task.name, name)
+        values = history.curve(task.name, name)
         known = [value for value in values if value is not None]
         if not known:
             continue

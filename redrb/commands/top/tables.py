@@ -1,4 +1,4 @@
-"""The tables of the picture: tasks, workers, weights."""
+"""The tables of the picture: tasks, workers, weights, staleness."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from redrb.commands.top.text import (
     sparkline,
     time_of,
 )
+from redrb.state.histogram import Histogram, bucket_names
 from redrb.state.history import History
-from redrb.state.model import State, TaskState, WeightsState, WorkerState
+from redrb.state.model import Staleness, State, TaskState, WeightsState, WorkerState
 
 _CURVES = (6, 12)
 """Columns of a curve in the table of tasks: on a narrow terminal, and on others."""
@@ -77,18 +78,21 @@ def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
         "right": rights.waiting if rights else 0,
     }
     full = bool(stats.limit) and stats.stored >= stats.limit
+    stored = amount(stats.stored)
+    if stats.limit:
+        stored = f"{short(stats.stored)}/{short(stats.limit)}"
     return [
         line(task.name),
         line(rate(rates.put if rates else None)),
         line(rate(rates.acked if rates else None)),
         line(amount(stats.ledger.waiting)),
-        line((_spark(history, task, "waiting", curve), NOTE)),
+        line((sparkline(history.curve(task.name, "waiting")[-_LOOKS:], curve), NOTE)),
         line(amount(stats.ledger.leased)),
         line((short(stats.dead_letters), BAD if stats.dead_letters else "")),
         line("-" if behind is None else f"{behind:.1f}"),
         line(f"{short(rights.held)}/{short(rights.most)}" if rights else ""),
-        line((_stored(stats.stored, stats.limit), WARN if full else "")),
-        line((_spark(history, task, "acked", curve), GOOD)),
+        line((stored, WARN if full else "")),
+        line((sparkline(history.curve(task.name, "acked")[-_LOOKS:], curve), GOOD)),
         line(", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in waits.items() if n)),
         line(size(task.stored_bytes)),
         line(rate(rates.samples_acked if rates else None)),
@@ -195,23 +199,41 @@ def users(weights: WeightsState, state: State) -> Text:
     names = (weights.name, "") if len(state.weights) == 1 else (weights.name,)
     makers = (one for task in state.tasks for one in task.workers if one.role == "maker")
     versions = Counter(
-        maker.weight_version
-        for maker in makers
-        if maker.life in ("live", "silent") and maker.weights_name in names
+        maker.weight_version for maker in makers if maker.alive and maker.weights_name in names
     )
     parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
     old = any(version < weights.version for version in versions)
     return line((", ".join(parts).replace("1 makers", "1 maker"), WARN if old else ""))
 
 
-def _stored(stored: int, limit: int) -> str:
-    return f"{short(stored)}/{short(limit)}" if limit else amount(stored)
+def staleness_table(name: str, staleness: Staleness, width: int | None) -> list[Text]:
+    """Return the histograms of a consumer group: waiting, leased, and taken groups."""
+    histograms = {
+        "waiting": staleness.waiting,
+        "leased": staleness.leased,
+        "taken, ever": staleness.taken,
+    }
+    columns = [
+        Column(f"STALENESS of {name}", 18, left=True),
+        Column("mean", 6),
+        Column("most", 6, 1),
+        *(
+            Column(f"{bucket} behind" if not at else bucket, 6 if at else 8, 2 + at)
+            for at, bucket in enumerate(bucket_names())
+        ),
+        Column("unknown", 7, 20),
+    ]
+    rows = [_staleness_row(title, each) for title, each in histograms.items()]
+    return fitted(columns, rows, width)
 
 
-def _spark(history: History, task: TaskState, name: str, width: int) -> str:
-    return sparkline(curve(history, task.name, name)[-_LOOKS:], width)
-
-
-def curve(history: History, task: str, name: str) -> list[float | None]:
-    """Return a figure of a task at each of the last looks, such as "waiting"; the newest last."""
-    return [getattr(point, name) for point in history.of(task)]
+def _staleness_row(title: str, histogram: Histogram) -> list[Text]:
+    mean = "-" if histogram.mean is None else f"{histogram.mean:.2f}"
+    largest = "-" if histogram.largest is None else f"{histogram.largest:,}"
+    return [
+        line(title + (" (sample)" if histogram.sampled else "")),
+        line(mean),
+        line(largest),
+        *(line((amount(count), NOTE if count else DIM)) for count in histogram.counts),
+        line(amount(histogram.unknown)),
+    ]

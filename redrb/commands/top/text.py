@@ -105,18 +105,8 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     first = len(values) % per_column
     parts = [values[:first]] if first else []
     parts += [values[at : at + per_column] for at in range(first, len(values), per_column)]
-    means = [_mean(part) for part in parts]
+    known = [[value for value in part if value is not None] for part in parts]
+    means = [sum(part) / len(part) if part else None for part in known]
     largest = max((mean for mean in means if mean is not None), default=0.0)
     scale = 7 / largest if largest > 0 else 0.0
     return "".join(" " if mean is None else _BARS[round(max(0.0, mean) * scale)] for mean in means)
-
-
-def bar(share: float, width: int) -> str:
-    """Return a bar that fills a share of `width` columns."""
-    filled = round(min(1.0, max(0.0, share)) * width)
-    return "█" * filled + "░" * (width - filled)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -60,9 +60,6 @@ def task_buffer(
         stream, group_size, timeout, max_unacknowledged: As for `TaskStorage`.
         batch_size: Samples in a batch, a multiple of `group_size`.
         options: Further options of `TensorDictReplayBuffer`, such as `transform` and `prefetch`.
-
-    Raises:
-        ConfigError: An option is not usable.
     """
     given = sorted({"storage", "sampler", "writer", "collate_fn"} & options.keys())
     if given:

@@ -52,9 +52,6 @@ class TaskStorage(Stateless, Storage):  # type: ignore[misc]
         group_size: Samples of each group. A batch has a multiple of it.
         timeout: Seconds that sampling and putting wait; None: for ever.
         max_unacknowledged: Most batches that are sampled and not ended.
-
-    Raises:
-        ConfigError: An option is not usable.
     """
 
     def __init__(

@@ -43,9 +43,6 @@ class PublishedWeights:
 
     Attributes:
         version: The version that was published last, None before.
-
-    Raises:
-        ConfigError: `publisher` is something else.
     """
 
     def __init__(self, publisher: WeightPublisher | None) -> None:
@@ -96,9 +93,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
     Attributes:
         rollout_buffer: This object, which the trainer reads like a queue.
         metrics_queue: A queue that stays empty.
-
-    Raises:
-        ConfigError: An argument is not usable.
     """
 
     def __init__(
@@ -153,15 +147,11 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
 
         While an exception ends the trainer, they count as failed deliveries.
         """
-        error = sys.exc_info()[1]
         self._samples.clear()
         if self._handing is not None:
             self._handing.release()
             self._handing = None
-        if isinstance(error, Exception):
-            self._leases.fail(error)
-        else:
-            self._leases.release()
+        self._leases.end(sys.exc_info()[1])
 
     def update_model_version(self, model_version: int) -> None:
         """Note the trainer's number of its current weights."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from redrb.errors import LeaseLost
@@ -19,33 +18,22 @@ class HeldLeases:
     def __init__(self) -> None:
         self._held: deque[tuple[Lease, int]] = deque()
 
-    def __len__(self) -> int:
-        """Return the number of leases that are held."""
-        return len(self._held)
-
     def hold(self, lease: Lease, trained_at: int) -> None:
         """Keep a lease until `acknowledge` is called with a count of at least `trained_at`."""
         self._held.append((lease, trained_at))
 
-    def acknowledge(self, count: int) -> int:
-        """Acknowledge the leases that are trained at `count`; returns how many."""
-        ended = 0
+    def acknowledge(self, count: int) -> None:
+        """Acknowledge the leases that are trained at `count`."""
         while self._held and self._held[0][1] <= count:
             lease, _ = self._held.popleft()
             lease.ack()
-            ended += 1
-        return ended
 
-    def release(self) -> None:
-        """Requeue all groups unharmed."""
-        self._end_all(lambda lease: lease.release())
-
-    def fail(self, reason: BaseException) -> None:
-        """Requeue all groups, and count a failed delivery of each."""
-        self._end_all(lambda lease: lease.fail(reason))
-
-    def _end_all(self, end: Callable[[Lease], None]) -> None:
+    def end(self, error: object = None) -> None:
+        """Requeue all groups; while an exception ends the trainer, as a failed delivery of each."""
         while self._held:
             lease, _ = self._held.popleft()
             with suppress(LeaseLost):  # its groups are requeued already
-                end(lease)
+                if isinstance(error, Exception):
+                    lease.fail(error)
+                else:
+                    lease.release()

@@ -53,11 +53,7 @@ def correct_for_makers(trainer: Any) -> None:
 
 
 class Publishing:
-    """Publishes a trainer's policy: full weights, or only the adapter of a PEFT model.
-
-    Raises:
-        ConfigError: `publisher` is something else.
-    """
+    """Publishes a trainer's policy: full weights, or only the adapter of a PEFT model."""
 
     def __init__(self, publisher: WeightPublisher | None, every: int) -> None:
         if not isinstance(publisher, WeightPublisher | None):
@@ -109,9 +105,6 @@ def placeholder_prompts(groups: int) -> Any:
 
     Args:
         groups: Rows of the dataset.
-
-    Raises:
-        ConfigError: `groups` is not a positive int.
     """
     from datasets import Dataset
 
@@ -155,9 +148,6 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         acknowledge: "step": after the optimizer step; "save": after the checkpoint that holds the
             step, so that a trainer that resumes there trains every group.
         timeout: Seconds to wait for the groups of a step; None waits for ever.
-
-    Raises:
-        ConfigError: An option is not usable.
 
     Example:
         >>> with TaskRollouts(stream, publisher=publisher) as rollouts:
@@ -203,10 +193,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if isinstance(error, Exception):
-            self._leases.fail(error)
-        else:
-            self._leases.release()
+        self._leases.end(error)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Take the groups for `prompts`, and return them as TRL's `rollout_func` must.
@@ -250,7 +237,7 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Requeue groups that were taken and not trained, or not saved."""
-        self._leases.release()
+        self._leases.end()
 
     def _attach(self, trainer: Any, prompts: int) -> None:
         if not trainer.model.training:

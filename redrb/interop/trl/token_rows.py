@@ -16,8 +16,6 @@ class TokenRow:
     """One sample without padding.
 
     Attributes:
-        prompt: Token ids of the prompt.
-        completion: Token ids of the completion, at least one.
         log_probs: The maker's log-probability of each token of the completion; 0 where
             `trained` is False.
         trained: Whether the policy chose the token; False for answers of tools.

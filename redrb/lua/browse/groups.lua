@@ -1,6 +1,6 @@
 -- Read where groups stand, for people who look at them: a page. Writes nothing.
 -- KEYS[1] stream
--- ARGV    the call `Browse` of redrb/browse/entries.py
+-- ARGV    the call `Browse` of redrb/browse/calls.py
 -- Returns its reply, and behind it the facts of each group, '' where there are none
 --@include task facts tags pools pending plan where capacity counted
 

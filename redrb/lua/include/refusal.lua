@@ -3,7 +3,8 @@
 
 -- `ask` is the call of put/put.lua, `known` what the task knows of the producer and its own counters,
 -- `forgotten` whether the producer's record may have been removed, and `put` the number of groups put before
--- these `count` ones. Returns the reply, or nil; how many more groups there is room for; and the time, if it was read.
+-- these `count` ones. Returns the reply, or nil; how many more groups there is room for; and the time, if it
+-- was read.
 local function find_refusal(ask, known, forgotten, put, count)
   local rule, kind = rules(), ask.kind
   local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
@@ -16,7 +17,8 @@ local function find_refusal(ask, known, forgotten, put, count)
   if ask.parts then -- says better than the record of the producer whether the put is stored
     --@include parts
     if not claimed_record(ask.parts) then
-      return {outcome = 'ended', last = tonumber(redis.call('HGET', key('part_ends'), ask.parts.key) or '') or 0}
+      local group = redis.call('HGET', key('part_ends'), ask.parts.key)
+      return {outcome = 'ended', last = tonumber(group or '') or 0}
     end
   end
   if forgotten then

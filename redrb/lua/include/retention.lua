@@ -132,8 +132,8 @@ local function needed_to(entry)
   end
 end
 
--- Delete versions beyond the entry `after` that are no longer kept. Returns whether more are to be looked at
--- (1 or 0), the entry after which, and whether the trash has keys (1 or 0), which the caller deletes.
+-- Delete versions beyond the entry `after` that are no longer kept. Returns the page: whether more are to be
+-- looked at, the entry after which, and whether the trash has keys.
 local function trim(keep, max_bytes, after)
   local last = newest()
   local first, is_enough = move_window(keep, max_bytes, last)
@@ -141,7 +141,7 @@ local function trim(keep, max_bytes, after)
   for _ = 1, PAGE.versions do
     local found = redis.call('XRANGE', versions, '(' .. after, before, 'COUNT', 1)[1]
     if not found then
-      return is_enough and 0 or 1, '0-0', redis.call('EXISTS', trash)
+      return {more = not is_enough, after = '0-0', trash = redis.call('EXISTS', trash) == 1}
     end
     local entry = parsed(found)
     local stays_to = needed_to(entry)
@@ -158,5 +158,5 @@ local function trim(keep, max_bytes, after)
     end
     after = stays_to and stays_to > entry.version and string.format('%.0f-0', stays_to) or entry.id
   end
-  return 1, after, redis.call('EXISTS', trash)
+  return {more = true, after = after, trash = redis.call('EXISTS', trash) == 1}
 end

@@ -21,9 +21,9 @@ local function read_row(row)
 end
 
 -- Why a put of sources is refused, or nil: "known": one of them is stored; "past": they are not of the
--- incarnation, or not above the floor, of this origin. The fields of `said` are origin, incarnation, floor and
--- kept ids, as the other task has said, and ids and digests of the sources: first those of the entries, then
--- those of dropped groups.
+-- incarnation, or not above the floor, of this origin. The fields of `said` are origin, incarnation, floor
+-- and kept ids, as the other task has said, and ids and digests of the sources: first those of the entries,
+-- then those of dropped groups.
 local function refused_sources(said)
   local row = redis.call('HGET', key('sources'), said.origin)
   if not row then

@@ -1,7 +1,7 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    the call `Put` of redrb/stream/put/calls.py, then the facts of each entry, packed: include/facts.lua
+-- ARGV    the call `Put` of redrb/stream/put/calls.py; then the facts of each entry: include/facts.lua
 -- Returns its reply, or an error NOPERM: the user may not run a command that puts need; checked at a
 --         producer's first put
 --@include task counted facts pools arrival refusal
@@ -119,7 +119,8 @@ local function store()
     redis.call('HSET', task, 'kind', ask.kind)
   end
   counted = true
-  redis.call('HSET', puts, ask.producer, string.format('%d %d %d %s', ask.operation, last, count, known[6] or '0'),
+  redis.call('HSET', puts, ask.producer,
+    string.format('%d %d %d %s', ask.operation, last, count, known[6] or '0'),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),
     'samples_put', string.format('%d', (known[4] or 0) + ask.samples),
     'bytes_put', string.format('%d', (known[5] or 0) + ask.nbytes))

@@ -1,17 +1,12 @@
 -- Find the steps by which a reader gets to a version, and pin the versions that they need. Some pins that
 -- are over, of readers that have died, are removed.
 -- KEYS[1] versions
--- ARGV    reader, have, wanted, used, created_ms, ttl_ms
---         have: version of the state that the reader has, 0 for none
---         wanted: version that it wants; 0: the newest, unless that is `used`
---         used, created_ms: version that it uses, and when that was created (0: unknown)
---         ttl_ms: how long the pin lasts
--- Returns {} if there is no such version, else a list of steps {version, how, created ms, manifest}
---         how: 'full' | 'delta' | 'lora' | 'same': the reader has this state
+-- ARGV    the call `FindSteps` of redrb/weights/wire/calls.py
+-- Returns the steps, and behind them the manifest of each
 --@include weights permissions
 
-local reader, have, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
-local wanted, used = tonumber(ARGV[3]), tonumber(ARGV[4])
+local ask, none = cmsgpack.unpack(ARGV[1]), cmsgpack.pack({})
+local have, wanted = ask.have, ask.wanted
 local target
 if wanted > 0 then
   target = at(wanted)
@@ -19,16 +14,17 @@ else
   target = newest()
 end
 if not target then
-  return {}
+  return none
 end
-if wanted == 0 and target.version == used and (ARGV[5] == '0' or target.created_ms == ARGV[5]) then
-  return {}
+if wanted == 0 and target.version == ask.used
+    and (ask.created_ms == 0 or tonumber(target.created_ms) == ask.created_ms) then
+  return none
 end
 local state = target
 if target.kind == 'lora' then
   state = target.base > 0 and at(target.base) or nil
   if target.base > 0 and not state then -- the version that it belongs to was deleted
-    return {}
+    return none
   end
 end
 
@@ -67,7 +63,7 @@ if state and not (by_delta and #chain == 0) then
     chain = from_full
   end
   if not chain then
-    return {}
+    return none
   end
 end
 if not state then
@@ -82,18 +78,19 @@ end
 check_permissions(pins)
 begin_writing()
 local now = server_ms()
-redis.call('HSET', pins, reader,
-  string.format('%.0f %.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms, ttl_ms))
+redis.call('HSET', pins, ask.reader,
+  string.format('%.0f %.0f %.0f %.0f', chain[1][1].version, target.version, now + ask.ttl_ms, ask.ttl_ms))
 local looked = redis.call('HRANDFIELD', pins, PAGE.old_pins, 'WITHVALUES')
 for i = 1, #looked, 2 do
   if tonumber(string.match(looked[i + 1], '(%d+) %d+$') or '0') < now then
     redis.call('HDEL', pins, looked[i])
   end
 end
-local steps = {}
+local steps, reply = {}, {}
 for index, step in ipairs(chain) do
   local version = string.format('%.0f', step[1].version)
-  steps[index] = {step[1].version, step[2], step[1].created_ms or '',
-    redis.call('HGET', manifests, version) or ''}
+  steps[index] = {version = version, how = step[2], created_ms = step[1].created_ms or ''}
+  reply[index + 1] = redis.call('HGET', manifests, version) or ''
 end
-return steps
+reply[1] = cmsgpack.pack(steps)
+return reply

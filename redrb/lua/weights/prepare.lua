@@ -1,18 +1,19 @@
 -- Note the keys of an attempt. Then the caller makes them permanent. If it dies before the commit, the next
 -- attempt deletes them.
 -- KEYS[1] versions
--- ARGV    owner, token, ranges of its keys
--- Returns 'ok' | 'fenced': another publisher is the owner | 'gone': a newer attempt has begun
+-- ARGV    the call `Prepare` of redrb/weights/wire/calls.py
+-- Returns its reply
 --@include weights permissions
 
 check_permissions(pins)
 check_keys()
 begin_writing()
-if not is_owner(ARGV[1]) then
-  return 'fenced'
+local ask = cmsgpack.unpack(ARGV[1])
+if not is_owner(ask.owner) then
+  return cmsgpack.pack('fenced')
 end
-if redis.call('HGET', fence, 'owner') ~= ARGV[1] or redis.call('HGET', fence, 'token') ~= ARGV[2] then
-  return 'gone'
+if redis.call('HGET', fence, 'owner') ~= ask.owner or redis.call('HGET', fence, 'token') ~= ask.token then
+  return cmsgpack.pack('gone')
 end
-redis.call('HSET', attempts, ARGV[2], 'keys ' .. ARGV[3])
-return 'ok'
+redis.call('HSET', attempts, ask.token, 'keys ' .. ask.staged)
+return cmsgpack.pack('ok')

@@ -1,19 +1,20 @@
 -- Renew a reader's pin, or remove it.
 -- KEYS[1] versions
--- ARGV    reader, ttl_ms
---         ttl_ms: how long the pin lasts; 0: remove it
--- Returns 'held' | 'gone': the reader had no pin
+-- ARGV    the call `RenewPin` of redrb/weights/wire/calls.py
+-- Returns its reply
 --@include weights
 
-local pin = redis.call('HGET', pins, ARGV[1])
+local ask = cmsgpack.unpack(ARGV[1])
+local pin = redis.call('HGET', pins, ask.reader)
 local low, high = string.match(pin or '', '^(%d+) (%d+) ')
 if not low then
-  return 'gone'
+  return cmsgpack.pack(false)
 end
-if ARGV[2] == '0' then
-  redis.call('HDEL', pins, ARGV[1])
-  return 'held'
+if ask.ttl_ms == 0 then
+  redis.call('HDEL', pins, ask.reader)
+  return cmsgpack.pack(true)
 end
 begin_writing()
-redis.call('HSET', pins, ARGV[1], string.format('%s %s %.0f %.0f', low, high, server_ms() + ARGV[2], ARGV[2]))
-return 'held'
+redis.call('HSET', pins, ask.reader,
+  string.format('%s %s %.0f %.0f', low, high, server_ms() + ask.ttl_ms, ask.ttl_ms))
+return cmsgpack.pack(true)

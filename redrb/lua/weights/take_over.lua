@@ -1,10 +1,10 @@
 -- Make a publisher the owner: earlier publishers are fenced, and can commit nothing more.
 -- KEYS[1] versions
--- ARGV    name
---         name: a random one
--- Returns the owner, as other scripts get it; repeated, it returns the same
+-- ARGV    the call `TakeOver` of redrb/weights/wire/calls.py
+-- Returns the owner; repeated, it returns the same
 --@include weights permissions
 
 check_permissions(pins)
 begin_writing()
-return take_over(ARGV[1])
+local ask = cmsgpack.unpack(ARGV[1])
+return cmsgpack.pack(take_over(ask.name))

@@ -10,7 +10,6 @@ from redrb.recipe import PPORecipe
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
     from redrb.algorithms import Completion
 
@@ -48,19 +47,7 @@ class Sorting(PPORecipe):
         """Train the policy a little on right answers; the critic begins as its copy."""
         from redrb.recipes.sorting.policy import warm_start
 
-        start = warm_start(self.seed)
-        models["actor"].load_state_dict(start.actor.state_dict())
-        models["critic"].load_state_dict(start.critic.state_dict())
-
-    def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
-        """Return Adam in one kernel, which is quicker for small networks."""
-        import torch
-
-        rates = {"actor": self.actor_learning_rate, "critic": self.critic_learning_rate}
-        return {
-            name: torch.optim.Adam(models[name].parameters(), lr=rate, fused=True)
-            for name, rate in rates.items()
-        }
+        warm_start(models["actor"], models["critic"], self.seed)  # type: ignore[arg-type]
 
     def prompts(self) -> Iterator[dict[str, Any]]:
         """Yield random prompts for ever."""

@@ -6,6 +6,9 @@ padded row gives the same numbers as the row alone.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,7 +96,10 @@ class Decoder(nn.Module):
         newest = tokens.shape[1]
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -newest:]
         hidden = self.token_embedding(tokens) + self.position_embedding(positions)
-        allowed = attend_to(attention_mask)[:, :, -newest:]
+        causal = attention_mask.new_ones(attention_mask.shape[1], attention_mask.shape[1]).tril()
+        # every position sees itself, padding too, so that no row of the softmax is empty
+        allowed = (causal * attention_mask[:, None] + torch.eye(len(causal)).to(causal)).bool()
+        allowed = allowed[:, None, -newest:]
         for index, block in enumerate(self.blocks):
             hidden = block(hidden, allowed, None if past is None else past[index])
         normed: Tensor = self.norm(hidden)
@@ -109,30 +115,25 @@ class Actor(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY_SIZE)
 
     def forward(
-        self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
-    ) -> Tensor:
+        self,
+        sequences: Tensor,
+        attention_mask: Tensor,
+        actions: int | None = None,
+        *,
+        use_cache: bool = False,
+        past_key_values: list[KeyValues] | None = None,
+    ) -> Any:
         """Return the logits that chose each of the last `actions` tokens, `[B, A, vocabulary]`.
 
         Action t of A stands at position S - A + t; what chose it is the output one before. None
-        gives the output of every position, `[B, S, vocabulary]`.
+        gives the output of every position, `[B, S, vocabulary]`. `redrb.algorithms.decoding` says
+        what happens with `use_cache`.
         """
-        hidden: Tensor = self.decoder(sequences, attention_mask)
-        logits: Tensor = self.head(_before(hidden, actions))
-        return logits
-
-    def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[KeyValues]) -> Tensor:
-        """Return the logits of the token after the newest, float32 `[B, vocabulary]`.
-
-        Args:
-            newest: Token ids that `past` does not hold yet, int64 `[B, T]`.
-            attention_mask: 1 where a token counts, tokens in `past` included, int64 `[B, S]`.
-        """
-        logits: Tensor = self.head(self.decoder(newest, attention_mask, past)[:, -1])
-        return logits
-
-    def no_past(self) -> list[KeyValues]:
-        """Return the empty cache that `next_token` starts from."""
-        return [KeyValues() for _ in self.decoder.blocks]
+        past = past_key_values
+        if use_cache and past is None:
+            past = [KeyValues() for _ in self.decoder.blocks]
+        logits = self.head(_before(self.decoder(sequences, attention_mask, past), actions))
+        return SimpleNamespace(logits=logits, past_key_values=past) if use_cache else logits
 
 
 class Critic(nn.Module):
@@ -155,25 +156,6 @@ class Critic(nn.Module):
         return values.squeeze(-1)
 
 
-class ActorCritic(nn.Module):
-    """Actor and critic under one state dict, so that both are published as one weight version."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor, self.critic = Actor(), Critic()
-
-
-def attend_to(attention_mask: Tensor) -> Tensor:
-    """Return where queries may look, bool `[B, 1, S, S]`: back, at tokens that count.
-
-    Every position sees itself as well, padding too, so that no row of the softmax is empty.
-    """
-    length = attention_mask.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=attention_mask.device).tril()
-    itself = torch.eye(length, dtype=torch.bool, device=attention_mask.device)
-    return ((causal & attention_mask.bool()[:, None, :]) | itself)[:, None]
-
-
 def _before(hidden: Tensor, actions: int | None) -> Tensor:
     """Return the hidden states one before each of the last `actions` tokens; None: all."""
     return hidden if actions is None else hidden[:, -actions - 1 : -1]
@@ -186,42 +168,35 @@ _BATCH, _LEARNING_RATE, _RAMP_STEPS = 64, 5e-3, 10
 """Prompts a step; Adam's highest rate; steps until it is reached: from then on it falls to 0."""
 
 
-def warm_start(seed: int, *, steps: int = STEPS) -> ActorCritic:
-    """Return a half-trained actor, and a critic that starts from it.
+def warm_start(actor: Actor, critic: Critic, seed: int, *, steps: int = STEPS) -> None:
+    """Train an actor a little on right answers, and let a critic start from it.
 
-    The same seed gives the same weights in every process of one machine (with as many threads).
-    The critic takes over the actor's decoder, as RLHF starts critics from a trained model (Ouyang
-    et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random state is
-    neither read nor changed.
+    The same weights and seed give the same result in every process of one machine (with as many
+    threads). The critic takes over the actor's decoder, as RLHF starts critics from a trained model
+    (Ouyang et al. 2022, arXiv:2203.02155), and starts with value 0 everywhere. The global random
+    state is neither read nor changed.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = ActorCritic()
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.actor.parameters(), lr=_LEARNING_RATE, fused=True)
+    generator, device = torch.Generator().manual_seed(seed), next(actor.parameters()).device
+    optimizer = torch.optim.Adam(actor.parameters(), lr=_LEARNING_RATE, fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
             left = (steps - step) / (steps - _RAMP_STEPS)
             group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _RAMP_STEPS, left)
         prompts = sample_prompts(generator, _BATCH)
-        loss = supervised_loss(model, prompts, [target(prompt) for prompt in prompts])
+        answers = [target(prompt) for prompt in prompts]
+        batch = padded(prompts, PAD)
+        right = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=PAD)
+        right = right.to(device)
+        real = right != PAD
+        logits = actor(
+            torch.cat([batch["input_ids"].to(device), right], 1),
+            torch.cat([batch["attention_mask"].to(device), real], 1),
+            right.shape[1],
+        )
+        loss = functional.cross_entropy(logits[real], right[real])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    model.critic.decoder.load_state_dict(model.actor.decoder.state_dict())
-    torch.nn.init.zeros_(model.critic.head.weight)
-    torch.nn.init.zeros_(model.critic.head.bias)
-    return model
-
-
-def supervised_loss(model: ActorCritic, prompts: list[Tensor], targets: list[Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the right completions' tokens, float32 `[]`."""
-    longest = max(answer.shape[0] for answer in targets)
-    batch = padded(prompts, PAD)
-    sequences, mask = batch["input_ids"], batch["attention_mask"]
-    answers = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True)
-    real = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(answer) for answer in targets], batch_first=True
-    )
-    logits = model.actor(torch.cat([sequences, answers], 1), torch.cat([mask, real], 1), longest)
-    return functional.cross_entropy(logits[real.bool()], answers[real.bool()])
+    critic.decoder.load_state_dict(actor.decoder.state_dict())
+    torch.nn.init.zeros_(critic.head.weight)
+    torch.nn.init.zeros_(critic.head.bias)

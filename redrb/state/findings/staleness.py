@@ -4,99 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, number_of, redrb_command, subject_of
-from redrb.state.model import Finding, FindingKind, State, TaskState
+from redrb.state.findings.wording import counted, finding_of, redrb_command, subject_of
+from redrb.state.model import Finding, Staleness, State, TaskState
+from redrb.stream.task.ledger import Ledger
 from redrb.stream.task.settings import NO_BOUND
 
 EXPIRED_SHARE = 0.05
 LEAST_EXPIRED = 20
 
-EXPIRING_GROUPS = FindingKind(
-    "expiring-groups",
-    "warning",
-    "Groups become staler than max_staleness before they are trained: makers make more than is "
-    "trained, or are behind on weights. groups_per_version, the number of groups that trainers "
-    "train for each published version, bounds what makers begin, so that nothing expires.",
-)
-ABOVE_BOUND = FindingKind(
-    "staleness-above-bound",
-    "warning",
-    "Some groups are staler than max_staleness. Waiting ones expire with the next take; leased "
-    "ones were taken before the newest version, and their trainer is slow. If the task should "
-    "train such groups, raise max_staleness; else start more trainers, or end makers.",
-)
-AT_BOUND = FindingKind(
-    "staleness-at-bound",
-    "info",
-    "The stalest waiting groups expire with the next weight version.",
-)
-UNKNOWN_STALENESS = FindingKind(
-    "unknown-staleness",
-    "info",
-    "The groups were put without policy_version, or nobody has published weights that the task "
-    "follows. max_staleness has no effect on these groups.",
-)
-
 
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about staleness."""
     for task in state.tasks:
-        bound = number_of(task, "max_staleness")
+        bound = task.max_staleness
         if bound is not None and bound < NO_BOUND and task.main is not None:
-            yield from _expiring(state, task, bound)
-            yield from _near(state, task, bound)
-            yield from _unknown(state, task)
+            yield from _expiring(state, task, task.main.stats.ledger, bound)
+            yield from _near(state, task, task.main.staleness, bound)
 
 
-def _expiring(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
-    ledger = task.main.stats.ledger if task.main else None
-    if ledger is None:
-        return
+def _expiring(state: State, task: TaskState, ledger: Ledger, bound: int) -> Iterator[Finding]:
     rate = task.rates.expired if task.rates else 0.0
     many = ledger.expired >= max(LEAST_EXPIRED, EXPIRED_SHARE * ledger.put)
     if not rate and not many:
         return
     share = ledger.expired / ledger.put if ledger.put else 0.0
     now = f", {rate:.2g} each second now" if rate else ""
+    text = f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}."
     bounded = "groups_per_version" in task.settings  # what makers begin
     setting = f"max_staleness={bound + 1}" if bounded else "groups_per_version=GROUPS"
-    yield EXPIRING_GROUPS.found(
-        subject_of(task),
-        f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}.",
-        redrb_command(state, "set", task.name, setting),
-    )
+    command = redrb_command(state, "set", task.name, setting)
+    yield finding_of("expiring-groups", subject_of(task), text, command)
 
 
-def _near(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
-    if task.main is None:
-        return
-    places = {"waiting": task.main.staleness.waiting, "leased": task.main.staleness.leased}
+def _near(state: State, task: TaskState, staleness: Staleness, bound: int) -> Iterator[Finding]:
+    waiting, subject = staleness.waiting, subject_of(task)
     above = {
         place: groups.largest
-        for place, groups in places.items()
+        for place, groups in (("waiting", waiting), ("leased", staleness.leased))
         if groups.largest is not None and groups.largest > bound
     }
     reached = max(above.values(), default=bound + 1)
     command = redrb_command(state, "set", task.name, f"max_staleness={reached}")
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
-        text = " and ".join(texts)
-        yield ABOVE_BOUND.found(
-            subject_of(task), f"{text[0].upper()}{text[1:]}; the bound is {bound:,}.", command
-        )
-    elif places["waiting"].largest == bound and "groups_per_version" not in task.settings:
-        yield AT_BOUND.found(
-            subject_of(task),
-            f"The stalest waiting group is {counted(bound, 'version')} old, the bound.",
-            command,
-        )
-
-
-def _unknown(state: State, task: TaskState) -> Iterator[Finding]:
-    waiting = task.main.staleness.waiting if task.main else None
-    if waiting is not None and waiting.unknown and not waiting.total:
-        yield UNKNOWN_STALENESS.found(
-            subject_of(task),
-            f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known.",
-            redrb_command(state, "weights", "ls"),
-        )
+        text = f"{' and '.join(texts)}; the bound is {bound:,}."
+        yield finding_of("staleness-above-bound", subject, f"A{text[1:]}", command)
+    elif waiting.largest == bound and "groups_per_version" not in task.settings:
+        text = f"The stalest waiting group is {counted(bound, 'version')} old, the bound."
+        yield finding_of("staleness-at-bound", subject, text, command)
+    if waiting.unknown and not waiting.total:
+        text = f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known."
+        yield finding_of("unknown-staleness", subject, text, redrb_command(state, "weights", "ls"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from redrb.state.findings.wording import (
     command_line,
     counted,
-    number_of,
+    finding_of,
     of_workers,
     redrb_command,
     seconds,
@@ -15,14 +15,7 @@ from redrb.state.findings.wording import (
     worker_command,
 )
 from redrb.state.findings.workers import hanging
-from redrb.state.model import (
-    ConsumerGroupState,
-    Finding,
-    FindingKind,
-    State,
-    TaskState,
-    WorkerState,
-)
+from redrb.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
 
 LONG_WITHOUT_MAKER_S = 5.0
@@ -31,52 +24,6 @@ LONG_BLOCKED_S = 3.0
 GROUP_OF_TRAINERS = "default"
 """Consumer group from which redrb-trainer takes."""
 
-STARVED_TRAINER = FindingKind(
-    "starved-trainer",
-    "critical",
-    "No maker works on the task: all have ended, died, or put into another task or namespace.",
-)
-BLOCKED_MAKERS = FindingKind(
-    "blocked-makers",
-    "critical",
-    "No trainer takes from the task, so that it stays full. Nothing goes on until one starts.",
-)
-SLOW_MAKERS = FindingKind(
-    "slow-makers",
-    "warning",
-    "The makers make fewer groups than the trainer could train, or some of them hang: redrb top "
-    "shows what each does. If none hangs, start more.",
-)
-NOBODY_TAKES = FindingKind(
-    "nobody-takes",
-    "warning",
-    "Groups are put, and no trainer takes them: it has ended, has died, or takes from another task "
-    "or consumer group. redrb-trainer takes from the consumer group default. Start the program "
-    "that takes from another one, or call drop_group() of its ExperienceStream if nobody needs it.",
-)
-FULL_TASK = FindingKind(
-    "full-task",
-    "info",
-    "The makers are faster than the trainers. They wait, and nothing is lost.",
-)
-IDLE_TASK = FindingKind(
-    "idle-task",
-    "info",
-    "The run has ended, has not begun again, or its trainer takes from another task or namespace. "
-    "The groups stay stored; redrb rm deletes the task if nobody needs them. redrb-trainer takes "
-    "from the consumer group default only.",
-)
-UNREADABLE_TASK = FindingKind(
-    "unreadable-task",
-    "info",
-    "This user of Redis has no right to read the task.",
-)
-UNREAD_TASKS = FindingKind(
-    "unread-tasks",
-    "info",
-    "The namespace has more tasks than one look reads. Their troubles are not shown.",
-)
-
 
 def find(state: State) -> Iterator[Finding]:
     """Yield the findings about tasks."""
@@ -84,36 +31,26 @@ def find(state: State) -> Iterator[Finding]:
         if task.damage:
             continue
         if not task.readable:
-            yield UNREADABLE_TASK.found(
-                subject_of(task),
-                "The task could not be read.",
-                command_line(
-                    ("redrb", "acl", "--role=observer", f"--task={task.name}"),
-                    namespace=state.namespace,
-                ),
-            )
+            words = ("redrb", "acl", "--role=observer", f"--task={task.name}")
+            command = command_line(words, namespace=state.namespace)
+            text = "The task could not be read."
+            yield finding_of("unreadable-task", subject_of(task), text, command)
             continue
         yield from _trainers(state, task)
         waiting = list(_makers(state, task))
         yield from waiting
-        blocked = any(finding.code == BLOCKED_MAKERS.code for finding in waiting)
+        blocked = any(finding.code == "blocked-makers" for finding in waiting)
         for group in task.groups[1:] if blocked else task.groups:
             yield from _taken(state, task, group)
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
-        yield UNREAD_TASKS.found(
-            f"namespace {state.namespace}",
-            f"{counted(unread, 'task')} of {state.tasks_total:,} were not read.",
-            redrb_command(state, "ls"),
-        )
+        subject = f"namespace {state.namespace}"
+        text = f"{counted(unread, 'task')} of {state.tasks_total:,} were not read."
+        yield finding_of("unread-tasks", subject, text, redrb_command(state, "ls"))
 
 
 def _alive(task: TaskState, *roles: str) -> list[WorkerState]:
-    return [
-        worker
-        for worker in task.workers
-        if worker.role in roles and worker.life in ("live", "silent")
-    ]
+    return [worker for worker in task.workers if worker.role in roles and worker.alive]
 
 
 def _believed(task: TaskState, number: int, *roles: str) -> int:
@@ -145,7 +82,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
     """Find trainers that wait for batches."""
     made, hang = _has_makers(task), hanging(task)
     kind, long_s = (
-        (SLOW_MAKERS, LONG_WITH_MAKERS_S) if made else (STARVED_TRAINER, LONG_WITHOUT_MAKER_S)
+        ("slow-makers", LONG_WITH_MAKERS_S) if made else ("starved-trainer", LONG_WITHOUT_MAKER_S)
     )
     starved = [
         worker
@@ -160,7 +97,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}."
         ),
-        worker_command(state, task, "maker"),
+        lambda _: worker_command(state, task, "maker"),
     )
 
 
@@ -186,14 +123,13 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            yield BLOCKED_MAKERS.found(
-                subject_of(task), summary, _taking_command(state, task, task.main)
-            )
+            command = _taking_command(state, task, task.main)
+            yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
-        limits = {name: number_of(task, name) for name in ("limit", "max_bytes")}
+        limits = {name: task.number(name) for name in ("limit", "max_bytes")}
         larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)
         words = ("set", task.name, larger) if larger else ("stats", task.name)
-        yield FULL_TASK.found(subject_of(task), summary, redrb_command(state, *words))
+        yield finding_of("full-task", subject_of(task), summary, redrb_command(state, *words))
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
@@ -203,8 +139,8 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
-    kind = NOBODY_TAKES if _has_makers(task) else IDLE_TASK
-    yield kind.found(subject_of(task), summary, _taking_command(state, task, group))
+    kind = "nobody-takes" if _has_makers(task) else "idle-task"
+    yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 
 
 def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:

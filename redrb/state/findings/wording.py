@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.model import Finding, FindingKind, Role, ServerState, State, TaskState, WorkerState
+from redrb.state.model import Finding, Role, ServerState, State, TaskState, WorkerState
+
+OfWorker: TypeAlias = Callable[[WorkerState], str]
 
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
+
+
+@cache
+def kinds() -> dict[str, dict[str, Any]]:
+    """Return severity, cause and repairs of the findings of each code."""
+    rooms = tomllib.loads((files("redrb.state.findings") / "kinds.toml").read_text("utf-8"))
+    return rooms["state"] | rooms["doctor"]  # type: ignore[no-any-return]
+
+
+def finding_of(code: str, subject: str, summary: str, command: str) -> Finding:
+    """Return a finding of the kind that `kinds.toml` has for a code."""
+    return Finding(code, subject=subject, summary=summary, command=command, **kinds()[code])
 
 
 def redrb_command(state: State, *words: str) -> str:
@@ -90,29 +108,15 @@ def subject_of(task: TaskState) -> str:
     return f"task {task.name}"
 
 
-def number_of(task: TaskState, setting: str) -> int | None:
-    """Return a setting that is an integer; None if the task does not have it."""
-    text = task.settings.get(setting, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
-
-
 def of_workers(
-    kind: FindingKind,
-    task: TaskState,
-    workers: Sequence[WorkerState],
-    summary: Callable[[WorkerState], str],
-    command: Callable[[WorkerState], str] | str,
+    code: str, task: TaskState, workers: Sequence[WorkerState], summary: OfWorker, command: OfWorker
 ) -> Iterator[Finding]:
     """Yield a finding for each worker of a task, or one for all if they are many."""
-
-    def command_for(worker: WorkerState) -> str:
-        return command if isinstance(command, str) else command(worker)
-
     if len(workers) <= NAMED:
         for worker in workers:
             subject = f"{worker.role} {worker.name} of {task.name}"
-            yield kind.found(subject, summary(worker), command_for(worker))
+            yield finding_of(code, subject, summary(worker), command(worker))
         return
     names = listed([worker.name for worker in workers])
     text = f"{len(workers):,} workers: {names}. The first: "
-    yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))
+    yield finding_of(code, subject_of(task), text + summary(workers[0]), command(workers[0]))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from redrb.state.findings.wording import (
     counted,
-    number_of,
+    finding_of,
     of_workers,
     redrb_command,
     seconds,
     worker_command,
 )
-from redrb.state.model import Finding, FindingKind, State, TaskState, WorkerState
+from redrb.state.model import Finding, State, TaskState, WorkerState
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
@@ -26,48 +25,6 @@ LONGER = 10
 
 LEAST_HANG_S = 60.0
 """A step does not hang before, unless its owner has given a limit."""
-
-DEAD_WORKER = FindingKind(
-    "dead-worker",
-    "warning",
-    "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
-    "machine has no network. Its leased groups and its rights to begin groups go to others, with "
-    "the next heartbeat of any of these. `redrb run` restarts those of its workers "
-    "that have ended; start any other program again as it was started before.",
-)
-SILENT_WORKER = FindingKind(
-    "silent-worker",
-    "info",
-    "A heartbeat did not come in time: the process ended a moment ago, or its machine or Redis is "
-    "overloaded. If none comes, the worker counts as dead. On its host, ps shows whether the "
-    "process is there, and T if it was stopped.",
-)
-HANGING_TRAINER = FindingKind(
-    "hanging-trainer",
-    "warning",
-    "The process sends heartbeats and does not get on, so that no other trainer gets the groups "
-    "that it holds: its step waits for another rank, a file, a lock or the network, or loops. Or "
-    "it does something rare, such as an evaluation: then give a longer step_limit. On its host, "
-    "`py-spy dump --pid` shows where it stands. A trainer that hangs does not end after SIGTERM: "
-    "kill -KILL ends it, and its groups wait again when its lease is over.",
-)
-MAKER_BEHIND = FindingKind(
-    "maker-behind",
-    "warning",
-    "The maker loads new weights too seldom, or more slowly than the trainer publishes them. Its "
-    "groups are too stale when they are taken, and expire if the task has max_staleness. If it "
-    "does not catch up, end it on its host and start it again.",
-)
-WAITS_FOR_WEIGHTS = FindingKind(
-    "waits-for-weights",
-    "warning",
-    "No trainer publishes these weights, or the maker reads them under another name or namespace.",
-)
-MIXED_REDRB = FindingKind(
-    "mixed-redrb",
-    "warning",
-    "An upgrade has not reached all machines. Versions may disagree on what they store.",
-)
 
 
 def find(state: State) -> Iterator[Finding]:
@@ -85,7 +42,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     ]
     taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
-        *(DEAD_WORKER, task, dead, _death),
+        *("dead-worker", task, dead, _death),
         lambda worker: (
             _start_command(state, task, worker)
             if taken_over or not (worker.leased or worker.rights)
@@ -95,7 +52,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
-        *(SILENT_WORKER, task, silent),
+        *("silent-worker", task, silent),
         lambda worker: (
             f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
             f"{seconds(worker.period_s)}."
@@ -120,14 +77,9 @@ def hanging(task: TaskState) -> list[WorkerState]:
         if worker.role == "trainer"
         and worker.life == "live"
         and worker.leased
-        and worker.step_s > _longest_s(worker)
+        and (worker.step_limit_s or worker.usual_step_s)  # it has ended a step before
+        and worker.step_s > (worker.step_limit_s or max(LEAST_HANG_S, LONGER * worker.usual_step_s))
     ]
-
-
-def _longest_s(worker: WorkerState) -> float:
-    """Return the seconds that a step may last; no step hangs before another one has ended."""
-    usual = max(LEAST_HANG_S, LONGER * worker.usual_step_s) if worker.usual_step_s else math.inf
-    return worker.step_limit_s or usual
 
 
 def _steps(state: State, task: TaskState) -> Iterator[Finding]:
@@ -143,7 +95,7 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
         )
 
     yield from of_workers(
-        *(HANGING_TRAINER, task, hanging(task), summary),
+        *("hanging-trainer", task, hanging(task), summary),
         lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
     )
 
@@ -173,24 +125,19 @@ def _place(worker: WorkerState) -> str:
 
 def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     makers = [worker for worker in task.workers if worker.role == "maker" and worker.life == "live"]
-    waiting = [
-        maker
-        for maker in makers
-        if maker.waits_for == "weights" and maker.waits_s >= LONG_WITHOUT_WEIGHTS_S
-    ]
+    waits = (maker for maker in makers if maker.waits_for == "weights")
+    waiting = [maker for maker in waits if maker.waits_s >= LONG_WITHOUT_WEIGHTS_S]
     yield from of_workers(
-        *(WAITS_FOR_WEIGHTS, task, waiting),
+        *("waits-for-weights", task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
-        redrb_command(state, "weights", "ls"),
+        lambda _: redrb_command(state, "weights", "ls"),
     )
-    set_bound = number_of(task, "max_staleness")
-    bound = BEHIND if set_bound is None else set_bound
+    bound = BEHIND if task.max_staleness is None else task.max_staleness
     figures = redrb_command(state, "stats", task.name)
-    behind = [  # one that waits loads the newest weights before it begins
-        maker for maker in makers if maker.behind > bound and not maker.waits_for
-    ]
+    # one that waits loads the newest weights before it begins
+    behind = [maker for maker in makers if maker.behind > bound and not maker.waits_for]
     yield from of_workers(
-        *(MAKER_BEHIND, task, behind),
+        *("maker-behind", task, behind),
         lambda maker: (
             f"At its heartbeat {seconds(maker.seen_s)} ago it used weight version "
             f"{maker.weight_version:,}, {maker.behind:,} behind the newest; "
@@ -205,13 +152,11 @@ def _versions(state: State) -> Iterator[Finding]:
         (worker.host, worker.pid): worker.redrb
         for task in state.tasks
         for worker in task.workers
-        if worker.redrb and worker.life in ("live", "silent")
+        if worker.redrb and worker.alive
     }
     numbers = Counter(workers.values())
     if len(numbers) > 1:
         texts = (f"{counted(n, 'worker')} of {version}" for version, n in sorted(numbers.items()))
-        yield MIXED_REDRB.found(
-            f"namespace {state.namespace}",
-            f"Several versions of redrb work together: {', '.join(texts)}.",
-            "pip install --upgrade CLONE_OR_WHEEL",
-        )
+        text = f"Several versions of redrb work together: {', '.join(texts)}."
+        command = "pip install --upgrade CLONE_OR_WHEEL"
+        yield finding_of("mixed-redrb", f"namespace {state.namespace}", text, command)

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from redrb.stream.admission.maker import Maker
@@ -53,12 +52,7 @@ class Admission(RightsSource):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
     def __repr__(self) -> str:

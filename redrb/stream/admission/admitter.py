@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from typing import Protocol
 
 from redrb.connection.deadline import here
 from redrb.errors import AdmissionRefused, AdmissionTimeout, ConfigError
@@ -33,56 +32,26 @@ QUEUE_TTL_MS = 30_000
 _log = logging.getLogger("redrb")
 
 
-class Admits(Protocol):
-    """Gives rights to begin groups: `Admitter`, or the refusal of a task with partitions."""
-
-    def admit(self, count: int, least: int, hold_s: float) -> Admission:
-        """Wait for rights."""
-
-    @property
-    def held(self) -> int:
-        """Rights that are held."""
-
-    def close(self) -> None:
-        """Return all rights that are held."""
-
-
 class Admitter:
-    """Asks for the rights of one stream object; safe among threads."""
+    """Asks for the rights of one stream object, which `maker` holds; safe among threads."""
 
     def __init__(self, task: Task, lease_ms: int, worker: Worker) -> None:
-        """Make an admitter.
-
-        Args:
-            task: The task.
-            lease_ms: Silence of the maker's heartbeat after which its rights are taken back.
-            worker: Is announced as waiting.
-        """
         self._task = task
         self._worker = worker
-        self._maker = Maker(task, lease_ms, worker)
+        self.maker = Maker(task, lease_ms, worker)
         self._slice_s = min(SLICE_S, lease_ms / 3000)
 
     def admit(self, count: int, least: int, hold_s: float) -> Admission:
-        """Wait for rights.
-
-        Args:
-            count: Rights.
-            least: Fewest rights to accept.
-            hold_s: Seconds after which the task takes them back.
-
-        Raises:
-            As `ExperienceStream.admit`.
-        """
+        """Wait for rights, as `ExperienceStream.admit` does, and raise its errors."""
         self._worker.puts()
-        waiter = self._maker.request()
+        waiter = self.maker.request()
         try:
             with self._worker.waiting("right"):
                 reply = self._granted(waiter, count, least, round(hold_s * 1000))
         except (AdmissionTimeout, ConfigError):  # it was given none, and is not queued
             raise
         except BaseException:
-            self._maker.give_up(waiter)
+            self.maker.give_up(waiter)
             raise
         if reply.released:
             _log.warning(
@@ -93,21 +62,12 @@ class Admitter:
                 reply.released,
             )
         numbers = sorted(reply.numbers)
-        self._maker.hold(reply.series, numbers)
+        self.maker.hold(reply.series, numbers)
         store = self._task.store
         return Admission(
-            *(self._maker, self._task.name, store.keys.prefix),
+            *(self.maker, self._task.name, store.keys.prefix),
             *(reply.series, numbers, reply.version),
         )
-
-    @property
-    def held(self) -> int:
-        """Rights that are held."""
-        return self._maker.held
-
-    def close(self) -> None:
-        """Return all rights that are held."""
-        self._maker.close()
 
     def _granted(self, waiter: str, count: int, least: int, hold_ms: int) -> AdmitReply:
         """Ask until rights are given."""
@@ -115,7 +75,7 @@ class Admitter:
             last = here().over
             ttl_ms = 0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000))
             admit = Admit(
-                *(waiter, count, least, ttl_ms, self._maker.lease_ms, hold_ms),
+                *(waiter, count, least, ttl_ms, self.maker.lease_ms, hold_ms),
                 *(self._task.description.incarnation, uuid.uuid4().hex),
             )
             reply = self._task.store.call(admit)

@@ -20,7 +20,6 @@ class AdmitReply(Page, frozen=True, kw_only=True):
             ever be held; "gone": the task was deleted, or created anew.
         series: Random name of the task's rights.
         version: Weight version that the task knows; None: none.
-        numbers: The rights.
         released: Groups that may be begun beyond the bound, as all waited for each other.
         held, stored, trained, most, waiting: As in `AdmissionTimeout`.
         oldest_ms: Time for which the oldest right is held.
@@ -46,7 +45,6 @@ class Admit(Call[AdmitReply], frozen=True):
 
     Attributes:
         waiter: "<maker>/<request>", another one for each request.
-        count: Rights.
         least: Fewest rights that are accepted.
         ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
         lease_ms: Silence of the maker's heartbeat after which its rights are taken back.

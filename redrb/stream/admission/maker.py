@@ -28,13 +28,7 @@ class Maker:
     """
 
     def __init__(self, task: Task, lease_ms: int, worker: Worker) -> None:
-        """Make a maker; its heartbeat begins with the first right.
-
-        Args:
-            task: The task.
-            lease_ms: Silence of the heartbeat after which its rights are taken back.
-            worker: Its heartbeat announces it.
-        """
+        """Make a maker; its heartbeat begins with the first right."""
         self._task = task
         self._worker = worker
         self.lease_ms = lease_ms
@@ -145,7 +139,6 @@ class Maker:
         list(self._task.store.pages(GiveBack(holder=holder)))
 
     def _attend(self) -> None:
-        """Start the heartbeat."""
         with self._lock:
             if self._heartbeat is None:
                 self._heartbeat = Heartbeat(self.beat, self.lease_ms, "admission")

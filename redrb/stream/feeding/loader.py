@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -110,12 +109,7 @@ class ExperienceLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             lease = self._unended_lease()
             if error is not None and lease is not None:
@@ -191,7 +185,7 @@ class ExperienceLoader:
         self.batches += 1
         self._step += 1
         self._stream.worker.steps.begin()
-        return batch.placed.ready()
+        return batch.ready()
 
     def _unended_lease(self) -> Lease | None:
         """Return the lease of the last batch if this object ends it."""

@@ -19,10 +19,12 @@ class PlacedBatch:
     """A batch on its device, or on its way there.
 
     Attributes:
+        lease: Its lease.
         batch: The batch; copies of its tensors may still be under way.
         copied: Event on the device that marks the end of the copies; None: there are none.
     """
 
+    lease: Lease
     batch: Experience
     copied: torch.cuda.Event | None = None
 
@@ -45,17 +47,7 @@ class Placer:
     """Pads the groups of a lease into a batch and puts it on a device; belongs to one thread."""
 
     def __init__(self, device: str | torch.device, side: Side, *, pin_memory: bool) -> None:
-        """Choose the device.
-
-        Args:
-            device: Device of the batches.
-            side: Where padding goes.
-            pin_memory: Decode into pinned memory: only from there does a copy to the device go on
-                beside other work.
-
-        Raises:
-            ConfigError: There is no such device.
-        """
+        """Choose the device; raises ConfigError if there is no such device."""
         try:
             self._device = torch.device(device)
             # each thread has a current device: the one of this thread counts
@@ -63,7 +55,7 @@ class Placer:
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from error
         self._side = check_side(side)
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory  # from other memory a copy waits for other work
         self._stream: torch.cuda.Stream | None = None
 
     def place(self, lease: Lease) -> PlacedBatch:
@@ -74,7 +66,7 @@ class Placer:
         if self._pin_memory and self._device.type == "cpu":
             with torch.cuda.device(self._cuda) if self._cuda is not None else nullcontext():
                 batch.pin_memory()
-        return PlacedBatch(batch)
+        return PlacedBatch(lease, batch)
 
     def _copied(self, lease: Lease, device: torch.device) -> PlacedBatch:
         """Copy on a separate CUDA stream, so that the copy waits for no training step."""
@@ -84,7 +76,7 @@ class Placer:
             batch = lease.batch(device, side=self._side, pin_memory=self._pin_memory)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
-        return PlacedBatch(batch, copied)
+        return PlacedBatch(lease, batch, copied)
 
 
 def _cuda_device(device: torch.device, *, pin_memory: bool) -> torch.device | None:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from redrb.connection.deadline import Deadline
@@ -30,14 +29,6 @@ AGAIN_S = 0.5
 
 EXIT_S = 3.0
 """How long the end of the process waits for the thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetched:
-    """A batch and its lease."""
-
-    lease: Lease
-    placed: PlacedBatch
 
 
 class Prefetcher:
@@ -64,9 +55,7 @@ class Prefetcher:
                 asked to stop.
             is_fresh: Returns whether a batch may be handed over; otherwise its lease is over, and
                 another batch is taken in its place. It may raise StoreUnavailable.
-            placer: Makes it a batch on its device.
             prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read.
-            steps: Batches in all; None: no end.
         """
         self._take = take
         self._is_fresh = is_fresh
@@ -84,7 +73,7 @@ class Prefetcher:
         self._untaken = Outage("a loader cannot take a batch yet")
         self._unchecked = Outage("a loader cannot check the staleness of a batch yet")
         self._permits: SimpleQueue[bool] = SimpleQueue()
-        self._ready: SimpleQueue[Prefetched | BaseException | None] = SimpleQueue()
+        self._ready: SimpleQueue[PlacedBatch | BaseException | None] = SimpleQueue()
         for _ in range(prefetch):
             self._permits.put(True)
         self._thread = threading.Thread(target=self._run, name="redrb-loader", daemon=True)
@@ -101,7 +90,7 @@ class Prefetcher:
         """Batches that could be read now."""
         return 0 if self.over else self._placed_count - self._read_count - self._returned_count
 
-    def next(self, timeout: float | None) -> Prefetched | None:
+    def next(self, timeout: float | None) -> PlacedBatch | None:
         """Return the next batch as soon as it is ready; None at the end, and after `stop`.
 
         When `timeout` is over the thread looks a last time, and takes a batch that is there. Redis
@@ -136,7 +125,7 @@ class Prefetcher:
                 self._permits.put(True)
         return batch
 
-    def _read(self, deadline: Deadline) -> Prefetched | None:
+    def _read(self, deadline: Deadline) -> PlacedBatch | None:
         """Wait until a batch is placed; None after `stop`."""
         try:
             batch = self._ready.get(timeout=min(deadline.waits_s, threading.TIMEOUT_MAX))
@@ -144,7 +133,7 @@ class Prefetcher:
             self._overdue = self._read_count + self._returned_count
             self._stop_take.ask()
             batch = self._ready.get()
-        self._ended = not isinstance(batch, Prefetched)
+        self._ended = not isinstance(batch, PlacedBatch)
         if isinstance(batch, BaseException):
             try:
                 raise batch
@@ -213,7 +202,7 @@ class Prefetcher:
             lease = self._taken(number)
             with ExitStack() as scope:
                 scope.push(lease)  # if decoding fails, the lease ends as in `with lease`
-                batch = Prefetched(lease, self._placer.place(lease))
+                batch = self._placer.place(lease)
                 scope.pop_all()
             self._ready.put(batch)
             self._placed_count += 1
@@ -247,7 +236,7 @@ class Prefetcher:
                 batch = self._ready.get_nowait()
             except Empty:
                 break
-            if isinstance(batch, Prefetched):
+            if isinstance(batch, PlacedBatch):
                 _release(batch.lease)
         self._ready.put(None)  # for a reader that waits at this moment
 

@@ -2,6 +2,5 @@
 
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.mixture import Mixture
-from redrb.stream.mixture.starvation import Starvation
 
-__all__ = ["Mixture", "MixtureLease", "Starvation"]
+__all__ = ["Mixture", "MixtureLease"]

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Self
 
 from redrb.checks import checked_int
@@ -17,7 +16,6 @@ from redrb.forks import in_child
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.ratio import Ratio, Split
-from redrb.stream.mixture.starvation import Shortages, Starvation, Waiting
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
@@ -88,7 +86,7 @@ class Mixture:
         """Count from 0; in a forked process no thread is left that could end its turn."""
         self._turn = threading.Lock()
         self._split = Split(self._ratio)
-        self._shortages = Shortages()
+        self._waits_for: tuple[str, int] | None = None  # task, and groups of it
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
@@ -96,12 +94,7 @@ class Mixture:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -150,10 +143,6 @@ class Mixture:
         """
         return dict(self._split.taken)
 
-    def starvation(self) -> dict[str, Starvation]:
-        """Return for each task how the takes of this object have waited for it."""
-        return {task: self._shortages.of(task) for task in self._ratio.parts}
-
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
         with Deadline(self._client.retry_s), ExitStack() as scope:
@@ -165,7 +154,7 @@ class Mixture:
         """Wait until no other thread takes; a take that waits for no task is over soon."""
         deadline = here()
         while not self._turn.acquire(timeout=deadline.slice_s()):
-            starving = self._shortages.now
+            starving = self._waits_for
             if starving is None and self._turn.acquire(timeout=min(SHORT_OUTAGE_S, here().left_s)):
                 break
             if deadline.over:
@@ -173,7 +162,7 @@ class Mixture:
             if starving is not None:
                 deadline.log(
                     f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
-                    f"one waits for task {starving.task!r}"
+                    f"one waits for task {starving[0]!r}"
                 )
         try:
             yield
@@ -181,17 +170,22 @@ class Mixture:
             self._turn.release()
 
     def _take_shares(self, shares: Mapping[str, int]) -> dict[str, Lease]:
-        """Lease the share of each task, or nothing; always in the same order of tasks.
-
-        So two trainers with tasks in common never wait for groups that the other one holds.
-        """
+        """Lease the share of each task, or nothing; always in the same order of tasks."""
         leases: dict[str, Lease] = {}
         try:
+            # so two trainers with tasks in common never wait for groups that the other one holds
             for task, share in shares.items():
                 if share:
                     leases[task] = self._take_share(task, share)
         except BatchTimeout as error:
-            raise self._out_of_time(shares, leases, error) from error
+            counts = {error.task: (error.available, error.wanted)}
+            for task, share in shares.items():
+                if share and task not in leases and task not in counts:
+                    available = self._streams[task].count()
+                    if available < share:
+                        counts[task] = (available, share)
+            note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
+            raise self._timeout(counts, note, error) from error
         finally:
             if len(leases) < sum(share > 0 for share in shares.values()):
                 _release(leases)
@@ -201,42 +195,23 @@ class Mixture:
         stream = self._streams[task]
         try:
             return stream.take(share, timeout=0)
-        except (BatchTimeout, StoreUnavailable) as error:
-            if isinstance(error, BatchTimeout):
-                self._shortages.add(task)
+        except (BatchTimeout, StoreUnavailable):
             if here().over:
                 raise
-        with self._shortages.waiting(task, share):
+        self._waits_for = (task, share)
+        try:
             return stream.take(share)
+        finally:
+            self._waits_for = None
 
-    def _behind(self, starving: Waiting | None, count: int) -> BatchTimeout:
+    def _behind(self, starving: tuple[str, int] | None, count: int) -> BatchTimeout:
         """Return the error of a take while another thread's take had not ended in time."""
-        needed = self._split.shares(count)
-        if starving is not None:
-            needed = {starving.task: starving.share}
-            self._shortages.add(starving.task)
-        counts = {task: (self._available(task), share) for task, share in needed.items()}
+        needed = self._split.shares(count) if starving is None else dict([starving])
+        counts = {task: (self._streams[task].count(), share) for task, share in needed.items()}
         note = (
             f"An earlier take from the mixture {self._ratio} has not ended: it needs these groups."
         )
         return self._timeout(counts, note)
-
-    def _out_of_time(
-        self,
-        shares: Mapping[str, int],
-        leases: dict[str, Lease],
-        error: BatchTimeout,
-    ) -> BatchTimeout:
-        """Return the error of a take that names all tasks that were short."""
-        counts = {error.task: (error.available, error.wanted)}
-        for task, share in shares.items():
-            if share and task not in leases and task not in counts:
-                available = self._available(task)
-                if available < share:
-                    counts[task] = (available, share)
-                    self._shortages.add(task)
-        note = f"To take {sum(shares.values())} groups from the mixture {self._ratio}."
-        return self._timeout(counts, note, error)
 
     def _timeout(
         self,
@@ -244,13 +219,7 @@ class Mixture:
         note: str,
         first: BatchTimeout | None = None,
     ) -> BatchTimeout:
-        """Return the error that names the tasks that had too few groups.
-
-        Args:
-            counts: Task -> groups that wait, and groups needed.
-            note: A sentence about the take.
-            first: Error of the task for which the take waited.
-        """
+        """Return the error that names the tasks that had too few of the groups needed."""
         alone = first if len(counts) == 1 else None
         error = BatchTimeout(
             task=", ".join(counts),
@@ -271,9 +240,6 @@ class Mixture:
             for task, (available, needed) in counts.items():
                 error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
         return error
-
-    def _available(self, task: str) -> int:
-        return self._streams[task].count()
 
 
 def _release(leases: dict[str, Lease]) -> None:

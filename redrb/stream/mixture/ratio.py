@@ -20,9 +20,6 @@ class Split:
     (the quota method of Balinski and Young, 1975), so each task stays within one group of its
     quota, for any takes. Largest remainders do not: they may give a group that a later take would
     have to take back.
-
-    Attributes:
-        taken: Task -> groups taken.
     """
 
     def __init__(self, ratio: Ratio) -> None:
@@ -65,14 +62,7 @@ class Ratio:
 
     @classmethod
     def of(cls, weights: Mapping[str, float]) -> Ratio:
-        """Return the ratio of weights of any scale.
-
-        They are held exactly, as they are written: 0.7 is seven tenths.
-
-        Raises:
-            ConfigError: There is no task, a name is not usable, or a weight is not a positive
-                finite number.
-        """
+        """Return the ratio of weights, exactly as written: 0.7 is 7/10; raises ConfigError."""
         if not isinstance(weights, Mapping) or not weights:
             raise ConfigError(
                 f'a mixture of {weights!r}: give a weight a task, such as {{"math": 0.7, "code": '

@@ -22,7 +22,6 @@ class Collection:
     """An unfinished batch: its parts are leased, and released again if it stays incomplete.
 
     Attributes:
-        request: The whole batch.
         waiter: Name of the take in the queues of the partitions.
         parts: Leased groups, in the order in which they were leased.
         short: Partition -> its last reply, if it had too few groups.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -41,13 +41,6 @@ class Collector:
     """
 
     def __init__(self, partitions: Sequence[Partition], task: str, reach: Reach) -> None:
-        """Make a collector.
-
-        Args:
-            partitions: The partitions.
-            task: Name of the task in messages.
-            reach: Knows which partitions cannot be reached.
-        """
         self._partitions = partitions
         self._reach = reach
         self._task = task
@@ -57,12 +50,19 @@ class Collector:
     def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none; raises as `Taker.take` does."""
         self._acknowledge(ack)
-        with self._collecting(request) as collection:
+        collection = Collection(request)
+        try:
             self._sweep(collection)
             if collection.missing and not (here().over and self._enough(collection)):
                 with self._partitions[0].worker.waiting("batch"):
                     self._wait(collection)
             return self.lease(collection)
+        except BaseException:
+            collection.release()
+            raise
+        finally:
+            if collection.queued:
+                self._leave(collection)
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
         """Send takes to some partitions; their replies are read later."""
@@ -105,19 +105,6 @@ class Collector:
                 return False
         return True
 
-    @contextmanager
-    def _collecting(self, request: TakeRequest) -> Iterator[Collection]:
-        """Collect a batch; it leaves all queues at the end, and is released after an error."""
-        collection = Collection(request)
-        try:
-            yield collection
-        except BaseException:
-            collection.release()
-            raise
-        finally:
-            if collection.queued:
-                self._leave(collection)
-
     def _leave(self, collection: Collection) -> None:
         """Leave the queues of all partitions, so that others need not wait until places expire."""
         try:
@@ -158,11 +145,7 @@ class Collector:
         return spread(collection.missing, [near[place] for place in places])
 
     def _sweep(self, collection: Collection) -> None:
-        """Take what is there: of some partitions, of the others, then of all that have more.
-
-        Raises:
-            StoreUnavailable: No partition could be reached for as long as the take waits.
-        """
+        """Take what is there: of some partitions, of the others, then of all that have more."""
         if not collection.left:
             self._ask(collection, self._first_shares(collection))
         while unasked := [one for one in self._reach.near() if one not in collection.left]:
@@ -212,13 +195,7 @@ class Collector:
         *,
         patient: bool = False,
     ) -> None:
-        """Read the replies to takes, and note the parts.
-
-        A partition that cannot be reached counts as empty. `patient`: it is waited for instead.
-
-        Raises:
-            StoreUnavailable: The take is patient, and a partition could not be reached.
-        """
+        """Read the replies to takes, and note the parts; `patient`: wait for lost partitions."""
         short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
         try:
             while sent:
@@ -255,18 +232,11 @@ class Collector:
     # waiting
 
     def _wait(self, collection: Collection) -> None:
-        """Wait for the turn, and then for groups.
-
-        While the node that keeps the turns is away, the take gets what is there.
-
-        Raises:
-            BatchTimeout: Too few came in time.
-            StoreUnavailable: Too few were there, and Redis stayed away.
-        """
+        """Wait for the turn, and then for groups."""
         outage = None
         try:
             self._wait_in_turn(collection)
-        except StoreUnavailable as error:
+        except StoreUnavailable as error:  # the node that keeps the turns: take what is there
             outage = error
             self._sweep_again(collection)
         if collection.missing and not self._enough(collection):
@@ -295,14 +265,12 @@ class Collector:
         return False
 
     def _await_groups(self, collection: Collection, turn: Turn) -> None:
-        """Take groups as they come, until the batch is full or the time is up.
-
-        The take is woken as soon as one partition has its part of the groups that are missing in
-        all: while fewer have come to each of them, fewer have come in all than are missing.
-        """
+        """Take groups as they come, until the batch is full or the time is up."""
         count, deadline = len(self._partitions), here()
         free = dict.fromkeys(range(count), 0)
         while collection.missing and not deadline.over:
+            # The take is woken as soon as one partition has its part of the groups that are missing
+            # in all: while fewer have come to each, fewer have come in all than are missing.
             share = -(-(collection.missing - sum(free.values())) // count)
             needs = {number: free[number] + share for number in free}
             free = self._look(collection, need=needs, ttl_ms=QUEUE_TTL_MS)
@@ -328,11 +296,7 @@ class Collector:
     def _look(
         self, collection: Collection, *, need: int | Mapping[int, int], ttl_ms: int
     ) -> dict[int, int]:
-        """Return how many groups are free in each partition, and queue in each; 0: leave.
-
-        Raises:
-            StoreUnavailable: No partition could be reached for as long as the take waits.
-        """
+        """Return how many groups are free in each partition, and queue in each; 0: leave."""
         collection.queued = ttl_ms > 0
         free = dict.fromkeys(range(len(self._partitions)), 0)
 
@@ -376,18 +340,13 @@ class Collector:
         )
 
 
+@dataclass(eq=False)
 class InFlightCollection:
     """Takes of some partitions that were sent and whose replies are read later."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        collection: Collection,
-        sent: list[tuple[int, InFlightTake]],
-    ) -> None:
-        self._collector = collector
-        self._collection = collection
-        self._sent = sent
+    _collector: Collector
+    _collection: Collection
+    _sent: list[tuple[int, InFlightTake]]
 
     def receive(self) -> bool:
         """Read the replies; returns whether the batch is full and leased."""

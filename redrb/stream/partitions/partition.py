@@ -36,13 +36,9 @@ class Partition:
     """One partition of a task: the objects that put into it, and take from it.
 
     Attributes:
-        task: The partition, as Redis holds it.
-        store: Its keys and client.
         worker: What this process announces of itself there.
         preparer, producer, receiver, parts: Check and store groups.
         consumer, taker, ranks: Hold and take groups.
-        admitter: Gets rights to begin groups.
-        expiration: Expires groups.
     """
 
     def __init__(self, task: Task, options: StreamOptions) -> None:
@@ -67,7 +63,7 @@ class Partition:
             *(task, options.group, options.lease_ms, worker),
             *(options.reader, self.parts.finish_due),
         )
-        worker.holds(self.consumer, self.admitter)
+        worker.holds(self.consumer, self.admitter.maker)
         self.taker = Taker(task, self.consumer)
         self.ranks = Ranks(task, self.consumer)
 
@@ -79,7 +75,7 @@ class Partition:
     def close(self, *, requeue: bool) -> None:
         """Stop the heartbeats, return rights, and requeue leased groups if asked to."""
         consumer = partial(self.consumer.close, requeue=requeue)
-        parts = (self.worker.close, self.admitter.close, self.producer.close, consumer)
+        parts = (self.worker.close, self.admitter.maker.close, self.producer.close, consumer)
         with ExitStack() as scope:
             for close in (*parts, self.ranks.close) if requeue else parts:
                 scope.callback(close)  # the last one first; one that fails keeps no other open

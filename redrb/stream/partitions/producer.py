@@ -72,8 +72,6 @@ class SpreadPut:
     """An unfinished put of groups that may go to several partitions.
 
     Attributes:
-        batch: All groups.
-        numbering: Ids of the task.
         pieces: Groups that were not sent to a partition yet, in parts of at most 32.
         stored: Ids of the groups whose partition has confirmed them, from the first.
         current: The partition that gets the next groups, and the put into it.
@@ -128,14 +126,6 @@ class PartitionedProducer:
     def __init__(
         self, task: str, partitions: Sequence[Partition], on_full: OnFull, reach: Reach
     ) -> None:
-        """Make a producer.
-
-        Args:
-            task: Name of the task in messages.
-            partitions: The partitions.
-            on_full: What a put does when no partition has room.
-            reach: Knows which partitions cannot be reached: puts go to others.
-        """
         self._reach = reach
         self._task = task
         self._partitions = partitions
@@ -192,11 +182,7 @@ class PartitionedProducer:
         put.pieces.popleft()
 
     def _await_room(self, put: SpreadPut, refusal: StoreFull) -> None:
-        """Wait until a partition has room for some of the next groups, and choose it.
-
-        Raises:
-            StoreFull: No partition had room in time.
-        """
+        """Wait until a partition has room for some of the next groups, and choose it."""
         piece, every = put.pieces[0], range(len(self._partitions))
         places = put.places = put.places or RoomPlaces(self._task, self._partitions, self._reach)
         deadline = here()

@@ -22,12 +22,6 @@ class PartitionedRanks:
     """
 
     def __init__(self, partitions: Sequence[Partition], incarnation: Callable[[], str]) -> None:
-        """Make a rank.
-
-        Args:
-            partitions: The partitions.
-            incarnation: Returns the incarnation of the whole task.
-        """
         self._partitions = partitions
         self._incarnation = incarnation
 

@@ -29,13 +29,6 @@ class RoomPlaces:
     """
 
     def __init__(self, task: str, partitions: Sequence[Partition], reach: Reach) -> None:
-        """Make the places; nothing is sent.
-
-        Args:
-            task: Name of the task in messages.
-            partitions: The partitions.
-            reach: Knows which partitions cannot be reached: they have no room.
-        """
         self._reach = reach
         self._task = task
         self._partitions = partitions

@@ -34,11 +34,7 @@ def part_of(settings: TaskSettings, number: int) -> TaskSettings:
 
 
 def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
-    """Return some settings for one of `count` partitions; the only one has them all.
-
-    Raises:
-        ConfigError: As `part_of`.
-    """
+    """Return settings for one of `count` partitions; the only one has all. Raises as `part_of`."""
     if count == 1:
         return dict(settings)
     if settings.get("rate") is not None:

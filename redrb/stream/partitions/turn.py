@@ -36,12 +36,6 @@ class Turn:
     """The turn of one take, in the first partition; every method may be repeated."""
 
     def __init__(self, store: TaskStore, group: str) -> None:
-        """Make it; nothing is asked for yet.
-
-        Args:
-            store: The first partition.
-            group: The consumer group.
-        """
         self._store = store
         self._group = group
         self._caller = uuid.uuid4().hex

@@ -30,11 +30,8 @@ class Parts(msgspec.Struct, frozen=True):
         bury: Whether it becomes a dead letter if it cannot be put; else it is dropped.
         have: "1" at the place of each part that is there, "0" at the others.
         kind: Fields and dtypes of the samples; "": not known.
-        key: Key of the group.
         over: Whether it has reached its age limit.
-        priority: Priority of the group.
         tags: Its tags, in place of those of the samples, as JSON.
-        series: Of its right of admission.
         right: The right; None: none.
         begun: Time at which the first part was stored, by the server's clock, in ms since 1970; 0:
             not known.
@@ -88,12 +85,10 @@ class AddPart(Call[PartReply], frozen=True):
     """Count the part of a group that the same transaction has just stored, or remove it again.
 
     Attributes:
-        part: Its place.
         kind: Fields and dtypes of its samples; "" fits all.
         grace_ms: Time after which another process puts a whole group.
         incarnation: Of the task, as this process knows it.
         series, right: A right of admission for the group; "": none.
-        priority: Of the group.
         tags: Of the group, as JSON.
     """
 
@@ -113,8 +108,6 @@ class AddPart(Call[PartReply], frozen=True):
         """Return the request that stores a part: its bytes go past Lua, in the same transaction.
 
         Args:
-            store: The task.
-            blob: The encoded samples.
             replication: Lets replicas confirm the part.
             whole: Send the text of the script. Where it is missing all the same, the next attempt
                 counts the part that is stored.
@@ -165,8 +158,6 @@ class FinishParts(Call[Literal["done", "ended"]], frozen=True):
 
     Attributes:
         claim: The parts; one with the outcome "dead" moves them.
-        reason: Why they are not put.
-        cause: The exception, if there was one.
         consumer: Name of the process that found out.
     """
 

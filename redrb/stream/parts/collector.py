@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
 from redrb.connection.deadline import Deadline, here
@@ -49,32 +49,16 @@ GRACE_MS = 10_000
 _log = logging.getLogger("redrb")
 
 
+@dataclass(eq=False)
 class PartCollector:
     """Puts the groups of one stream object that come in parts; safe among threads."""
 
-    def __init__(
-        self,
-        task: Task,
-        preparer: Preparer,
-        prepare: Callable[[Groups, PutOptions], PutBatch],
-        producer: Puts,
-        replication: Replication,
-    ) -> None:
-        """Make a collector.
-
-        Args:
-            task: The task.
-            preparer: Encodes parts; it has no filters, and refuses bad ones.
-            prepare: Checks, filters and encodes whole groups.
-            producer: Stores them.
-            replication: Lets replicas confirm parts.
-        """
-        self._task = task
-        self._replication = replication
-        self._known = False
-        self._preparer = preparer
-        self._prepare = prepare
-        self._producer = producer
+    _task: Task
+    _preparer: Preparer  # without filters; it refuses bad parts
+    _prepare: Callable[[Groups, PutOptions], PutBatch]  # filters whole groups, too
+    _producer: Puts
+    _replication: Replication
+    _known: bool = False
 
     def put(
         self, part: Part, groups: Groups, options: PutOptions, timeout: float | None
@@ -124,11 +108,7 @@ class PartCollector:
         return False
 
     def _finish_one(self) -> bool:
-        """Drop a page of groups, and put or bury one; returns whether there may be more to do now.
-
-        An error is logged: the group is another caller's. It is looked at again later, until its
-        age limit. One of the store would meet the next group, too.
-        """
+        """Drop a page of groups, put or bury one; returns whether there may be more to do now."""
         try:
             found = self._task.store.call(FindDue(GRACE_MS))
             dropped, parts = found.dropped, found.parts
@@ -158,6 +138,8 @@ class PartCollector:
                 "task %r: a group in parts could not be put: %r. %s",
                 *(self._task.name, error, " ".join(getattr(error, "__notes__", ()))),
             )
+            # the group is another caller's, until its age limit; an error of the store would meet
+            # the next group, too
             return not isinstance(error, StoreError)
         return True
 
@@ -176,7 +158,6 @@ class PartCollector:
     def _stored(
         self, part: Part, batch: PutBatch, rights: Rights, options: PutOptions
     ) -> PartReply:
-        """Store one part."""
         blob, finished = batch.groups[0].blob, False
         while True:
             add = AddPart(
@@ -226,11 +207,7 @@ class PartCollector:
             )
 
     def _put_parts(self, parts: Parts, claim: Claim) -> int | None:
-        """Put a group, if its parts have not become one before.
-
-        A group that can never be put is removed: at once if that is due to its samples, and at its
-        age limit if another process, or another setting, could put it before.
-        """
+        """Put a group, if its parts have not become one before."""
         try:
             return self._put_group(parts, claim)
         except PartsEnded as ended:
@@ -239,6 +216,8 @@ class PartCollector:
             self._note_retries(error, parts, "")
             raise
         except Exception as error:
+            # one that can never be put, due to its samples, is removed at once; another process, or
+            # another setting, could put the others before their age limit
             bad = isinstance(error, RecordError | EncodeError | DecodeError)
             if bad or parts.over:
                 self._end(parts, f"group {parts.key!r} cannot be put", error)
@@ -254,11 +233,7 @@ class PartCollector:
         )
 
     def _put_group(self, parts: Parts, claim: Claim) -> int | None:
-        """Put a group; returns its id, or None if a filter dropped it.
-
-        Raises:
-            PartsEnded: Its parts have become a group before, or have been removed.
-        """
+        """Put a group; returns its id, or None if a filter dropped it."""
         rights = NO_RIGHTS
         if parts.right is not None:
             prefix = self._task.store.keys.prefix
@@ -293,11 +268,7 @@ class PartCollector:
         self._task.store.call(finish, group)
 
     def _samples(self, parts: Parts) -> list[BufferItem]:
-        """Return the samples of all parts, with one group id.
-
-        Raises:
-            PartsEnded: They have become a group meanwhile, or have been removed.
-        """
+        """Return the samples of all parts, with one group id; else raises PartsEnded."""
         client, keys = self._task.store.client, self._task.store.keys
         fields = [blob_field(index, parts.key) for index in parts.indices]
         blobs = client.execute("HMGET", keys.part_blobs, *fields)

@@ -28,10 +28,8 @@ class Part(msgspec.Struct, frozen=True):
     Attributes:
         key: Name of the group among those that are not complete.
         index: Place of the part in the group.
-        of: Parts of the group.
         least: Fewest parts with which it is delivered at the age limit.
         bury: Whether a group with fewer parts becomes a dead letter; else it is dropped.
-        age_ms: The age limit.
         most: Most groups of which some parts wait.
     """
 
@@ -54,12 +52,11 @@ class Part(msgspec.Struct, frozen=True):
         on_incomplete: OnIncomplete,
         most_parts: object,
     ) -> Part:
-        """Return the arguments that users gave.
-
-        Raises:
-            ConfigError: One of them is not usable.
-        """
-        if not isinstance(key, str) or not 0 < len(_utf8(key)) <= MOST_KEY_BYTES:
+        """Return the arguments that users gave; raises ConfigError if one is not usable."""
+        nbytes = 0
+        if isinstance(key, str) and key.isprintable():  # else it may be no valid Unicode
+            nbytes = len(key.encode(errors="ignore"))
+        if not isinstance(key, str) or not 0 < nbytes <= MOST_KEY_BYTES:
             raise ConfigError(f"key={key!r:.80}: give a text of 1 to {MOST_KEY_BYTES} bytes.")
         parts = checked_int("of", of, 1, MAX_SAMPLES)
         check_choice("on_incomplete", on_incomplete, get_args(OnIncomplete))
@@ -72,8 +69,3 @@ class Part(msgspec.Struct, frozen=True):
             checked_period_ms("part_age", part_age),
             checked_int("most_parts", most_parts, 1),
         )
-
-
-def _utf8(key: str) -> bytes:
-    """Return the bytes of a key; none of a text that is not valid Unicode."""
-    return key.encode(errors="ignore") if key.isprintable() else b""

@@ -40,10 +40,7 @@ class PutBatch:
     """Encoded groups, with the facts that a task may keep beside their bytes.
 
     Attributes:
-        groups: The groups.
         revision: The task's settings that the groups were prepared for.
-        options: The options of the put.
-        values: The values of the samples that the task indexes.
         filtered: Groups of the same put that a filter dropped.
         expired: Groups that their producer found too stale, and keeps back.
         refused: The error of each group that cannot be stored, by its index in the put; in

@@ -13,7 +13,7 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, first_error, packed
+from redrb.connection.transport import Pipeline, Reply, packed, without_errors
 from redrb.errors import StoreError
 from redrb.lua.calls import Call, Found
 from redrb.lua.scripts import scripted_request
@@ -82,7 +82,6 @@ class Put(Call[PutReply], frozen=True):
     Beside it go the facts of each group, packed; see `redrb/lua/include/facts.lua`.
 
     Attributes:
-        producer: Name of the producer.
         operation: Counts up by one a put of this producer; a repetition has the same one.
         epoch: Of the task when this put was first sent; all its repetitions name the same one.
         samples, nbytes: Of all groups.
@@ -124,9 +123,6 @@ class Put(Call[PutReply], frozen=True):
         """Return the request that stores groups: their bytes go past Lua, in the same transaction.
 
         Args:
-            store: The task.
-            groups: The groups.
-            facts: Facts of each.
             replication: Lets replicas confirm the put.
             evict: Runs first.
             whole: Send the texts of the scripts. Where one is missing all the same, the next
@@ -196,7 +192,6 @@ class AskRoom(Call[RoomReply], frozen=True):
     """Queue a producer for room; it is woken when there is some, and asks again.
 
     Attributes:
-        producer: The producer.
         ttl_ms: How long the place in the queue or the granted room is kept; 0: leave the queue.
         sizes: Bytes of each group to put.
     """
@@ -211,7 +206,6 @@ class Adopt(Call[bool], frozen=True):
     """Replace the row of an origin, unless another process has done so.
 
     Attributes:
-        origin: Name of the origin.
         row: Its row, as a put has returned it.
         incarnation, floor, kept: Of the origin, as its task says now; see `OriginState`.
     """
@@ -226,11 +220,4 @@ class Adopt(Call[bool], frozen=True):
 
 def transaction_results(replies: list[Reply]) -> list[Reply]:
     """Return the replies inside a transaction, or raise the error that stopped it."""
-    error = first_error(replies)
-    if error is not None:
-        raise error
-    results: list[Reply] = replies[-1]
-    error = first_error(results)
-    if error is not None:
-        raise error
-    return results
+    return without_errors(without_errors(replies)[-1])

@@ -13,12 +13,7 @@ _log = logging.getLogger("redrb")
 
 
 def log_dropped(task: str, errors: Iterable[Exception]) -> None:
-    """Log why groups are dropped.
-
-    Args:
-        task: Name of the task.
-        errors: The error of each group.
-    """
+    """Log why groups are dropped; `errors` has the error of each."""
     kinds: defaultdict[tuple[str, str | None], list[Exception]] = defaultdict(list)
     for error in errors:
         field = error.field if isinstance(error, RecordError) else None

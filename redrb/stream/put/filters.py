@@ -14,12 +14,7 @@ Filter: TypeAlias = Callable[[Sequence[BufferItem]], bool]
 
 
 def check_filters(filters: object) -> tuple[Filter, ...]:
-    """Return the filters of a stream.
-
-    Raises:
-        ConfigError: `filters` is no sequence, or holds an object that is no function, or a function
-            that makes a filter and was not called.
-    """
+    """Return the filters of a stream; raises ConfigError unless they are a list of functions."""
     if callable(filters) or isinstance(filters, str) or not isinstance(filters, Iterable):
         raise ConfigError("filters is no list of functions: give a list, filters=[...].")
     checked: tuple[Any, ...] = tuple(filters)

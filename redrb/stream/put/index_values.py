@@ -59,11 +59,9 @@ def index_values(
 
 
 def _newest_version(group: Sequence[BufferItem], default: int | None) -> int | None:
-    """Return the version of the newest token of the sample in which that version is oldest.
-
-    A group expires by its tokens when all tokens of one sample are too stale. Only tokens that the
-    action mask counts are looked at; a sample without such tokens never expires by them.
-    """
+    """Return the version of the newest token of the sample in which that version is oldest."""
+    # A group expires by its tokens when all tokens of one sample are too stale. Only tokens that
+    # the action mask counts are looked at; a sample without such tokens never expires by them.
     newest = [_newest_token(item, default) for item in group]
     known = [version for version in newest if version is not None]
     return min(known) if known else None

@@ -43,11 +43,7 @@ class GroupedRows:
 
 
 def groups_of(items: Items | GroupedRows) -> Groups:
-    """Return the groups of a `put`: a list of samples is one group, an Experience one a row.
-
-    Raises:
-        RecordError: The argument is neither.
-    """
+    """Return the groups of a `put`: a list of samples is one, an Experience one a row."""
     if isinstance(items, BufferItem):
         return [[items]]
     if isinstance(items, Experience):

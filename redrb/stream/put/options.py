@@ -20,7 +20,6 @@ class PutOptions:
 
     Attributes:
         policy_version: Policy version of samples that have none.
-        priority: Priority of the groups.
         status: Status of the groups; None: derived from their samples.
         tags: Values of declared tags, in place of those of the samples.
         admission: The rights that the groups use; None: none.
@@ -46,11 +45,7 @@ class PutOptions:
         tags: Mapping[str, Scalar | None] | None,
         admission: RightsSource | None = None,
     ) -> PutOptions:
-        """Return the options that users gave.
-
-        Raises:
-            ConfigError: One of them is not usable.
-        """
+        """Return the options that users gave; raises ConfigError if one is not usable."""
         if not (tags is None or isinstance(tags, Mapping)):
             raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
         if not (admission is None or isinstance(admission, RightsSource)):

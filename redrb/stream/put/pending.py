@@ -23,7 +23,6 @@ class ProducerIdentity:
     """A producer as Redis knows it; used for one put at a time, so that its puts are in order.
 
     Attributes:
-        name: Random name.
         operation: Number of its last put.
         interrupted: Whether the connection broke during an attempt. That attempt may still reach
             the server, and must then find the number of a put that is done.
@@ -39,8 +38,6 @@ class PendingPut:
     """Groups on their way into a task.
 
     Attributes:
-        identity: The producer that puts them.
-        batch: All groups of the put.
         idle: Where the identity waits for the next put. A forked child has none of its parent's.
         ids: Ids of the groups that are certainly stored, from the first.
         numbered: Whether the next chunk has its operation number: the identity's last one.

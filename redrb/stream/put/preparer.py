@@ -17,7 +17,7 @@ from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, Stor
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of, padded_rows
 from redrb.experience.checking import check_groups
-from redrb.orders import ByAdmission, ignores_priority
+from redrb.orders import ByAdmission, Order, ignores_priority
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.dropping import log_dropped
 from redrb.stream.put.filters import Filter, passing
@@ -39,21 +39,13 @@ _log = logging.getLogger("redrb")
 
 @dataclass(slots=True)
 class _Sorted:
-    """The groups of a put, sorted into those to store, those filtered and those refused.
+    """The groups of a put, sorted into those to store, those filtered and those refused."""
 
-    Attributes:
-        places: Index in the put of each group to store.
-        encoded: These groups.
-        samples: Their samples, where they are needed.
-        filtered: Groups that a filter dropped.
-        refused: The error of each bad group, by its index in the put.
-    """
-
-    places: Sequence[int]
+    places: Sequence[int]  # index in the put of each group to store
     encoded: list[EncodedGroup]
-    samples: Sequence[Sequence[BufferItem]]
+    samples: Sequence[Sequence[BufferItem]]  # of these groups, where they are needed
     filtered: int = 0
-    refused: dict[int, RedrbError] = field(default_factory=dict)
+    refused: dict[int, RedrbError] = field(default_factory=dict)  # by index in the put
 
     def refuse(self, errors: dict[int, RecordError]) -> None:
         """Move groups, by their index in the put, to the refused ones."""
@@ -66,29 +58,15 @@ class _Sorted:
         self.refused.update(errors)
 
 
+@dataclass(eq=False)
 class Preparer:
     """Prepares groups for one task; safe among threads."""
 
-    def __init__(
-        self,
-        task: Task,
-        filters: Sequence[Filter],
-        checks: frozenset[str],
-        on_bad_group: OnBadGroup,
-    ) -> None:
-        """Make a preparer.
-
-        Args:
-            task: The task.
-            filters: Filters that every group must pass.
-            checks: Names of the checks, see `ExperienceStream`.
-            on_bad_group: Whether bad groups are errors, or are logged and count as filtered.
-        """
-        self._task = task
-        self._filters = filters
-        self._checks = checks
-        self._on_bad_group = on_bad_group
-        self._warned = False
+    _task: Task
+    _filters: Sequence[Filter]
+    _checks: frozenset[str]
+    _on_bad_group: OnBadGroup
+    _warned: bool = False
 
     def prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check, filter and encode groups, and take the values from them that the task indexes.
@@ -106,7 +84,10 @@ class Preparer:
             batch = self._prepare(groups, options, description, one_by_one=False)
         except (RecordError, EncodeError):  # find out which groups are bad
             batch = self._prepare(groups, options, description, one_by_one=True)
-        return self._traced(self._admitted(self._without_dropped(batch), options, description))
+        if batch.refused and self._on_bad_group == "drop":
+            log_dropped(self._task.name, batch.refused.values())
+            batch = batch.dropping_refused()
+        return self._traced(self._admitted(batch, description.order))
 
     def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode one part of a group, which uses no right and passes no filter.
@@ -203,11 +184,7 @@ class Preparer:
         options: PutOptions,
         description: TaskDescription,
     ) -> _Sorted:
-        """Prepare groups, the first of which has this index in the put.
-
-        Raises:
-            RecordError, EncodeError: One of them is bad.
-        """
+        """Prepare groups, the first of which has this index in the put; raises for a bad one."""
         places: Sequence[int] = range(first, first + len(groups))
         filtered = 0
         if self._filters:
@@ -225,14 +202,11 @@ class Preparer:
             alike="fields" in self._checks,
             first=first,
         )
-        if self._needs_versions(description, options):
+        needs_versions = "versions" in self._checks and options.policy_version is None
+        if needs_versions and description.staleness.any:
             for place, group in zip(places, groups, strict=True):
                 check_versions(group, place)
         return _Sorted(places, encoded, groups, filtered)
-
-    def _needs_versions(self, description: TaskDescription, options: PutOptions) -> bool:
-        wanted = "versions" in self._checks and options.policy_version is None
-        return wanted and description.staleness.any
 
     def _was_created_anew(self) -> bool:
         """Look whether the task is another one by now, which does not know the old one's fields."""
@@ -241,20 +215,11 @@ class Preparer:
             self._task.reopen()
         return self._task.description.incarnation != before
 
-    def _without_dropped(self, batch: PutBatch) -> PutBatch:
-        """Log the bad groups and count them as filtered, if they are to be dropped."""
-        if not batch.refused or self._on_bad_group == "raise":
-            return batch
-        log_dropped(self._task.name, batch.refused.values())
-        return batch.dropping_refused()
-
-    def _admitted(
-        self, batch: PutBatch, options: PutOptions, description: TaskDescription
-    ) -> PutBatch:
+    def _admitted(self, batch: PutBatch, order: Order | None) -> PutBatch:
         """Give each group a right, and let the rights of other groups return."""
-        source, groups = options.admission, len(batch.groups)
+        source, groups = batch.options.admission, len(batch.groups)
         if source is None:
-            if groups and isinstance(description.order, ByAdmission):
+            if groups and isinstance(order, ByAdmission):
                 raise ConfigError(
                     f"task {self._task.name!r} orders groups by their rights: put them with "
                     "admission=, the rights that stream.admit() returned."

@@ -79,11 +79,7 @@ class Epoch:
         return fresh and incarnation == self._task.description.incarnation
 
     def current(self) -> tuple[str, int]:
-        """Return the task's incarnation and the epoch in it; reads it again when it is old.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-        """
+        """Return the task's incarnation and the epoch in it; reads it again when it is old."""
         if not self.is_fresh:
             store = self._task.store
             stored = store.client.execute("HGET", store.keys.puts, "epoch")
@@ -98,11 +94,7 @@ class Epoch:
 
 
 class PartsEnded(Exception):
-    """The parts of a group have become a group before, or have been removed; it was not put again.
-
-    Attributes:
-        group: Id of that group; None if there is none.
-    """
+    """The parts of a group have become `group` before, or were removed; it was not put again."""
 
     def __init__(self, group: int | None) -> None:
         self.group = group
@@ -126,15 +118,6 @@ class Producer:
         on_bad_group: OnBadGroup,
         worker: Worker,
     ) -> None:
-        """Make a producer.
-
-        Args:
-            task: The task.
-            on_full: What a put does when there is no room.
-            replication: Lets replicas confirm puts.
-            on_bad_group: What it does with groups that do not fit those of the task.
-            worker: Is announced, with the groups that it has put.
-        """
         self._worker = worker
         self._on_bad_group = on_bad_group
         self._task = task
@@ -249,13 +232,7 @@ class Producer:
     def _request(
         self, pending: PendingPut, batch: PutBatch, evict: int | None = None
     ) -> Request[PutReply]:
-        """Return the request that stores groups of a put in one transaction, exactly once.
-
-        Args:
-            pending: The put; it has a number.
-            batch: The groups.
-            evict: Least number of groups to evict first; None: evict nothing.
-        """
+        """Return the request that stores groups of a numbered put in one transaction, once."""
         first, self._known = not self._known, True  # the first put brings the text of the script
         description = self._task.description
         return pending.storing(batch, description).storing(
@@ -280,7 +257,9 @@ class Producer:
             reply = self._reply(pending, request)
             pending.repeated |= request.attempts > 1
             if reply.outcome in ("ok", "again"):
-                self._note_kind(pending.batch)
+                batch, description = pending.batch, self._task.description
+                if batch.kind != description.kind == "" and batch.revision == description.revision:
+                    self._task.note_kind(batch.kind)
                 self._arrivals.note(reply.stored, reply.expired)
                 self.backlog = max(reply.backlog, 0)
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
@@ -300,29 +279,14 @@ class Producer:
                 self._make_room(attempt, reply)
             attempt.chunk = pending.chunk()
 
-    def _free_history(self, attempt: Attempt) -> None:
-        """Delete the history that gives way to an attempt, in pages, before it is sent again.
-
-        Raises:
-            StoreFull: There is more of it than could be deleted in time.
-        """
-        nbytes = sum(group.nbytes for group in attempt.batch.groups)
-        while self._task.store.call(Trim(nbytes)).more:
-            if here().passed:
-                raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
-
     def _make_room(self, attempt: Attempt, reply: PutReply) -> None:
-        """Make room, or wait for it.
-
-        Raises:
-            StoreFull: There was none in time.
-            StoreUnavailable: The time was up while scripts made room in pages.
-            OutcomeUnknown: The same, and an earlier attempt was stored: nobody knows whether
-                replicas have it.
-        """
+        """Make room, or wait for it."""
         try:
             if reply.outcome == "more":
-                self._free_history(attempt)
+                nbytes = sum(group.nbytes for group in attempt.batch.groups)
+                while self._task.store.call(Trim(nbytes)).more:
+                    if here().passed:
+                        raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
                 if here().pages_over:
                     raise self._task.store.unfinished()
             else:
@@ -347,22 +311,16 @@ class Producer:
             pending.number(*self._epoch.current())
 
     def _reopen(self, pending: PendingPut) -> None:
-        """Prepare a put for the task as it is now.
-
-        In another incarnation nothing of an earlier attempt is stored, nor can it be any more.
-        """
+        """Prepare a put for the task as it is now."""
         self._task.reopen(refused_here=True)
         pending.batch = fitted(pending, self._task, self._on_bad_group)
         incarnation, epoch = self._epoch.current()
         if incarnation != pending.incarnation:
+            # nothing of an earlier attempt is stored there, nor can it be any more
             pending.incarnation, pending.epoch, pending.repeated = incarnation, epoch, False
 
     def _renew(self, pending: PendingPut, epoch: int) -> None:
-        """Let a put that was certainly not stored name the epoch of now.
-
-        Raises:
-            OutcomeUnknown: An earlier attempt may have been stored.
-        """
+        """Let a put that was certainly not stored name the epoch of now."""
         self._epoch.learn(epoch)
         if pending.repeated:
             raise OutcomeUnknown(
@@ -374,11 +332,6 @@ class Producer:
             )
         pending.epoch = epoch
 
-    def _note_kind(self, batch: PutBatch) -> None:
-        description = self._task.description
-        if batch.kind != description.kind == "" and batch.revision == description.revision:
-            self._task.note_kind(batch.kind)
-
     def _find_stored(self, pending: PendingPut) -> PutReply | None:
         """Return the reply of an earlier attempt that was stored; None if none was."""
         store, identity = self._task.store, pending.identity
@@ -389,13 +342,11 @@ class Producer:
         return PutReply("again", last=last, stored=count) if stored else None
 
     def _reply(self, pending: PendingPut, request: Request[PutReply]) -> PutReply:
-        """Return the reply to an attempt; a server without memory counts as a task without room.
-
-        Such a server refuses a repetition before it can say that an earlier attempt was stored.
-        """
+        """Return the reply to an attempt; a server without memory counts as a task without room."""
         try:
             return request.result()
         except StoreFull:
+            # it refuses a repetition before it can say that an earlier attempt was stored
             memory, again = PutReply("full", setting="memory"), None
             if (pending.repeated or request.attempts > 1) and not self._replication.min_replicas:
                 again = self._find_stored(pending)

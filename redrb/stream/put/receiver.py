@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
@@ -25,6 +25,7 @@ LOOK_EVERY = 64
 """Groups that are forwarded from an origin before it is asked which of its groups have gone."""
 
 
+@dataclass(eq=False)
 class Receiver:
     """Stores forwarded groups in one task; safe among threads.
 
@@ -33,21 +34,11 @@ class Receiver:
     is kept.
     """
 
-    def __init__(
-        self, task: Task, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]
-    ) -> None:
-        """Make a receiver.
-
-        Args:
-            task: The task.
-            producer: Stores the groups.
-            prepare: Checks and encodes them.
-        """
-        self._task = task
-        self._producer = producer
-        self._prepare = prepare
-        self._states: dict[tuple[str, str], OriginState] = {}
-        self._since: dict[tuple[str, str], int] = {}
+    _task: Task
+    _producer: Puts
+    _prepare: Callable[[Groups, PutOptions], PutBatch]
+    _states: dict[tuple[str, str], OriginState] = field(default_factory=dict)
+    _since: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def receive(
         self,
@@ -60,9 +51,6 @@ class Receiver:
 
         Args:
             groups: Samples of each group; None: count the group as filtered.
-            sources: Source of each.
-            origin: Origin of all.
-            options: Options of the put.
 
         Returns:
             Id of each group, also of those that were stored before; None for filtered ones.
@@ -73,7 +61,14 @@ class Receiver:
         """
         found: dict[int, int] = {}
         left = list(range(len(groups)))
-        self._look_at_times(origin, len(groups), sources[0].seq)
+        key = (origin.name, origin.incarnation)
+        since = self._since.get(key, LOOK_EVERY)
+        if since >= LOOK_EVERY:
+            state = origin.store.call(Look(str(sources[0].seq)))
+            if state.incarnation == origin.incarnation:
+                self._states[key] = state
+            since = 0
+        self._since[key] = since + len(groups)
         while left:
             page = left[:MOST_GROUPS]
             wanted = [sources[place] for place in page]
@@ -91,17 +86,6 @@ class Receiver:
             if len(left) == before:
                 self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
-
-    def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:
-        """Learn from the origin, once in `LOOK_EVERY` groups, which of its groups have gone."""
-        key = (origin.name, origin.incarnation)
-        since = self._since.get(key, LOOK_EVERY)
-        if since >= LOOK_EVERY:
-            state = origin.store.call(Look(str(seq)))
-            if state.incarnation == origin.incarnation:
-                self._states[key] = state
-            since = 0
-        self._since[key] = since + groups
 
     def _put(
         self,
@@ -150,11 +134,7 @@ class Receiver:
         return found
 
     def _adopt(self, origin: Origin, sources: Sequence[Source], row: str) -> None:
-        """Let the task accept sources that it takes for those of the past, if they are not.
-
-        Raises:
-            LeaseLost: They are.
-        """
+        """Let the task accept sources that it takes for those of the past; else LeaseLost."""
         oldest = min(source.seq for source in sources)
         state = origin.store.call(Look(str(oldest)))
         if state.incarnation != origin.incarnation or not state.stored:

@@ -52,11 +52,7 @@ def name_row(error: RedrbError, row: int) -> None:
 
 
 def check_versions(group: Sequence[BufferItem], at: int) -> None:
-    """Refuse a group with a sample whose weight version is unknown: it would never expire.
-
-    Raises:
-        RecordError: The message names group and sample.
-    """
+    """Raise RecordError for a sample without a weight version: its group would never expire."""
     if None not in [item.policy_version for item in group]:
         return
     for place, item in enumerate(group):

@@ -16,10 +16,6 @@ def reindexed(batch: PutBatch, description: TaskDescription) -> PutBatch:
     Another process may give a task tags or a rule for the newest token while a producer has it
     open. The groups of that producer's next put were prepared without them, and the samples
     themselves may have been changed since.
-
-    Raises:
-        ConfigError: The put gave a tag that the task does not declare.
-        RecordError: A tag of the samples cannot be indexed.
     """
     if not reads_samples(description, batch.options):
         return replace(batch, revision=description.revision, values=NO_VALUES)

@@ -10,18 +10,10 @@ _REPLICATION_MS = 1000
 
 
 class Replication:
-    """Lets the server wait for replicas, in the same round trip.
-
-    Attributes:
-        min_replicas: Replicas that must confirm a request.
-    """
+    """Lets the server wait for replicas, in the same round trip."""
 
     def __init__(self, min_replicas: int) -> None:
-        """Prepare.
-
-        Args:
-            min_replicas: Replicas that must confirm a request; 0: none, and no command is added.
-        """
+        """Note the number of replicas that must confirm a request; 0: no command is added."""
         self.min_replicas = min_replicas
 
     def add_to(self, pipeline: Pipeline) -> None:

@@ -25,11 +25,7 @@ class RightsSource(ABC):
 
     @abstractmethod
     def hand_over(self, count: int) -> Rights:
-        """Hand over `count` rights, lowest numbers first.
-
-        Raises:
-            ConfigError: There are fewer.
-        """
+        """Hand over `count` rights, lowest numbers first; raises ConfigError if there are fewer."""
 
     @abstractmethod
     def hand_back(self, numbers: Sequence[int]) -> None:
@@ -45,13 +41,10 @@ class Rights(RightsSource):
     """The rights of one put.
 
     Attributes:
-        task: Name of the task that gave them.
-        task_prefix: Prefix of the keys of that task.
         series: Random name of the task's rights.
         numbers: Number of the right of each group.
         returned: Numbers that go back because their groups are not stored.
         source: Gets the rights that are not used.
-        granted_ns: Time at which they were given, in ns since 1970; 0: not known.
     """
 
     task: str = ""
@@ -97,7 +90,6 @@ class Rights(RightsSource):
         """End a put: `stored` of its groups, from the first, are stored.
 
         Args:
-            stored: Their number.
             counted: Whether a part of the put, and with it all returned rights, has taken effect.
         """
         done, left = self.numbers[:stored], self.numbers[stored:]

@@ -23,8 +23,6 @@ class Attempt:
     """The next attempt to store a chunk of a put.
 
     Attributes:
-        pending: The put.
-        chunk: Groups of the chunk.
         count: How many of them to store, from the first.
         evict: Least number of groups to evict in the same transaction; None: evict nothing.
         queued: Whether the producer has queued for room before this attempt.
@@ -57,11 +55,7 @@ class Room:
         self._on_full = on_full
 
     def reserve(self, attempt: Attempt) -> bool:
-        """Queue until there is room for some of the groups; False where puts do not queue.
-
-        Raises:
-            StoreFull: There was none in time.
-        """
+        """Queue until there is room for some of the groups; False where puts do not queue."""
         if self._on_full != "block":
             return False
         sizes = [group.nbytes for group in attempt.chunk.groups]

@@ -27,8 +27,6 @@ class Sources:
     """The sources of one put.
 
     Attributes:
-        origin: Name of their origin.
-        incarnation: Incarnation of the origin.
         floor: All groups up to this id have left the origin for good, as it said.
         returning: Those that have not: dead letters, for example.
         kept: Source of each group to store.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from redrb.connection.deadline import Deadline
@@ -50,12 +49,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self.flush()
@@ -143,7 +137,6 @@ class Writer:
         return self._newly_stored()
 
     def _finish(self) -> None:
-        """Wait until the put in flight is stored."""
         try:
             self._stored += self.in_flight.finish()
         except (ConfigError, RecordError) as error:

@@ -44,13 +44,7 @@ the ranks have ended, or have ended this step, while this one was silent. "" if 
 
 
 class RankStep(msgspec.Struct, frozen=True):
-    """One rank in one step.
-
-    Attributes:
-        rank: Of 0 to `world_size - 1`.
-        world_size: Number of ranks.
-        step: Number of the step.
-    """
+    """One rank in one step."""
 
     rank: int
     world_size: int
@@ -98,9 +92,7 @@ class AskPart(Call[RankReply], frozen=True):
     """Ask for a rank's part of a step.
 
     Attributes:
-        group: Consumer group.
         consumer: The process that is this rank.
-        place: The rank and its step.
         spec: The request, the same for all ranks; its first word is the number of groups.
         attempt: Attempt in which the rank asked before, or 0.
         joined: Whether this process was this rank before; if not, the rank starts, and has trained

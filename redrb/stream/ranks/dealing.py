@@ -25,7 +25,6 @@ def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
 
     Args:
         weights: Weight of each place; their number is a multiple of `parts`.
-        parts: Number of parts.
 
     Returns:
         The places of each part, ascending.
@@ -67,10 +66,7 @@ def tokens_of(layout: GroupLayout) -> int:
 
 
 def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
-    """Make the heaviest part lighter by one swap with another part; False when no swap does.
-
-    Each part is sorted by weight, so the best partner of an entry is found by bisection.
-    """
+    """Make the heaviest part lighter by one swap with another part; False when no swap does."""
     heavy = max(range(len(sums)), key=lambda part: (sums[part], -part))
     best = (sums[heavy], 0, 0, 0)
     for other, pairs in enumerate(loads):
@@ -78,6 +74,7 @@ def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
         if gap < 2:
             continue
         for index, (weight, _) in enumerate(loads[heavy]):
+            # each part is sorted by weight, so bisection finds the best partner
             at = bisect_left(pairs, (weight - gap // 2, -1))
             for partner in (at - 1, at):
                 if 0 <= partner < len(pairs):
@@ -108,7 +105,6 @@ def deal(
     Args:
         ids: Groups of the batch; a remainder that does not divide among the ranks is left over.
         weights: Weight by id, and under 0 the total, of an order that draws.
-        world_size: Number of ranks.
         payloads: Payload of each group, to balance tokens; None: do not balance.
     """
     even = ids[: len(ids) // world_size * world_size]

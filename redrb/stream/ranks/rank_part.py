@@ -21,10 +21,7 @@ class RankPart:
     """The holder of a rank's lease: its part of one step, kept until all ranks acknowledge.
 
     Attributes:
-        store: The task.
-        group: Consumer group.
         consumer: The process that is this rank.
-        place: The rank and its step.
     """
 
     store: TaskStore
@@ -40,9 +37,6 @@ class RankPart:
 
         The part is lost if another process is this rank, the step was formed anew, or the ranks
         have ended.
-
-        Raises:
-            ConfigError: Only some groups are to be acknowledged or released.
         """
         if not ends and outcome in self.whole:
             raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
@@ -10,8 +9,8 @@ from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
 from redrb.stream.ranks.calls import MOST_STEPS, RankReply, RankStep
 from redrb.stream.take.calls import TakeReply, TakeRequest
-from redrb.stream.take.fates import fates_seen_by
-from redrb.stream.task.store import TaskStore
+from redrb.stream.take.fates import batch_timeout
+from redrb.stream.task.task import Task
 
 Balance: TypeAlias = Literal["tokens"]
 """Quantity that is about equal in all parts."""
@@ -21,13 +20,7 @@ MOST_RANKS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PartRequest:
-    """A rank's request for its part of a step's batch.
-
-    Attributes:
-        place: The rank and its step.
-        take: The batch.
-        balance: How the batch is split.
-    """
+    """A rank's request for its part of a step's batch."""
 
     place: RankStep
     take: TakeRequest
@@ -41,11 +34,7 @@ class PartRequest:
 
 
 def checked_place(count: int, rank: object, world_size: object, step: object) -> RankStep:
-    """Return the rank and its step.
-
-    Raises:
-        ConfigError: Something is missing or does not fit.
-    """
+    """Return the rank and its step; raises ConfigError if one is missing or does not fit."""
     if rank is None or world_size is None or step is None:
         raise ConfigError("take(rank=, world_size=, step=) belong together: give all three.")
     size = checked_int("world_size", world_size, 1)
@@ -64,71 +53,46 @@ def checked_place(count: int, rank: object, world_size: object, step: object) ->
 
 
 def checked_balance(balance: object) -> Balance | None:
-    """Return the quantity by which parts are balanced.
-
-    Raises:
-        ConfigError: There is no such quantity.
-    """
+    """Return the quantity by which parts are balanced; raises ConfigError for another one."""
     if balance is None or balance == "tokens":
         return "tokens" if balance else None
     raise ConfigError(f'balance={balance!r:.80}: use "tokens" or None.')
 
 
-def refuse(
-    store: TaskStore,
-    group: str,
-    request: PartRequest,
-    reply: RankReply,
-    waited_s: float,
-    similar: Callable[[], tuple[str, ...]],
-) -> NoReturn:
-    """Raise the error that a reply without a part means; `similar` finds tasks of like names."""
-    task = store.task
+def refuse(task: Task, group: str, request: PartRequest, reply: RankReply) -> NoReturn:
+    """Raise the error that a reply without a part means."""
     if reply.outcome == "ended":
-        raise _ended(store, request, reply, waited_s, similar)
+        raise _ended(task, request, reply)
     step = request.place.step
     if reply.outcome == "done":
         why = "all ranks have acknowledged it already"
-        raise WrongStep(task=task, step=step, next_step=reply.number, why=why)
+        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
     if reply.outcome == "early":
         why = f"step {reply.number} comes first, on every rank"
-        raise WrongStep(task=task, step=step, next_step=reply.number, why=why)
-    raise ConfigError(f"task {task!r}, consumer group {group!r}: {_refusal(request, reply)}")
+        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
+    raise ConfigError(f"task {task.name!r}, consumer group {group!r}: {_refusal(request, reply)}")
 
 
 def _ended(
-    store: TaskStore,
-    request: PartRequest,
-    reply: RankReply,
-    waited_s: float,
-    similar: Callable[[], tuple[str, ...]],
+    task: Task, request: PartRequest, reply: RankReply
 ) -> RankLost | LeaseLost | BatchTimeout:
     """Return the error of an attempt that ended for all ranks."""
-    task, place = store.task, request.place
+    place = request.place
     if reply.reason == "lost":
-        return RankLost(task=task, step=place.step, ranks=reply.ranks)
+        return RankLost(task=task.name, step=place.step, ranks=reply.ranks)
     if reply.reason == "anew":
         return LeaseLost(
-            task=task,
+            task=task.name,
             ids=(),
             why=f"deliveries of rank {place.rank}'s part failed too often, so step "
             f"{place.step} is formed anew: take it again on all ranks.",
         )
     found = reply.last_look or TakeReply("short")
-    fates = fates_seen_by(found.fates, found.amount, leased_here=None)
-    return BatchTimeout(
-        task=task,
-        namespace=store.keys.namespace,
-        wanted=request.take.least,
-        available=found.amount,
-        waited_s=waited_s,
-        blocked=found.blocked,
+    return batch_timeout(
+        *(task, request.take.least, found),
+        leased_here=None,
         expired=found.expired,
-        others=found.others,
-        unfinished=found.outcome != "short",
         missing_ranks=reply.ranks,
-        fates=fates,
-        similar=() if fates.get("put_ever", 1) else similar(),
     )
 
 

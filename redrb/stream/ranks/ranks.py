@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from redrb.connection.deadline import Deadline, here
 from redrb.damage import Reading
@@ -32,23 +32,10 @@ from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 
 
-class RankTakes(Protocol):
-    """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
-
-    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
-        """Lease this rank's part of a step, when all ranks have asked for it."""
-
-
 class Ranks:
     """One process as a rank, which takes its part of every step."""
 
     def __init__(self, task: Task, consumer: Consumer) -> None:
-        """Make a rank; each take names its number.
-
-        Args:
-            task: The task.
-            consumer: The process; its heartbeat keeps the rank alive.
-        """
         self._task = task
         self._store = task.store
         self._consumer = consumer
@@ -136,10 +123,7 @@ class Ranks:
         return reply
 
     def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
-        refuse(
-            *(self._store, self._consumer.group, request, reply, here().waited_s),
-            self._task.similar,
-        )
+        refuse(self._task, self._consumer.group, request, reply)
 
     def _end(self, attempt: int, last_look: TakeReply) -> None:
         self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
@@ -204,10 +188,7 @@ class Ranks:
             return ids, {**dict(zip(order, batch.weights, strict=True)), 0: batch.total_weight}
 
     def _read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
-        """Return the payloads that a slot leases, and the first ids of requeued groups, by id.
-
-        A payload is None where the entry was deleted.
-        """
+        """Return the payloads that a slot leases, and the first ids of requeued groups, by id."""
         reply = self._store.client.execute(
             *("XREADGROUP", "GROUP", self._consumer.group, slot, "COUNT", max(count, 1)),
             *("STREAMS", self._store.keys.stream, "0"),
@@ -216,23 +197,18 @@ class Ranks:
         return dict(map(parse_entry, raw)), first_ids(raw)
 
     def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
-        """Return the lease on a part; None when another process has taken the rank over.
-
-        Groups that cannot be decoded go to the dead letters: the part is smaller, and the number
-        of steps stays equal on all ranks.
-        """
+        """Return the lease on a part; None when another process has taken the rank over."""
         place = request.place
         payloads, firsts = self._read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
         weights = reply.weights
         try:
             part = claimed_part(
                 self._store,
-                self._consumer.group,
+                self._consumer,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
                 RankPart(self._store, self._consumer.group, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
-                reader=self._consumer.reader,
                 draw=None if weights is None else Draw(weights, weights.pop(0)),
                 first_ids=firsts,
             )
@@ -240,6 +216,8 @@ class Ranks:
             return None
         if part is None:
             return None
+        # groups that cannot be decoded go to the dead letters: the part is smaller, and the number
+        # of steps stays equal on all ranks
         if not part:
             raise DecodeError(
                 f"task {self._store.task!r}: nothing is left of the part of rank {place.rank} in "

@@ -20,8 +20,6 @@ class ReadGroup(msgspec.Struct, frozen=True):
     """A consumer group of a task that is saved.
 
     Attributes:
-        name: Its name.
-        counters: Its ledger.
         leased: Groups that it leases.
         staleness: As in `ConsumerGroup`.
     """
@@ -36,10 +34,8 @@ class TaskReply(msgspec.Struct, frozen=True):
     """A task without its groups.
 
     Attributes:
-        exists: Whether there is such a task.
         fields: Its settings and counters.
         newest_letter: Id of the last dead letter; "": there is none.
-        groups: Its consumer groups.
     """
 
     exists: bool
@@ -66,7 +62,6 @@ class Records(msgspec.Struct, frozen=True):
 
     Attributes:
         last: Newest id of the task; -1: there is no such task.
-        notes: Of each group.
     """
 
     last: int
@@ -77,7 +72,6 @@ class ReadRecords(Call[Records], frozen=True):
     """Read the records of groups whose entries were read just before; writes nothing.
 
     Attributes:
-        groups: Consumer groups.
         seqs: Ids of the groups, as texts.
     """
 
@@ -123,8 +117,6 @@ class Begun(msgspec.Struct, frozen=True):
     Attributes:
         outcome: "begun"; "used": the task holds something, or something was put into it since;
             "overtaken": an attempt with a larger number has begun; "given up".
-        fields: Settings and counters of the task.
-        groups: Its consumer groups.
     """
 
     outcome: Literal["begun", "used", "overtaken", "given up"]
@@ -153,8 +145,6 @@ class AddToStage(Call[Literal["ok", "again", "gone"]], frozen=True):
     Attributes:
         part: Parts are numbered from 1, and come in order.
         ttl_ms: The stage expires after so long without a further part.
-        kind: Of the records.
-        value: The records.
     """
 
     script: ClassVar = "saving/restore"

@@ -17,8 +17,6 @@ class CheckedFile:
     """A complete and undamaged file.
 
     Attributes:
-        path: The file.
-        header: The saved task without its groups.
         ending: The numbers of its records.
         checksum: Checksum of the file, which identifies the save.
     """
@@ -30,12 +28,7 @@ class CheckedFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read all of a file, without keeping its groups.
-
-        Raises:
-            ConfigError: The file cannot be read.
-            DecodeError: The file is damaged, or of a newer format.
-        """
+        """Read all of a file, without keeping its groups; raises ConfigError or DecodeError."""
         with open_saved(path) as file:
             contents, reader = CheckedContents(str(path)), SaveReader(file, str(path))
             for frame in reader.frames(payloads=False):
@@ -62,11 +55,7 @@ class CheckedFile:
 
 
 def open_saved(path: Path) -> BinaryIO:
-    """Open a file of a saved task.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Open a file of a saved task; raises ConfigError if it cannot be read."""
     try:
         return path.open("rb")
     except OSError as error:

@@ -33,7 +33,6 @@ def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> 
     A capacity and a limit may both be there: two processes can have given them to the task.
 
     Args:
-        settings: As Redis keeps them.
         tags: The names of tags that they declare.
 
     Raises:

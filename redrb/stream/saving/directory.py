@@ -25,12 +25,6 @@ class NewFiles:
     """The files of one save: they are written in its staging folder, and then moved beside it."""
 
     def __init__(self, index: Path, folder: Path) -> None:
-        """Begin without files.
-
-        Args:
-            index: Path of the index.
-            folder: The staging folder of the index.
-        """
         self._index = index
         self._folder = folder
         self.names: list[str] = []
@@ -67,9 +61,6 @@ def saving_beside(index: Path, read_names: Callable[[], Iterable[str]]) -> Itera
         read_names: Returns the names of the files that the index names; raises ConfigError if there
             is none, and DecodeError if it is damaged.
 
-    Yields:
-        The files of this save, which the block adds and commits.
-
     Raises:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
     """
@@ -94,18 +85,11 @@ def saving_beside(index: Path, read_names: Callable[[], Iterable[str]]) -> Itera
 def _delete_unused(
     index: Path, read_names: Callable[[], Iterable[str]], *, but: str | None
 ) -> None:
-    """Delete the files of earlier and of killed saves, unless the index names them.
-
-    Other processes may save into the directory. Their files are spared as long as they have a
-    folder, and then the index, which is read after that, names them.
-
-    Args:
-        index: Path of the index.
-        read_names: Returns the names of the files that it names.
-        but: The stamp of a save that is done: its folder spares nothing any more.
-    """
+    """Delete the files of earlier and of killed saves, but those that the index names."""
     found = {path: _SAVED.match(path.name) for path in index.parent.iterdir()}
     saved = {path: match[1] for path, match in found.items() if match}
+    # Files of other processes are spared as long as they have a folder, and then the index, which
+    # is read after that, names them. `but` is the stamp of a save that is done.
     written = {_stamp(folder) for folder in staging_folders(index)} - {but}
     try:
         used = set(read_names())

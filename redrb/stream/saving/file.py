@@ -15,7 +15,7 @@ import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES
 from redrb.errors import DecodeError
-from redrb.stream.saving.records import DeadRecord, GroupRecord, SourceRecord, TaskEnd, TaskHeader
+from redrb.stream.saving.records import DeadRecord, TaskEnd
 from redrb.unpacking import unpack
 
 MAGIC: Final = b"RDRBTASK"
@@ -57,37 +57,21 @@ class SaveWriter:
         self._digest = xxhash.xxh3_128()
         self._write(PREFIX.pack(MAGIC, VERSION, 0))
 
-    def header(self, header: TaskHeader) -> None:
-        """Write the task without its groups."""
-        self._frame(Kind.HEADER, header)
-
-    def group(self, record: GroupRecord, payload: bytes) -> None:
-        """Write one group."""
-        self._frame(Kind.GROUP, record, payload)
-
     def dead_letter(self, record: DeadRecord) -> None:
         """Write one dead letter, whose payload is the group."""
         *others, (name, value) = record.fields
         if name == b"g":
-            self._frame(Kind.DEAD_LETTER, [record.entry_id, others, True], value)
+            self.write(Kind.DEAD_LETTER, [record.entry_id, others, True], value)
         else:
-            self._frame(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
-
-    def producers(self, operations: dict[str, str]) -> None:
-        """Write the last operations of some producers."""
-        if operations:
-            self._frame(Kind.PRODUCERS, operations)
-
-    def sources(self, record: SourceRecord) -> None:
-        """Write some records of forwarded groups."""
-        self._frame(Kind.SOURCES, record)
+            self.write(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
 
     def end(self, ending: TaskEnd) -> None:
         """Write the ending and the checksum of the file."""
-        self._frame(Kind.END, ending)
+        self.write(Kind.END, ending)
         self._file.write(self._digest.digest())
 
-    def _frame(self, kind: Kind, head: Any, payload: bytes = b"") -> None:
+    def write(self, kind: Kind, head: Any, payload: bytes = b"") -> None:
+        """Write one record."""
         packed = msgspec.msgpack.encode(head)
         self._write(FRAME.pack(kind, len(packed), len(payload)))
         self._write(packed)
@@ -106,11 +90,7 @@ class SaveReader:
     """
 
     def __init__(self, file: BinaryIO, where: str) -> None:
-        """Read magic and version.
-
-        Raises:
-            DecodeError: The file is no saved task, or its format is newer than this redrb.
-        """
+        """Read magic and version; raises DecodeError for another file or a newer format."""
         self._file = file
         self._where = where
         self._digest = xxhash.xxh3_128()
@@ -133,9 +113,6 @@ class SaveReader:
 
         Args:
             payloads: Whether frames hold their payloads, or only their checksum is computed.
-
-        Raises:
-            DecodeError: The file is damaged or incomplete.
         """
         kind = None
         while kind is not Kind.END:

@@ -79,7 +79,6 @@ class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A consumer group of a saved task.
 
     Attributes:
-        name: Its name.
         counters: Its counters when the save began.
         held: Groups that waited or were leased then.
         staleness: How stale the groups were that it took: "o<versions>" or "n<versions>" -> groups.
@@ -95,9 +94,6 @@ class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         Groups that ended while the task was saved are in no counter; for a rate they count as
         taken.
-
-        Args:
-            waiting: Groups in the file that it needs.
         """
         counters = dict(self.counters)
         if "taken" in counters:
@@ -112,11 +108,9 @@ class TaskHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A task without its groups.
 
     Attributes:
-        task: Its name.
         saved_ms: When the save began, in ms since 1970.
         settings: Its settings as Redis keeps them.
         counters: Its counters when the save began.
-        groups: Its consumer groups.
     """
 
     task: Annotated[str, Meta(max_length=128)]
@@ -177,8 +171,6 @@ class GroupRecord(NamedTuple):
     """One stored group without its payload.
 
     Attributes:
-        seq: Its id.
-        facts: Its facts.
         archived: When it became history, in ms since 1970; "" while a consumer group needs it.
         needs: Consumer groups that have not acknowledged it yet.
     """
@@ -201,8 +193,6 @@ class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         groups: Groups, history included.
-        archived: Groups of the history.
-        dead_letters: Dead letters.
         waiting: For each consumer group, the groups in the file that it needs.
     """
 
@@ -230,11 +220,7 @@ def ancestors_of(header: TaskHeader) -> str:
 
 
 def declared_tags(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the tags that the settings of a task declare.
-
-    Raises:
-        ValueError: They are no JSON list.
-    """
+    """Return the tags that the settings of a task declare; raises ValueError if malformed."""
     names = json.loads(settings.get("tags") or "[]")
     if not isinstance(names, list):
         raise ValueError("tags are no list")  # noqa: TRY004 (of a file, not of a caller)

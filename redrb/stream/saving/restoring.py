@@ -23,7 +23,6 @@ from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
-    SourceRecord,
     ancestors_of,
     declared_tags,
     settings_of,
@@ -66,8 +65,6 @@ class Restoring:
         """Prepare an attempt, without a request to Redis.
 
         Args:
-            store: The task.
-            saved: The file.
             put: Groups that were ever put into the task, all of which have ended.
             number: Attempts with a larger number replace this one; an attempt with 0 replaces
                 every other one.
@@ -126,25 +123,14 @@ class Restoring:
         described = [fields[b"group"].decode() if has_facts else "", seq, record.entry_id, source]
         self._add(Kind.DEAD_LETTER, command, value, described)
 
-    def producers(self, operations: Mapping[str, str]) -> None:
-        """Put the last operations of some producers on the stage."""
+    def part(self, kind: PartKind, records: Any) -> None:
+        """Put other records on the stage."""
         self._flush()
-        self._send("puts", operations)
-
-    def sources(self, record: SourceRecord) -> None:
-        """Put records of forwarded groups on the stage."""
-        self._flush()
-        self._send("sources", record)
-
-    def refreshes(self, marks: Mapping[str, str]) -> None:
-        """Put the last refreshes of a `ReplayBuffer`, by status, on the stage."""
-        self._flush()
-        self._send("refreshed", marks)
+        self._send(kind, records)
 
     def end(self) -> None:
         """Complete the stage."""
-        self._flush()
-        self._send("end", [self.header.last, self._last])
+        self.part("end", [self.header.last, self._last])
 
     @property
     def whole(self) -> dict[str, Any]:

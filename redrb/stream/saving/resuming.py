@@ -29,8 +29,6 @@ class TaskFile:
     """A task, and the file that it is restored from.
 
     Attributes:
-        store: The task.
-        saved: The file, checked.
         refreshes: Status -> last refresh of a `ReplayBuffer`, in the form of `Tasks.refreshes`.
         put: Groups that were ever put into the task, all of which have ended.
     """
@@ -105,7 +103,6 @@ def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
     the first one that is replaced, in every process that gives the tasks in the same order.
 
     Args:
-        files: The tasks, at least one.
         number: Attempts with a larger number replace this one; an attempt with 0 replaces every
             other one.
 
@@ -144,24 +141,18 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
             elif isinstance(record, DeadRecord):
                 restoring.dead_letter(record)
             elif isinstance(record, SourceRecord):
-                restoring.sources(record)
+                restoring.part("sources", record)
             elif record:
-                restoring.producers(record)
+                restoring.part("puts", record)
     if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):
         raise ConfigError(f"{path} was replaced while it was read: resume it again.")
     if refreshes:
-        restoring.refreshes(refreshes)
+        restoring.part("refreshed", refreshes)
     restoring.end()
 
 
 def _replace_tasks(all_restoring: Sequence[Restoring]) -> None:
-    """Replace tasks on one server, or in one slot of a cluster, by their stages: all or none.
-
-    Raises:
-        ConfigError: A task was used meanwhile, or got other settings.
-        StoreError: A stage is gone.
-        StoreUnavailable: Redis stayed away; `uncertain` is set if the tasks may be replaced.
-    """
+    """Replace tasks on one server, or in one slot of a cluster, by their stages: all or none."""
     first = all_restoring[0].store
     by_stream = {each.store.keys.stream: each for each in all_restoring}
     staged = [Staged(each.token, each.put, each.whole) for each in all_restoring]

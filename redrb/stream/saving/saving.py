@@ -13,7 +13,7 @@ from typing import BinaryIO, Self, TypeAlias
 
 from redrb.errors import ConfigError, StoreError
 from redrb.staging import staging, sync_folder
-from redrb.stream.saving.file import SaveWriter
+from redrb.stream.saving.file import Kind, SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
@@ -61,8 +61,6 @@ def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedT
     file, once. Leased groups are saved as waiting.
 
     Args:
-        store: The task, or one of its partitions.
-        path: The file.
         partitions: Number of partitions that the task has.
 
     Raises:
@@ -89,11 +87,11 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
             "give that number."
         )
     writer = SaveWriter(file)
-    writer.header(reader.header)
+    writer.write(Kind.HEADER, reader.header)
     numbers: Counter[str] = Counter()
     waiting = [0] * len(reader.header.groups)
     for record, payload in reader.groups():
-        writer.group(record, payload)
+        writer.write(Kind.GROUP, record, payload)
         numbers["groups"] += 1
         numbers["archived"] += record.archived != ""
         for need in record.needs:
@@ -102,9 +100,9 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
         writer.dead_letter(letter)
         numbers["dead_letters"] += 1
     for producers in reader.producers():
-        writer.producers(producers)
+        writer.write(Kind.PRODUCERS, producers)
     for sources in reader.sources():
-        writer.sources(sources)
+        writer.write(Kind.SOURCES, sources)
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
@@ -112,13 +110,7 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `target` when the block ends without an error.
-
-    Until then it is in a folder of `staging`.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Open a new file, in a folder of `staging`, that replaces `target` after the block."""
     try:
         with staging(target) as folder:
             fresh = folder / target.name

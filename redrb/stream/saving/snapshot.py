@@ -43,18 +43,10 @@ class TaskChanged(RedrbError):
 
 
 class TaskReader:
-    """Reads a task page by page.
-
-    Attributes:
-        header: The task without its groups, when the reading began.
-    """
+    """Reads a task page by page."""
 
     def __init__(self, store: TaskStore, now_ms: int) -> None:
-        """Read the header of a task.
-
-        Raises:
-            ConfigError: There is no such task.
-        """
+        """Read the header of a task; raises ConfigError if there is no such task."""
         self._store = store
         reply = store.call(ReadTask())
         if not reply.exists:
@@ -64,11 +56,7 @@ class TaskReader:
         self._newest_letter = reply.newest_letter
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
-        """Yield the stored groups with their payloads, by arrival.
-
-        Raises:
-            TaskChanged: The task was cleared.
-        """
+        """Yield the stored groups with their payloads, by arrival; raises TaskChanged."""
         stream, end = self._store.keys.stream, entry_id(self.header.last)
         after, count = 0, 1
         while True:
@@ -112,7 +100,8 @@ class TaskReader:
                     for name, record in records.items()
                     if int(record[1]) <= self.header.last
                 }
-            yield kept
+            if kept:
+                yield kept
 
     def sources(self) -> Iterator[SourceRecord]:
         """Yield, in parts, the records of forwarded groups, but for those put after the beginning.

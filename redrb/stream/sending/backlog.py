@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 
 from redrb.connection.deadline import here
 from redrb.errors import ConfigError, SendFailed, StoreError
@@ -13,33 +12,25 @@ from redrb.stream.sending.held_items import HeldItems
 _log = logging.getLogger("redrb")
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The most that a sender holds; None: no limit."""
-
-    groups: int | None
-    nbytes: int | None
-
-
 class Backlog:
     """Counts the groups on their way, and keeps errors for the next call; safe among threads.
 
     Attributes:
         changed: Notified at every change; its lock guards all attributes.
         closed: Whether nothing more is taken over.
-        groups: Groups that are not stored yet.
         nbytes: Bytes of their tensors.
         unsent: Groups that were given up because the sender was closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_groups: int | None, max_bytes: int | None) -> None:
+        self._max_groups, self._max_bytes = max_groups, max_bytes
         self.changed = threading.Condition()
         self.closed = False
         self.groups = self.nbytes = self.unsent = 0
         self._failures: list[tuple[Exception, int]] = []
         self._outages: dict[object, StoreError] = {}
 
-    def reserve(self, held: HeldItems, bounds: Bounds) -> None:
+    def reserve(self, held: HeldItems) -> None:
         """Count items in when there is room; there always is when nothing else is held.
 
         Raises:
@@ -49,8 +40,8 @@ class Backlog:
         deadline = here()
         with self.changed:
             while self.groups and not (
-                (bounds.groups is None or self.groups + held.groups <= bounds.groups)
-                and (bounds.nbytes is None or self.nbytes + held.nbytes <= bounds.nbytes)
+                (self._max_groups is None or self.groups + held.groups <= self._max_groups)
+                and (self._max_bytes is None or self.nbytes + held.nbytes <= self._max_bytes)
             ):
                 self.check_open()
                 if deadline.over:
@@ -85,11 +76,7 @@ class Backlog:
             self._outages[sender] = error
 
     def raise_failures(self) -> None:
-        """Raise the errors since the last call.
-
-        Raises:
-            SendFailed: There were some; the groups given up are counted.
-        """
+        """Raise the errors since the last call as SendFailed, which counts the groups given up."""
         with self.changed:
             failures, self._failures = self._failures, []
         if failures:

@@ -20,7 +20,6 @@ class HeldItems:
     """The experience of one `send`.
 
     Attributes:
-        items: A list of samples is one group, an Experience one group a row.
         groups: Groups in it, before filters.
         nbytes: Bytes of its tensors.
         copies: Events of copies from accelerators that may still be under way.
@@ -33,11 +32,7 @@ class HeldItems:
 
     @classmethod
     def of(cls, items: Items | GroupedRows) -> HeldItems:
-        """Count groups and bytes of the items.
-
-        Raises:
-            RecordError: They are no experience, or a field is no tensor.
-        """
+        """Count groups and bytes; raises RecordError for other items, or fields of another type."""
         if isinstance(items, Experience):
             return cls(items, batch_size(items), _nbytes(items))
         if isinstance(items, GroupedRows):

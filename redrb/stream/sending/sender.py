@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from redrb.checks import checked_int_or_none, checked_timeout
@@ -20,7 +19,7 @@ from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
-from redrb.stream.sending.backlog import Bounds
+from redrb.stream.sending.backlog import Backlog
 from redrb.stream.sending.held_items import HeldItems
 from redrb.stream.sending.stream_sender import Job, StreamSender
 from redrb.stream.sending.stream_senders import StreamSenders
@@ -75,7 +74,7 @@ class ExperienceSender:
             raise ConfigError("a sender needs at least one redrb.ExperienceStream.")
         if max_groups is None and max_bytes is None:
             max_groups = MAX_GROUPS
-        self._bounds = Bounds(
+        self._backlog = Backlog(
             checked_int_or_none("max_groups", max_groups, 1),
             checked_int_or_none("max_bytes", max_bytes, 1),
         )
@@ -85,8 +84,7 @@ class ExperienceSender:
         self._cursor = 0
         self._closed = False
         self.backpressure_s = 0.0
-        self._senders = StreamSenders(several)
-        self._backlog = self._senders.backlog
+        self._senders = StreamSenders(several, self._backlog)
         self._finalizer = weakref.finalize(self, self._senders.end)
         self._finalizer.atexit = False  # `stream_senders` waits for the threads at exit
 
@@ -96,12 +94,7 @@ class ExperienceSender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except SendFailed as failure:
@@ -205,7 +198,7 @@ class ExperienceSender:
                         problem = "are held, and another thread waits for room"
                         raise self._backlog.late(self.waiting_groups, problem)
                 scope.callback(self._dealing.release)
-                self._backlog.reserve(held, self._bounds)
+                self._backlog.reserve(held)
             finally:
                 self.backpressure_s += time.monotonic() - began
             yield

@@ -47,14 +47,7 @@ class StreamSender:
     def __init__(
         self, stream: ExperienceStream, backlog: Backlog, number: int, owner: object
     ) -> None:
-        """Start the thread.
-
-        Args:
-            stream: The stream to put into.
-            backlog: Where jobs that have ended are counted out, and errors are kept.
-            number: Number of the thread.
-            owner: An object that stays alive until the thread ends.
-        """
+        """Start the thread; `owner` stays alive until the thread ends."""
         self.accepted = self.done = 0
         self.stop = Stop()
         self._outage = Outage(f"a sender cannot put into task {stream.task!r} yet")

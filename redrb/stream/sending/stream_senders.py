@@ -33,8 +33,8 @@ class StreamSenders:
         backlog: The groups that they hold.
     """
 
-    def __init__(self, streams: Sequence[ExperienceStream]) -> None:
-        self.backlog = Backlog()
+    def __init__(self, streams: Sequence[ExperienceStream], backlog: Backlog) -> None:
+        self.backlog = backlog
         self.each = [
             StreamSender(stream, self.backlog, number, owner=self)
             for number, stream in enumerate(streams)
@@ -55,11 +55,7 @@ class StreamSenders:
                 sender.hand_over(job)
 
     def flush(self) -> None:
-        """Wait until all jobs that were handed over by now have ended.
-
-        Raises:
-            SendFailed: They have not, in time.
-        """
+        """Wait until all jobs handed over by now have ended; raises SendFailed after the time."""
         backlog, deadline = self.backlog, here()
         with backlog.changed:
             goals = [(sender, sender.accepted) for sender in self.each]
@@ -76,11 +72,7 @@ class StreamSenders:
             sender.end()
 
     def close(self, timeout: float | None) -> None:
-        """Put what is held, for `timeout` seconds at most, and end the threads.
-
-        Raises:
-            SendFailed: Groups are given up now, or were before.
-        """
+        """Put what is held, for `timeout` seconds at most, end the threads; raises SendFailed."""
         if not self.are_here:
             return
         backlog = self.backlog

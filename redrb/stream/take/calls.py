@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
 from redrb.lua.calls import Call, Found, Page
 from redrb.lua.scripts import scripted_request
@@ -32,7 +32,6 @@ class TakeRequest(msgspec.Struct, frozen=True):
     Attributes:
         count: Groups in a full batch.
         least: Fewest groups that are accepted when the time is up.
-        status: Status of the groups.
         where: Query that the groups match, as Redis reads it; "" for any.
     """
 
@@ -62,7 +61,6 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
             report.
         fates: Counts of all groups, likewise: `redrb/lua/include/fates.lua`.
         members: The groups, if the task's order is not that of their ids.
-        weights: Weight of each, in an order that draws; else empty.
         total_weight: Sum of the weights of all groups that waited; nan with a query.
         left: Groups that wait still, where a batch was leased for the first time.
         held: False when another consumer has taken over the lease that was to end first.
@@ -93,8 +91,6 @@ class Take(Call[TakeReply], frozen=True):
     Attributes:
         group, consumer, slot: The consumer that takes, and its slot for the lease.
         token: Name of the lease; tokens of a slot count up.
-        request: The groups.
-        waiter: Name in the queue of takes.
         ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
         lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
         revision: Of the task's settings, as this process knows them.
@@ -119,7 +115,6 @@ class Take(Call[TakeReply], frozen=True):
         """Return the request that leases a batch, or nothing, and reads its payload.
 
         Args:
-            store: The task.
             incarnation: Of the task, as this process knows it.
             first: Ends another lease of this consumer in the same round trip, before the take.
         """
@@ -135,9 +130,7 @@ class Take(Call[TakeReply], frozen=True):
 
         def result(replies: list[Reply]) -> TakeReply:
             *answers, payload = replies
-            error = first_error(answers)
-            if error is not None:
-                raise error
+            without_errors(answers)
             held = first is None or first.read(answers[0]) == "ok"
             return self._with(self.read(answers[-1]), payload, incarnation, held=held)
 
@@ -168,7 +161,6 @@ class Finish(Call[Literal["ok", "lost"]], frozen=True):
 
     Attributes:
         group, consumer, slot, token: The lease.
-        outcome: How the groups end.
         seqs: Their ids, as texts: formatting numbers takes Lua ten times as long.
         reason: Why they failed, or are rejected; for their dead letters.
         samples: Samples trained.
@@ -204,8 +196,6 @@ class Look(Call[LookReply], frozen=True):
     """Count groups for a take of several partitions, and queue for more; nothing is leased.
 
     Attributes:
-        group: Consumer group.
-        waiter: Name in the queue.
         request: `least`: groups for which the waiter is woken, and which are reserved for it until
             then; `count`: groups that it can use.
         ttl_ms: How long the place in the queue is kept; 0: leave the queue.

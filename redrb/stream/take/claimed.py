@@ -12,8 +12,9 @@ from redrb.damage import Reading
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import Cause
+from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
-from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
+from redrb.stream.take.reading import is_rollouts, read_rollouts
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore
@@ -26,13 +27,12 @@ Entry = tuple[int, bytes | None]
 
 def claimed_part(
     store: TaskStore,
-    group: str,
+    consumer: Consumer,
     entries: Sequence[Entry],
     holder: Holder,
     *,
     status: Status,
     incarnation: str,
-    reader: GroupReader | None = None,
     draw: Draw | None = None,
     first_ids: Mapping[int, int] | None = None,
     least: int | None = None,
@@ -42,14 +42,7 @@ def claimed_part(
     Groups that cannot be decoded go to the dead letters, with the reason.
 
     Args:
-        store: The task.
-        group: Consumer group.
         entries: The entries that a script claimed for `holder`.
-        holder: Their place in Redis.
-        status: Status in which the groups were taken.
-        incarnation: Incarnation of the task in which they were claimed.
-        reader: Converts groups of rollouts.
-        draw: Weights by which the order drew them.
         first_ids: First id of the groups that were requeued with another one.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
             is released. None: decodable groups are a part, however many there are.
@@ -82,14 +75,17 @@ def claimed_part(
     rollouts = frozenset(seq for seq, layout in good if is_rollouts(layout))
     try:
         good = [
-            (seq, read_rollouts(store.task, seq, each, reader) if seq in rollouts else each)
+            (
+                seq,
+                read_rollouts(store.task, seq, each, consumer.reader) if seq in rollouts else each,
+            )
             for seq, each in good
         ]
     except BaseException:
         holder.release(ids)
         raise
     if least is None or (not bad and len(good) >= least):
-        expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
+        expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
         return LeasePart(
             *(store.task, good, holder),
             incarnation=incarnation,
@@ -97,9 +93,9 @@ def claimed_part(
             expiries=expiries,
             status=status,
             rollouts=rollouts,
-            origin=Origin(store, group, incarnation),
-            first_ids=first_ids,
-            trace=tracer.taken(store.task, group, traces) if tracer else None,
+            origin=Origin(store, consumer.group, incarnation),
+            first_ids=first_ids or {},
+            trace=tracer.taken(store.task, consumer.group, traces) if tracer else None,
             number=store.number,
             numbering=store.numbering,
         )
@@ -109,7 +105,6 @@ def claimed_part(
 
 
 def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
-    """Return the rules by which groups expired."""
     key = f"{store.keys.prefix}expiries:{group}"
     texts = store.client.execute("HMGET", key, *map(member_of, ids))
     with Reading("the rules by which groups expired"):

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
@@ -21,6 +21,9 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+
+if TYPE_CHECKING:
+    from redrb.stream.take.in_flight import InFlightTake
 
 T = TypeVar("T")
 
@@ -39,9 +42,7 @@ class Slot:
     """The holder of one lease: a numbered place of a consumer, and the token of one lease in it.
 
     Attributes:
-        consumer: The consumer.
         owner: Its name in Redis. A forked process has a copy of the slot, and another name.
-        number: Number of the place.
         token: Number of the lease in it, as text.
     """
 
@@ -130,13 +131,6 @@ class Slot:
             self.consumer.free(self.number)
 
 
-class UnreadTake(Protocol):
-    """A take that was sent and whose reply nobody will read."""
-
-    def release(self) -> None:
-        """Release the groups that it has leased."""
-
-
 class Consumer:
     """One member of a consumer group; safe among threads."""
 
@@ -152,11 +146,7 @@ class Consumer:
         """Make a consumer; its heartbeat begins with the first take.
 
         Args:
-            task: The task.
-            group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
-            worker: Its heartbeat announces it.
-            reader: Converts groups of rollouts.
             finish_due: Puts or removes groups in parts that are due, for so many seconds; returns
                 whether there are more. The heartbeat thread calls it.
         """
@@ -177,7 +167,7 @@ class Consumer:
         self._slots: set[int] = set()
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
-        self._unread: deque[UnreadTake] = deque()
+        self._unread: deque[InFlightTake] = deque()
         self._given_up: deque[Slot] = deque()
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
@@ -252,7 +242,7 @@ class Consumer:
             self._given_up.append(slot)
             self._nudge()
 
-    def abandon_take(self, slot: Slot, take: UnreadTake) -> None:
+    def abandon_take(self, slot: Slot, take: InFlightTake) -> None:
         """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
         if slot.is_copy:
             return

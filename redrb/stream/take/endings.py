@@ -32,11 +32,6 @@ def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Err
     Groups that an earlier call, which was cut off, was to end in another way end in that way, and a
     `LeaseLost` names them: a release may have reached Redis and given them to another consumer, so
     that an acknowledgement now would count them twice.
-
-    Args:
-        outcome: How the groups end.
-        chosen: The groups.
-        reason: Why they failed, or are rejected.
     """
     errors: Errors = {}
     _end_in_pages(outcome, _others_than_decided(outcome, chosen, errors), reason, errors)
@@ -70,10 +65,7 @@ def end_part(
 
 
 def _others_than_decided(outcome: Outcome, chosen: Chosen, errors: Errors) -> Chosen:
-    """End groups in another way where an earlier call, which was cut off, asked for that.
-
-    Returns the other groups of all parts but those whose errors `errors` gets.
-    """
+    """End groups as an earlier call, which was cut off, asked; returns all other groups."""
     others: Chosen = []
     for part, ids in chosen:
         before = part.asked_otherwise(outcome, ids)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from redrb.connection.deadline import here
+from redrb.errors import BatchTimeout
+from redrb.stream.take.calls import TakeReply
+from redrb.stream.task.task import Task
+
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 _RIGHTS = ("makers_waiting", "rights_known")
 
@@ -15,7 +20,6 @@ def fates_seen_by(
 
     Args:
         counts: From `redrb/lua/include/fates.lua`.
-        available: Groups that the take could have had.
         leased_here: Groups that the consumer of the take leases; None: ranks lease all.
     """
     if not counts:
@@ -32,3 +36,30 @@ def fates_seen_by(
         fates["leased_elsewhere"] = leased - fates["leased_here"]
     fates |= {name: counts[name] for name in _RIGHTS if name in counts}
     return fates | {name: counts[name] for name in _ENDED}
+
+
+def batch_timeout(
+    task: Task,
+    wanted: int,
+    reply: TakeReply,
+    *,
+    leased_here: int | None,
+    expired: int,
+    missing_ranks: tuple[int, ...] = (),
+) -> BatchTimeout:
+    """Return the error of a take whose time is up, by the reply to its last request."""
+    fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
+    return BatchTimeout(
+        task=task.name,
+        namespace=task.store.keys.namespace,
+        wanted=wanted,
+        available=reply.amount,
+        waited_s=here().waited_s,
+        blocked=reply.blocked,
+        expired=expired,
+        others=reply.others,
+        fates=fates,
+        unfinished=reply.outcome != "short",
+        missing_ranks=missing_ranks,
+        similar=() if fates.get("put_ever", 1) else task.similar(),
+    )

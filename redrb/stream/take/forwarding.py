@@ -53,8 +53,6 @@ class Forwarded:
     """The groups of one part of a lease that are to be forwarded.
 
     Attributes:
-        part: The part.
-        seqs: Their numbers in it.
         groups: Their samples; None: filter the group.
     """
 
@@ -91,8 +89,6 @@ def store_in_turn(
 
     Args:
         parts: The parts, the numbers of the groups of each by name, and the next task of each.
-        chosen: Samples of the groups by name.
-        options: Options of the puts.
 
     Returns:
         The id of each group in its next task, by name; and the groups to acknowledge.
@@ -114,11 +110,6 @@ def chosen_groups(
     samples: Sequence[int],
 ) -> dict[Name, list[BufferItem] | None]:
     """Return the samples of each group that is to be forwarded, by name.
-
-    Args:
-        groups: What `forward` was given.
-        ids: Names of the leased groups.
-        samples: Number of samples of each.
 
     Raises:
         ConfigError: There is not one entry for each group, or an id is not leased.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.connection.deadline import Deadline
@@ -48,29 +49,17 @@ class Takes(Protocol):
         """Return whether a batch that was taken ahead may be handed over."""
 
 
+@dataclass(eq=False)
 class InFlightTake:
-    """A take that was sent and whose reply is read later.
+    """A take that was sent and whose reply is read later; `before` is the lease that it ends."""
 
-    Attributes:
-        seen: The reply that was read; None before that.
-    """
-
-    def __init__(
-        self,
-        taker: Taker,
-        slot: Slot,
-        request: TakeRequest,
-        sent: Request[TakeReply],
-        before: LeasePart | None,
-    ) -> None:
-        """Note a take that was sent; `before` is the lease that it acknowledges."""
-        self._taker = taker
-        self._slot = slot
-        self._request = request
-        self._sent = sent
-        self._before = before
-        self.seen: TakeReply | None = None
-        self._reply: TakeReply | None = None
+    _taker: Taker
+    _slot: Slot
+    _request: TakeRequest
+    _sent: Request[TakeReply]
+    _before: LeasePart | None
+    seen: TakeReply | None = None
+    _reply: TakeReply | None = None
 
     def receive(self) -> bool:
         """Read the reply; returns whether the batch was full and is leased.
@@ -138,15 +127,6 @@ class LeaseLoop:
         check_open: Callable[[], None],
         steps: Steps,
     ) -> None:
-        """Describe the batches; none is taken yet.
-
-        Args:
-            taker: Takes them.
-            request: The groups of each.
-            timeout: Seconds to wait for each.
-            check_open: Raises an error when the stream is closed.
-            steps: Notes the step with each batch.
-        """
         self._batches = _Batches(taker, request, timeout)
         self._check_open, self._steps = check_open, steps
         self._finalizer = weakref.finalize(self, self._batches.abandon)
@@ -189,10 +169,7 @@ class _Batches:
         self._in_flight: TakeUnderWay | None = None
 
     def next(self) -> Lease:
-        """Acknowledge the last lease, send the take after the next one, and return the next.
-
-        A batch that was taken ahead and has become too stale is returned, and another one comes.
-        """
+        """Acknowledge the last lease, send the take after the next one, and return the next."""
         with Deadline(self._timeout):
             self._lease = lease = self._next()
         return lease
@@ -212,15 +189,13 @@ class _Batches:
             if received is not None:
                 lease = self._lease = received.lease()
                 if lease is not None and not self._taker.is_fresh(lease):
-                    lease = None
+                    lease = None  # its groups are requeued, and another batch comes
             if lease is not None:
                 return lease
 
     def abandon(self) -> None:
-        """Hand both batches to the heartbeat thread, which releases them.
-
-        No request is sent here: garbage collection may close a loop, in the middle of any code.
-        """
+        """Hand both batches to the heartbeat thread, which releases them."""
+        # no request is sent here: garbage collection may close a loop, in the middle of any code
         if self._lease:
             self._lease.abandon()
         in_flight, self._in_flight = self._in_flight, None

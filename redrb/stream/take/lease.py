@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import torch
@@ -55,12 +54,7 @@ class PartsLease(ABC, Generic[Ids]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self:
             return
         if error is None:
@@ -234,11 +228,7 @@ class PartsLease(ABC, Generic[Ids]):
         self._end_parts(outcome, chosen, reason)
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
-        """End groups of all parts, then raise the error of those that were not ended.
-
-        A loss is raised when everything else has ended: an outage is raised first, and the loss by
-        the call that goes on after it.
-        """
+        """End groups of all parts, then raise the error of those that were not ended."""
         unfinished: dict[LeasePart, StoreError] = {}
         for part, error in end_parts(outcome, chosen, reason).items():
             if isinstance(error, LeaseLost):
@@ -247,7 +237,7 @@ class PartsLease(ABC, Generic[Ids]):
                 self._lost[part.task] = LeaseLost(task=part.task, ids=ids, why=error.why)
             else:
                 unfinished[part] = error
-        if unfinished:
+        if unfinished:  # a loss is raised by the call that goes on after the outage
             raise self._unfinished(unfinished)
         lost, self._lost = list(self._lost.values()), {}
         if lost:
@@ -471,11 +461,7 @@ def _cause(method: str, reason: object) -> Cause:
 
 
 def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:
-    """Find groups of one task, by their ids, in the parts of a lease.
-
-    Raises:
-        ConfigError: A group is in none of the parts.
-    """
+    """Find groups of one task, by id, in the parts of a lease; raises ConfigError for others."""
     wanted = dict.fromkeys(checked_ids(ids))
     held = [(part, part.named) for part in parts]
     known = {name for _, named in held for name in named}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.codec import GroupLayout
@@ -36,10 +36,6 @@ class Holder(Protocol):
         Its result is why the part is lost, as a sentence that says what to do; "" if it was held.
 
         Args:
-            outcome: How they end.
-            ids: The groups.
-            reason: Why they failed, or are rejected.
-            samples: Samples in the groups.
             ends: Whether these are the last groups of the part.
         """
 
@@ -55,7 +51,6 @@ class Draw:
     """Weights by which an order drew groups.
 
     Attributes:
-        weights: Weight of each drawn group, by id.
         total: Sum of the weights of all groups that waited; nan after a take with a query.
     """
 
@@ -85,20 +80,16 @@ class Expiry:
         return cls(int(version), oldest, newest_token)
 
 
+@dataclass(eq=False)
 class LeasePart:
     """Groups of one task that one holder leases until they are ended.
 
     Attributes:
-        task: Name of the task.
-        number: Number of the partition.
-        numbering: Ids of the whole task.
-        holder: The groups' place in Redis.
         incarnation: Incarnation of the task in which the groups were leased.
         layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
             of the batch.
         draw: Weights by which the order drew the groups; None if it does not draw.
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
-        status: Status in which the groups were taken.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
         first_ids: First id of the groups that were dead letters and have another id now.
@@ -107,39 +98,28 @@ class LeasePart:
             has named them.
     """
 
-    def __init__(
-        self,
-        task: str,
-        groups: Sequence[tuple[int, GroupLayout]],
-        holder: Holder,
-        *,
-        incarnation: str = "",
-        draw: Draw | None = None,
-        expiries: Mapping[int, Expiry | None] | None = None,
-        status: Status = Status.COMPLETED,
-        rollouts: Collection[int] = (),
-        origin: Origin | None = None,
-        first_ids: Mapping[int, int] | None = None,
-        trace: LeaseTrace | None = None,
-        number: int = 0,
-        numbering: Numbering = ONE_PARTITION,
-    ) -> None:
-        self.task = task
-        self.number, self.numbering = number, numbering
-        self.holder = holder
-        self.incarnation = incarnation
+    task: str
+    groups: InitVar[Sequence[tuple[int, GroupLayout]]]
+    holder: Holder
+    _: KW_ONLY
+    incarnation: str = ""
+    draw: Draw | None = None
+    expiries: Mapping[int, Expiry | None] = field(default_factory=dict)
+    status: Status = Status.COMPLETED
+    rollouts: Collection[int] = ()
+    origin: Origin | None = None
+    first_ids: Mapping[int, int] = field(default_factory=dict)
+    trace: LeaseTrace | None = None
+    number: int = 0
+    numbering: Numbering = ONE_PARTITION
+    decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
+    # group -> ending whose reply is missing
+    _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
-        self.draw = draw
-        self.expiries = dict(expiries or {})
-        self.status = status
-        self.rollouts = rollouts
-        self.origin = origin
-        self.first_ids = first_ids or {}
-        self.trace = trace
-        self.decided: dict[str, tuple[int, ...]] = {}
-        self._asked: dict[int, tuple[Outcome, Cause]] = {}  # group -> ending whose reply is missing
         # a part that nobody ended and nobody references any more is released
-        self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
+        self._finalizer = weakref.finalize(self, self.holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
 
     def __len__(self) -> int:

@@ -32,12 +32,7 @@ def is_rollouts(layout: GroupLayout) -> bool:
 def read_rollouts(
     task: str, seq: int, layout: GroupLayout, reader: GroupReader | None
 ) -> GroupLayout:
-    """Return a group of rollouts as its reader converts it.
-
-    Raises:
-        ConfigError: There is no reader.
-        RecordError: The reader cannot convert the group.
-    """
+    """Return a group as its reader converts it; else raises ConfigError or RecordError."""
     if reader is as_stored:
         return layout
     if reader is None:

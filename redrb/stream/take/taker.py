@@ -6,11 +6,11 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
-from redrb.stream.take.calls import Finish, Take, TakeReply, TakeRequest
+from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import LOST, Consumer, Slot
 from redrb.stream.take.endings import end_part
-from redrb.stream.take.fates import fates_seen_by
+from redrb.stream.take.fates import batch_timeout
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
@@ -22,12 +22,6 @@ class Taker:
     """Takes full batches of a task for one consumer; safe among threads."""
 
     def __init__(self, task: Task, consumer: Consumer) -> None:
-        """Make a taker.
-
-        Args:
-            task: The task.
-            consumer: The consumer that holds the leases.
-        """
         self._task = task
         self._store = task.store
         self._consumer = consumer
@@ -36,7 +30,6 @@ class Taker:
         """Lease all groups of a request, or none.
 
         Args:
-            request: The groups.
             ack: A lease of this consumer to acknowledge in the same round trip.
 
         Raises:
@@ -101,12 +94,11 @@ class Taker:
             draw = Draw(dict(zip(ids, reply.weights, strict=True)), reply.total_weight)
         part = claimed_part(
             self._store,
-            self._consumer.group,
+            self._consumer,
             reply.entries,
             slot,
             status=request.status,
             incarnation=reply.incarnation,
-            reader=self._consumer.reader,
             draw=draw,
             first_ids=reply.first_ids,
             least=min(request.least, request.count),
@@ -119,9 +111,6 @@ class Taker:
         In a task with a bound of staleness it may not if one of its groups has become too stale
         since it was taken, or if another consumer has it. Then the lease is over: its groups wait
         again, and those that are too stale have expired. Tasks without a bound are not asked.
-
-        Args:
-            lease: A lease; one of a rank's part is not checked.
 
         Raises:
             StoreUnavailable: Redis stayed away; the batch is still leased.
@@ -151,10 +140,7 @@ class Taker:
         before.note_ended("ack", before.ids, "" if reply.held else LOST)
 
     def _part_of(self, ack: Lease | None) -> LeasePart | None:
-        """Return the part of a lease to acknowledge; it must be held by this consumer.
-
-        All pages of it but the last one, which the take acknowledges, are acknowledged here.
-        """
+        """Return the part of a lease to acknowledge; it must be held by this consumer."""
         if ack is None:
             return None
         part, *further = ack.parts
@@ -163,7 +149,7 @@ class Taker:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         if part.asked_otherwise("ack", part.ids):
             end_part("ack", part, part.ids)
-        for page in part.pages("ack", part.ids)[:-1]:
+        for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
             end_part("ack", part, page)
         return part
 
@@ -201,30 +187,13 @@ class Taker:
                 self._store.wait_for_wake(slot.waiter)
 
     def _timeout(self, request: TakeRequest, reply: TakeReply, expired: int) -> BatchTimeout:
-        """Return the error of a take whose time is up."""
-        waited_s = here().waited_s
         leased_here = self._consumer.held
-        fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
-        return BatchTimeout(
-            task=self._store.task,
-            namespace=self._store.keys.namespace,
-            wanted=request.least,
-            available=reply.amount,
-            waited_s=waited_s,
-            blocked=reply.blocked,
-            expired=expired,
-            others=reply.others,
-            fates=fates,
-            unfinished=reply.outcome != "short",
-            similar=() if fates.get("put_ever", 1) else self._task.similar(),
+        return batch_timeout(
+            self._task, request.least, reply, leased_here=leased_here, expired=expired
         )
 
     def accept(self, request: TakeRequest, reply: TakeReply) -> None:
-        """Open the task again if it is gone, and raise the error of a take that cannot be helped.
-
-        Raises:
-            ConfigError, StoreError: As `take` does.
-        """
+        """Open the task again if it is gone; raises as `take` does where waiting cannot help."""
         if reply.outcome == "gone":
             self._task.reopen(refused_here=True)
         self._refuse(request, reply)
@@ -254,18 +223,13 @@ class Taker:
         report: bool,
     ) -> Request[TakeReply]:
         consumer, description = self._consumer, self._task.description
+        first = None
         if before is not None:
             before.note_asked("ack", before.ids)
+            if before.layouts and isinstance(before.holder, Slot):
+                first = before.holder.ending("ack", before.ids, samples=before.samples)
         take = Take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
             *(waiter or slot.waiter, ttl_ms, consumer.lease_ms, description.revision, report),
         )
-        first = None if before is None else _acknowledgement(before)
         return take.with_payload(self._store, description.incarnation, first)
-
-
-def _acknowledgement(part: LeasePart) -> Finish | None:
-    """Return the call that acknowledges a part; None when nothing of it is left."""
-    if not part.layouts or not isinstance(part.holder, Slot):
-        return None
-    return part.holder.ending("ack", part.ids, samples=part.samples)

@@ -196,7 +196,6 @@ class ExpireReply(Page, frozen=True):
 
     Attributes:
         indexed: False: the task has no index of versions for such a rule.
-        expired: Groups that have expired.
         due: Ids of those that would, with the mode "look".
     """
 
@@ -211,9 +210,6 @@ class Expire(Call[ExpireReply], frozen=True):
     Attributes:
         limit: Most groups that expire.
         mode: "keep": they get the status EXPIRED; "look": nothing is changed.
-        version: Newest weight version.
-        rules: When they are too stale.
-        statuses: Statuses in which the groups wait.
     """
 
     script: ClassVar = "task/expire"
@@ -358,7 +354,6 @@ class Clear(Call[int | None], frozen=True):
     call deletes no task that was created since.
 
     Attributes:
-        who: The caller.
         ttl_ms: How long processes that used the task learn who has removed it.
     """
 

@@ -54,11 +54,7 @@ def open_task(store: TaskStore, call: Open) -> OpenReply | None:
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
-    """Refuse settings that do not exist or cannot change.
-
-    Raises:
-        ConfigError: There is such a setting, or there is none at all.
-    """
+    """Raise ConfigError if a setting does not exist or cannot change, or if there is none."""
     known = [field.name for field in fields(TaskSettings) if field.name not in FIXED]
     for name in changes:
         if name in FIXED:
@@ -82,7 +78,6 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
     changed settings meanwhile; then they are read and checked again.
 
     Args:
-        store: The task.
         changes: Names and values of settings; None removes one.
 
     Raises:
@@ -91,35 +86,31 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
     check_changes(changes)
     revision = uuid.uuid4().hex
     with Deadline():
-        return _configure(store, changes, revision)
-
-
-def _configure(
-    store: TaskStore, changes: Mapping[str, Any], revision: str
-) -> ConfigureReply | None:
-    while True:
-        before, _ = read_fields(store)
-        if not before["revision"]:
-            return None
-        for name in ("groups_per_version", "max_staleness"):
-            if before["groups_per_version"] and changes.get(name, 0) is None:
-                raise ConfigError(f"{name} cannot be removed: makers hold rights counted by it.")
-        wanted = replace(settings_in(before), **changes).as_stored()
-        if "order" in changes and changes["order"] is None:
-            wanted |= {"order": Fifo.name, "sampled": "0"}
-        changed = {name: wanted.get(name, "") for name in stored_names(changes)}
-        after = store.call(Configure(revision, before["revision"], caller(store), changed))
-        if after.outcome == "unsortable":
-            raise ConfigError(
-                f"task {store.task!r} has groups, and Redis does not know the scores of "
-                f"{changed['order']!r}: it can sort them by fifo, lifo, stalest, freshest, "
-                "priority, uniform and prioritized. Give one of these, or change the order while "
-                "the task is empty."
-            )
-        if after.outcome != "changed":
-            _check(store, after)
-            return after
-        store.refused(before["revision"])
+        while True:
+            before, _ = read_fields(store)
+            if not before["revision"]:
+                return None
+            for name in ("groups_per_version", "max_staleness"):
+                if before["groups_per_version"] and changes.get(name, 0) is None:
+                    raise ConfigError(
+                        f"{name} cannot be removed: makers hold rights counted by it."
+                    )
+            wanted = replace(settings_in(before), **changes).as_stored()
+            if "order" in changes and changes["order"] is None:
+                wanted |= {"order": Fifo.name, "sampled": "0"}
+            changed = {name: wanted.get(name, "") for name in stored_names(changes)}
+            after = store.call(Configure(revision, before["revision"], caller(store), changed))
+            if after.outcome == "unsortable":
+                raise ConfigError(
+                    f"task {store.task!r} has groups, and Redis does not know the scores of "
+                    f"{changed['order']!r}: it can sort them by fifo, lifo, stalest, freshest, "
+                    "priority, uniform and prioritized. Give one of these, or change the order "
+                    "while the task is empty."
+                )
+            if after.outcome != "changed":
+                _check(store, after)
+                return after
+            store.refused(before["revision"])
 
 
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:

@@ -76,7 +76,6 @@ def find_letters(
     """Yield dead letters page by page: those of each partition, newest first, without samples.
 
     Args:
-        stores: All partitions of the task.
         group: Consumer group that gave them up; None: any.
         text: Text in the reason, or in the message or class of the exception.
         ids: Their ids; none given: any.
@@ -123,7 +122,6 @@ def letters_of(
     An entry that redrb did not write is passed over, and logged.
 
     Args:
-        entries: Entries as XREVRANGE returns them.
         decode: Whether to decode the samples; else `items` is None.
     """
     for entry_id, flat in entries:

@@ -38,7 +38,6 @@ class TaskDescription:
         revision: Name of these settings; the task has another one once they changed.
         incarnation: Random name that the task was given when it was created; "" once this process
             has cleared the task.
-        tags: Names of the declared tags.
         staleness: When its groups expire.
         limit: Most groups that wait or are leased; 0: no limit.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.

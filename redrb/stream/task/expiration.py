@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self, get_args
 
+import msgspec
+
 from redrb.checks import check_choice
 from redrb.codec import decode_items, parse_group
 from redrb.damage import Reading
@@ -119,15 +121,17 @@ class Expiration:
                 "no staleness is given: call expire(max_staleness=...), or open the task with it."
             )
         version = self._current_version(current_version)
+        look = Expire(self._group, CALLBACK_GROUPS, "look", version, rules, list(statuses))
         if callable(on_expired):
-            return self._discard_each(version, rules, statuses, on_expired)
+            return self._discard_each(look, on_expired)
         if on_expired is not None:
             check_choice("on_expired", on_expired, get_args(OnExpired))
         keeps = self._task.description.keep_expired
         mode: ExpireMode = on_expired or ("keep" if keeps else "discard")
+        expire = msgspec.structs.replace(look, limit=EXPIRE_GROUPS, mode=mode)
         total, expired = 0, EXPIRE_GROUPS
         while expired == EXPIRE_GROUPS:
-            expired = self._run(EXPIRE_GROUPS, mode, version, rules, statuses).expired
+            expired = self._run(expire).expired
             total += expired
         return total
 
@@ -160,20 +164,11 @@ class Expiration:
         with Reading(f"the weight version of task {self._task.name!r}"):
             return int(version)
 
-    def _discard_each(
-        self,
-        version: int,
-        rules: StalenessRules,
-        statuses: Sequence[Status],
-        callback: Callable[[list[BufferItem]], object],
-    ) -> int:
-        """Call a function with each group that expires, then discard the group.
-
-        When the function raises, its group and the groups after it stay.
-        """
+    def _discard_each(self, look: Expire, callback: Callable[[list[BufferItem]], object]) -> int:
+        """Discard groups, each after the callback; if it raises, its group and later ones stay."""
         total = 0
         while True:
-            due = self._run(CALLBACK_GROUPS, "look", version, rules, statuses).due
+            due = self._run(look).due
             for seq in due:
                 payload = self._payload(seq)
                 if payload is not None:
@@ -183,20 +178,11 @@ class Expiration:
                 return total
 
     def _payload(self, seq: int) -> bytes | None:
-        """Return a group's bytes; None when it is gone."""
         store, at = self._task.store, entry_id(seq)
         entries = store.client.execute("XRANGE", store.keys.stream, at, at)
         return parse_entry(entries[0])[1] if entries else None
 
-    def _run(
-        self,
-        limit: int,
-        mode: ExpireMode,
-        version: int,
-        rules: StalenessRules,
-        statuses: Sequence[Status],
-    ) -> ExpireReply:
-        expire = Expire(self._group, limit, mode, version, rules, list(statuses))
+    def _run(self, expire: Expire) -> ExpireReply:
         *_, reply = self._task.store.pages(expire)
         if not reply.indexed:
             raise ConfigError(

@@ -25,11 +25,7 @@ class Facts(TypedDict):
 
 
 def unpack_facts(packed: bytes) -> Facts:
-    """Return the facts that Redis keeps.
-
-    Raises:
-        DecodeError: They are damaged.
-    """
+    """Return the facts that Redis keeps; raises DecodeError if they are damaged."""
     facts: Facts
     facts, *current = unpack_sequence(packed, "record of a group") or [None]
     if not isinstance(facts, dict):

@@ -18,10 +18,7 @@ GROUPS_OF_A_CALL = 100
 
 
 def move(store: TaskStore, group: str, status: Status, ids: Sequence[int]) -> int:
-    """Move waiting groups to another status; returns how many wait there now.
-
-    Each group moves atomically.
-    """
+    """Move waiting groups, each atomically, to another status; returns how many wait there now."""
     return sum(
         page.found
         for seqs in texts_of(ids, GROUPS_OF_A_CALL)
@@ -30,14 +27,7 @@ def move(store: TaskStore, group: str, status: Status, ids: Sequence[int]) -> in
 
 
 def settle(store: TaskStore, group: str, trained: Mapping[int, int], incarnation: str) -> Settled:
-    """Acknowledge groups, leased or waiting, of an incarnation of the task.
-
-    Args:
-        store: The task.
-        group: Consumer group.
-        trained: Samples of each group, by id.
-        incarnation: Incarnation of the task in which they were leased.
-    """
+    """Acknowledge groups, leased or waiting, by id and number of their samples."""
     acknowledged = refused = 0
     pairs = [(str(seq), samples) for seq, samples in trained.items()]
     for start in range(0, len(pairs), GROUPS_OF_A_CALL):
@@ -49,11 +39,7 @@ def settle(store: TaskStore, group: str, trained: Mapping[int, int], incarnation
 
 
 def update_priorities(task: Task, wanted: Mapping[int, float]) -> int:
-    """Change the priorities of groups; returns how many of the groups are stored.
-
-    Raises:
-        ConfigError: The task keeps no priorities.
-    """
+    """Change priorities, which the task must keep; returns how many groups are stored."""
     ids, priorities = list(wanted), list(wanted.values())
     if _order_of(task) is None:
         task.reopen()  # another process may have given it an order

@@ -68,16 +68,14 @@ def _trim(store: TaskStore) -> None:
 
 
 def _read(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
-    """Return groups by id; None where there is none.
-
-    They are read between two looks at the incarnation: if it has changed, they are read again.
-    """
+    """Return groups by id; None where there is none."""
     pipeline = Pipeline()
     pipeline.add("HGET", store.keys.task, "incarnation")
     for seq in ids:
         pipeline.add("XRANGE", store.keys.stream, entry_id(seq), entry_id(seq))
         pipeline.add("ZSCORE", f"{store.keys.prefix}archive", member_of(seq))
     pipeline.add("HGET", store.keys.task, "incarnation")
+    # read between two looks at the incarnation: if it has changed, read again
     while True:
         before, *replies, incarnation = store.exchange(pipeline)
         if before == incarnation:

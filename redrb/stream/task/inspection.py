@@ -38,7 +38,6 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
 
     Raises:
         UnknownTask: There is no such task.
-        StoreUnavailable: Redis stayed away.
     """
     return summed_stats(Reach(existing_task(client, task, namespace=namespace)), group)
 

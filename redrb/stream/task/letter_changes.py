@@ -15,11 +15,7 @@ LETTERS_OF_A_CALL = 20
 
 
 def requeue(store: TaskStore, group: str, ids: Sequence[int]) -> int:
-    """Let dead letters of a consumer group wait again, in their old places; returns how many.
-
-    Raises:
-        ConfigError: A letter has no place in the order that the task has now.
-    """
+    """Requeue dead letters to their old places; returns how many. ConfigError: one has no place."""
     requeued = 0
     for seqs in texts_of(ids, LETTERS_OF_A_CALL):
         for page in store.pages(Requeue(group, seqs)):
@@ -44,8 +40,6 @@ def change_letters(
 
     Args:
         change: `requeue` or `drop`.
-        reach: The partitions.
-        group: Consumer group that gave them up.
         ids: Their ids; those without a letter, and 0, are left out.
     """
     places = reach.stores[0].numbering.by_partition(dict.fromkeys(ids))

@@ -12,9 +12,6 @@ class Numbering:
 
     Each partition counts its groups from 1 on. The id of a group in the whole task is its number in
     its partition times the number of partitions, plus the number of the partition.
-
-    Attributes:
-        partitions: Number of partitions.
     """
 
     partitions: int

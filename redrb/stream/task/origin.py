@@ -54,8 +54,6 @@ class Origin:
     """A task and a consumer group.
 
     Attributes:
-        store: The task.
-        group: The consumer group.
         incarnation: Incarnation of the task in which the groups were leased.
     """
 

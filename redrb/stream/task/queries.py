@@ -96,7 +96,6 @@ def parse_where(where: Mapping[str, Any], tags: Sequence[str]) -> str:
 
     Args:
         where: The query, in either spelling; all entries of one dict must hold.
-        tags: The declared tags.
 
     Raises:
         ConfigError: The query names an unknown tag or operator, an operand has the wrong type, or
@@ -132,23 +131,21 @@ class _Parser:
 
     def _entry(self, key: object, value: object, depth: int) -> _Condition | _Joined:
         if isinstance(key, str) and key in _LOGIC:
-            return self._logic(key, value, depth)
+            if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+                raise ConfigError(f"{key} joins a list of queries, at least one, not {value!r}.")
+            return _join([self.parse(each, depth + 1) for each in value], every=_LOGIC[key])
         name, suffix = self._split(key)
         if suffix or not isinstance(value, Mapping):
             return self._condition(name, suffix or "eq", str(key), value)
         if not value:
             raise ConfigError(f"{name}: {{}} holds no operator: {self._known()}")
-        return _join([self._operator(name, key, each) for key, each in value.items()], every=True)
-
-    def _logic(self, key: str, value: object, depth: int) -> _Condition | _Joined:
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
-            raise ConfigError(f"{key} joins a list of queries, at least one, not {value!r}.")
-        return _join([self.parse(each, depth + 1) for each in value], every=_LOGIC[key])
-
-    def _operator(self, name: str, key: object, operand: object) -> _Condition:
-        if not isinstance(key, str) or not key.startswith("$") or key[1:] not in _OPERATORS:
-            raise ConfigError(f"{name} has no operator {key!r}: {self._known()}")
-        return self._condition(name, key[1:], f"{name}: {key}", operand)
+        parts = []
+        for operator, operand in value.items():
+            dollar = isinstance(operator, str) and operator.startswith("$")
+            if not dollar or operator[1:] not in _OPERATORS:
+                raise ConfigError(f"{name} has no operator {operator!r}: {self._known()}")
+            parts.append(self._condition(name, operator[1:], f"{name}: {operator}", operand))
+        return _join(parts, every=True)
 
     def _condition(self, name: str, operator: str, spelled: str, operand: object) -> _Condition:
         values = _OPERATORS[operator](spelled, operand)

@@ -23,13 +23,9 @@ class Reach:
 
     It learns that from requests. A node is left out for `AWAY_S` and then asked again, so that an
     outage costs one request in this time and not each of them.
-
-    Attributes:
-        stores: The partitions.
     """
 
     def __init__(self, stores: Sequence[TaskStore]) -> None:
-        """Note the stores of the partitions; nothing is sent."""
         self.stores = stores
         self._away: dict[str, float] = {}  # node -> when it is asked again
 
@@ -132,9 +128,6 @@ class Reach:
         """Call `call` with the number of each of some partitions, one after the other.
 
         Partitions whose nodes do not answer come last, and share the time of one request.
-
-        Returns:
-            The results by partition.
 
         Raises:
             StoreUnavailable: Some could not be reached: it names them. All others were called.

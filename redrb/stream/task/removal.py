@@ -23,8 +23,6 @@ class GroupContents:
     """A consumer group of a task.
 
     Attributes:
-        name: Its name.
-        waiting: Groups that wait for it.
         leased: Groups that its consumers lease.
         consumers: Processes of the consumers whose heartbeat is fresh, each as `<host>-<pid>`.
     """
@@ -40,14 +38,11 @@ class TaskContents:
     """The contents of a task, as they are shown before it is deleted.
 
     Attributes:
-        task: Its name.
         stored: Groups that any consumer group needs.
         in_parts: Groups of which some parts wait.
         archived: Acknowledged groups that are kept as history.
-        dead_letters: Dead letters.
         producers_waiting: Puts that wait for room.
         makers: Makers with rights to begin groups, or that wait for some, whose heartbeat is fresh.
-        consumer_groups: The consumer groups.
     """
 
     task: str
@@ -61,11 +56,7 @@ class TaskContents:
 
 
 def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
-    """Return the contents of a task.
-
-    Raises:
-        UnknownTask: There is no such task.
-    """
+    """Return the contents of a task; raises UnknownTask if there is no such task."""
     stores = existing_task(client, task, namespace=namespace)
     names = {
         member.decode(errors="backslashreplace")

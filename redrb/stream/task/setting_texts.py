@@ -16,11 +16,7 @@ _RATE = re.compile(r"(at_least|queue|ratio)\(([\d., ]+)\)")
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return settings by name; None for "none".
-
-    Raises:
-        ConfigError: A text is no setting, a value is not usable, or a name comes twice.
-    """
+    """Return settings by name, None for "none"; raises ConfigError for an unusable text."""
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

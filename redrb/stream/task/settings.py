@@ -259,11 +259,7 @@ class TaskSettings:
 
 
 def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> TaskSettings:
-    """Return settings with further ones by name.
-
-    Raises:
-        ConfigError: There is no such setting, or a value is not usable.
-    """
+    """Return settings with further ones by name; raises ConfigError for an unknown one."""
     if not isinstance(settings, TaskSettings | None):
         raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
     known = [field.name for field in fields(TaskSettings)]

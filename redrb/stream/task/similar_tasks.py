@@ -36,9 +36,6 @@ def similar_tasks(
     registry, or where Redis is away.
 
     Args:
-        client: The client for all nodes.
-        namespace: The namespace.
-        task: The name that others are compared with.
         with_groups: Only tasks that hold or held groups.
         least: Least similarity, from 0 to 1.
     """
@@ -49,8 +46,12 @@ def similar_tasks(
             rated = ((_similarity(name, task), name) for name in names)
             near = (each for each in rated if each[0] >= least)
             nearest = heapq.nlargest(2 * MOST_NAMES, near, key=operator.itemgetter(0))
-            is_wanted = _is_used if with_groups else _exists
-            found = [name for _, name in nearest if is_wanted(client, namespace, name)]
+            found = []
+            for _, name in nearest:
+                keys = TaskKeys.of(namespace, name)
+                look = ("HEXISTS", keys.puts, "put") if with_groups else ("EXISTS", keys.task)
+                if client.at(keys.task).execute(*look):
+                    found.append(name)
     except (RedisError, StoreError) as error:
         _log.debug("tasks with names like %r were not searched: %s", task, error)
         return ()
@@ -61,16 +62,6 @@ def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
     """Return the error for a task that does not exist; it names similar ones."""
     similar = similar_tasks(client, namespace, task, with_groups=False, least=SIMILAR)
     return UnknownTask(task, namespace=namespace, where=client.where, similar=similar)
-
-
-def _is_used(client: Client, namespace: str, task: str) -> bool:
-    key = TaskKeys.of(namespace, task).puts
-    return bool(client.at(key).execute("HEXISTS", key, "put"))
-
-
-def _exists(client: Client, namespace: str, task: str) -> bool:
-    key = TaskKeys.of(namespace, task).task
-    return bool(client.at(key).execute("EXISTS", key))
 
 
 def _similarity(name: str, task: str) -> float:

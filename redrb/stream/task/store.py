@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, overload
 from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
-from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
@@ -33,8 +33,6 @@ class TaskStore:
 
     Attributes:
         client: The client for the node that holds the task.
-        task: Name of the task.
-        keys: Its keys.
         number: Number of the partition.
         numbering: Ids of the whole task.
     """
@@ -50,11 +48,7 @@ class TaskStore:
 
     @classmethod
     def of(cls, client: Client, namespace: str, task: str) -> Self:
-        """Return the store of a task.
-
-        Raises:
-            ConfigError: A name is not usable.
-        """
+        """Return the store of a task; raises ConfigError for a name that is not usable."""
         return cls(client, task, TaskKeys.of(namespace, task))
 
     @classmethod
@@ -85,7 +79,6 @@ class TaskStore:
         """Run a call until it has no more to do, a page at a time; yields each reply.
 
         Args:
-            call: The call.
             all_of_them: Whether it is an error if the deadline passes before the last page.
 
         Raises:
@@ -127,10 +120,7 @@ class TaskStore:
             return made
 
         def result(replies: list[Reply]) -> Any:
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            reply = call.read(replies[0])
+            reply = call.read(without_errors(replies)[0])
             return reply if read is None else read(reply)
 
         return scripted_request(self.client, pipeline, result)
@@ -156,21 +146,8 @@ class TaskStore:
             )
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
-        """Send commands in one round trip, and repeat them while Redis is away.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-            StoreError: The server answered one of the commands with an error.
-        """
-
-        def attempt() -> list[Reply]:
-            replies = self.client.exchange(pipeline)
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            return replies
-
-        return self.client.retrying(attempt)
+        """Send commands in one round trip, repeated while Redis is away; raises as `call`."""
+        return self.client.retrying(lambda: without_errors(self.client.exchange(pipeline)))
 
     def wait_for_wake(self, *waiters: str, longest_s: float | None = None) -> bool:
         """Block until one of `waiters` is woken, as `wait_for_any` does."""

@@ -46,11 +46,7 @@ class SettingChange:
     @classmethod
     @Reading("a change of a setting")
     def of(cls, packed: bytes) -> Self:
-        """Return the change that Redis keeps.
-
-        Raises:
-            DecodeError, StoreError: It is damaged.
-        """
+        """Return the change that Redis keeps; raises DecodeError or StoreError if it is damaged."""
         name, old, new, ms, who = unpack(packed, "change of a setting")
         host, pid, user = who.split(" ")
         public, old_text, new_text = _PUBLIC.get(name, name), _text(name, old), _text(name, new)

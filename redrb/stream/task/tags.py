@@ -29,11 +29,7 @@ BEYOND_NUMBERS = 1e300
 
 
 def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names of the tags that a task indexes.
-
-    Raises:
-        ConfigError: A name is not usable or given twice, or there are more than 32.
-    """
+    """Return the tags that a task indexes; raises ConfigError for names that are not usable."""
     if isinstance(names, str) or not isinstance(names, Iterable | None):
         raise ConfigError(f"tags={names!r:.80} is no list of names: give one, such as ['level'].")
     declared = tuple(check_name("tag", name) for name in names or ())
@@ -58,7 +54,6 @@ def tag_values(
     numbers. True counts as 1 and False as 0, so that the mean of verdicts is the success rate.
 
     Args:
-        names: The declared tags.
         items: Samples of the group; tags that are not declared are not indexed.
         given: Values given at put.
 

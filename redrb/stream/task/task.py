@@ -33,26 +33,6 @@ class Follow(Call[int], frozen=True):
     stream: str
 
 
-class Follower:
-    """Subscribes a task to the versions of published weights.
-
-    After each commit the publisher advances the current version of every task that follows it
-    (`redrb/weights/publishing/publisher.py`).
-    """
-
-    def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
-        """Address the weights `weights`; nothing is asked of Redis."""
-        self._store = store
-        self._versions = WeightKeys.of(namespace, weights).versions
-
-    def follow(self) -> None:
-        """Subscribe the task, and advance it to the newest version."""
-        client = self._store.client.at(self._versions)  # perhaps another node than the task's
-        newest = Follow(self._store.keys.stream).run(client, [self._versions])
-        if newest:
-            self._store.call(Advance(newest))
-
-
 SEARCH_AGAIN_S = 30.0
 
 _NO_LIMITS = {"limit": "", "rate": ""}
@@ -69,8 +49,6 @@ class Task:
     `reopen`, and `description` is another one from then on.
 
     Attributes:
-        name: Name of the task.
-        store: The client bound to the task.
         description: The task's settings when it was last opened; replaced as a whole.
     """
 
@@ -91,9 +69,6 @@ class Task:
         """Open a task, and create it when it is new.
 
         Args:
-            client: A client.
-            store: The task, or one of its partitions.
-            namespace: Its namespace.
             settings: Settings that the task must have.
             implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
@@ -116,7 +91,7 @@ class Task:
         self._generation: int | None = None
         self._configured: frozenset[str] = frozenset()
         self._removed = ""
-        self._follower = None if weights is None else Follower(self.store, namespace, weights)
+        self._versions = "" if weights is None else WeightKeys.of(namespace, weights).versions
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
         if like is None:
@@ -155,23 +130,14 @@ class Task:
             self._log_loss(before)
 
     def stored_settings(self) -> StoredSettings:
-        """Return the settings that the task has now, and the record of their changes.
-
-        Raises:
-            UnknownTask: There is no such task.
-        """
+        """Return the settings and the record of changes; raises UnknownTask if there is no task."""
         found = read_settings(self.store)
         if found is None:
             raise unknown_task(self._client, self._namespace, self.name)
         return found
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings of the task, as `configuring.configure` does.
-
-        Raises:
-            UnknownTask: There is no such task.
-            ConfigError: A setting cannot have this value.
-        """
+        """Change settings as `configuring.configure` does; raises UnknownTask without a task."""
         if not self.description.incarnation:
             self.reopen()  # this process has cleared the task
         stored = configure(self.store, changes)
@@ -200,7 +166,7 @@ class Task:
         self.description = replace(self.description, incarnation="")
         if not self.store.number:
             forget_name(self._client, self._namespace, self.store)
-        if self._follower is not None and self._create:
+        if self._versions and self._create:
             self.reopen()
         return stored
 
@@ -282,16 +248,19 @@ class Task:
         self._learn(stored)
         order = self._settings.chosen_order(stored.settings["order"])
         self.description = TaskDescription.of(stored.settings, stored.epoch, order)
-        if self._follower is not None:  # a new task does not know the newest version
-            self._follower.follow()
+        if self._versions:  # a new task does not know the newest version
+            self._follow()
+
+    def _follow(self) -> None:
+        """Let the publisher of the weights advance the task with each version from now on."""
+        client = self.store.client.at(self._versions)  # perhaps another node than the task's
+        newest = Follow(self.store.keys.stream).run(client, [self._versions])
+        if newest:
+            self.store.call(Advance(newest))
 
 
 def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:
-    """Return the implied settings, as Redis keeps them, that are not among those given.
-
-    Raises:
-        ConfigError: They contradict those given.
-    """
+    """Return the implied settings, as Redis keeps them, that are not among those given."""
     names = [field.name for field in fields(implied) if getattr(settings, field.name) is None]
     both = replace(settings, **{name: getattr(implied, name) for name in names}).as_stored()
     given = settings.as_stored()

@@ -50,12 +50,9 @@ def wait_for_any(lists: Iterable[tuple[Client, str]], longest_s: float | None = 
 
 
 def _race(wakes: dict[Client, list[str]], seconds: float) -> bool:
-    """Block on several connections until the first reply, then end the other requests.
-
-    A request ends by a wake-up on a list that nobody uses again: if it comes too late, it wakes
-    nobody.
-    """
+    """Block on several connections until the first reply, then end the other requests."""
     sent: dict[Client, Sent] = {}
+    # a list that nobody uses again: a wake-up that comes too late wakes nobody
     end = uuid.uuid4().hex
     ends = {client: f"{names[0]}:{end}" for client, names in wakes.items()}
     try:

@@ -15,7 +15,6 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +24,9 @@ from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
 from redrb.staging import staging
 from redrb.weights.files.safetensors import load_safetensors, read_json, save_safetensors
 from redrb.weights.lora.adapter_state import lora_of_state
-from redrb.weights.lora.config import LoraConfig
+from redrb.weights.lora.layers import LoraLayer
 from redrb.weights.lora.names import PEFT_PREFIX, lora_name, pairs
+from redrb.weights.wire.lora_config import LoraConfig
 
 TENSORS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"
@@ -98,14 +98,9 @@ def load_adapter(path: str | Path) -> tuple[dict[str, Tensor], dict[str, LoraCon
         raise DecodeError(f"the adapter in {folder} cannot be loaded: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    a: Tensor
-    b: Tensor
-    config: LoraConfig
-
-
-def _layers(tensors: Mapping[str, Tensor], configs: Mapping[str, LoraConfig]) -> dict[str, _Layer]:
+def _layers(
+    tensors: Mapping[str, Tensor], configs: Mapping[str, LoraConfig]
+) -> dict[str, LoraLayer]:
     """Return layers by name, B multiplied such that all layers have the same scale."""
     try:
         found = pairs(tensors)
@@ -116,7 +111,7 @@ def _layers(tensors: Mapping[str, Tensor], configs: Mapping[str, LoraConfig]) ->
     for layer, (a, _) in found.items():
         if layer not in configs or configs[layer].r != a.shape[0]:
             raise EncodeError(f"LoRA of layer {layer!r} has no settings with r={a.shape[0]}.")
-    layers = {name: _Layer(a, b, configs[name]) for name, (a, b) in found.items()}
+    layers = {name: LoraLayer(a, b, configs[name]) for name, (a, b) in found.items()}
     if len({layer.config.fan_in_fan_out for layer in layers.values()}) > 1:
         raise EncodeError(
             "some layers are fan_in_fan_out and others are not: save them as two adapters."
@@ -125,11 +120,11 @@ def _layers(tensors: Mapping[str, Tensor], configs: Mapping[str, LoraConfig]) ->
     return {name: _with_scale(layer, widest) for name, layer in layers.items()}
 
 
-def _widest(layers: Mapping[str, _Layer]) -> LoraConfig:
+def _widest(layers: Mapping[str, LoraLayer]) -> LoraConfig:
     return max((layer.config for layer in layers.values()), key=lambda config: config.r)
 
 
-def _with_scale(layer: _Layer, like: LoraConfig) -> _Layer:
+def _with_scale(layer: LoraLayer, like: LoraConfig) -> LoraLayer:
     """Return a layer with the same scaled product, and the scale of `like`."""
     config = layer.config
     if config.use_rslora == like.use_rslora and math.isclose(config.scale, like.scale):
@@ -142,11 +137,11 @@ def _with_scale(layer: _Layer, like: LoraConfig) -> _Layer:
     )
     same = math.isclose(config.scale, like.scale)
     b = layer.b if same else layer.b.float() * (config.scale / like.scale)
-    return _Layer(layer.a, b, scaled)
+    return LoraLayer(layer.a, b, scaled)
 
 
 def _settings(
-    layers: Mapping[str, _Layer], base_model: str | None, task_type: str | None
+    layers: Mapping[str, LoraLayer], base_model: str | None, task_type: str | None
 ) -> dict[str, Any]:
     """Return the fields of `peft.LoraConfig` that readers need."""
     widest = _widest(layers)  # engines allocate memory for r

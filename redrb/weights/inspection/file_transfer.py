@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
-from redrb.weights.inspection.listing import catalogue_of, kept, kept_version
+from redrb.weights.inspection.listing import kept, kept_version
 from redrb.weights.reading.catalogue import Catalogue
-from redrb.weights.wire.manifest import MAX_VERSION
+from redrb.weights.wire.manifest import WeightVersion
 
 _SUFFIX = ".safetensors"
 _HEAD = 8  # bytes before the JSON header of a safetensors file
-
-
-@dataclass(frozen=True, slots=True)
-class SavedVersion:
-    """A version that was written into a file or folder.
-
-    Attributes:
-        path: The file, or an adapter's folder.
-        kind: Kind of the version, "full", "delta" or "lora"; the file of a delta is whole.
-        tensors: Number of tensors, tied ones counted by each name.
-        nbytes: Bytes of all tensors.
-    """
-
-    path: Path
-    name: str
-    version: int
-    kind: str
-    tensors: int
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedFile:
-    """A version that was published from a file or folder.
-
-    Attributes:
-        dropped: Versions that were deleted because of `keep`.
-        took_over: Whether there was a publisher before; if it still runs, it is fenced now.
-    """
-
-    name: str
-    version: int
-    kind: str
-    tensors: int
-    nbytes: int
-    dropped: tuple[int, ...]
-    took_over: bool
-    seconds: float
 
 
 def get_weights(
@@ -68,8 +28,8 @@ def get_weights(
     namespace: str = "default",
     version: int | None = None,
     base_model: str | None = None,
-) -> SavedVersion:
-    """Write a version into a safetensors file, or an adapter into a PEFT folder.
+) -> WeightVersion:
+    """Write a version into a safetensors file, or an adapter into a PEFT folder; returns it.
 
     All of it is fetched into memory and checked; then the file appears, or replaces an earlier one,
     when it is complete.
@@ -80,7 +40,6 @@ def get_weights(
         version: A kept version; default: the newest.
         base_model: Name or path of the model that an adapter belongs to.
     """
-    begin = time.monotonic()
     found = kept_version(client, name, namespace, version)
     target = Path(path)
     _check_target(target, is_adapter=found.kind == "lora")
@@ -91,15 +50,7 @@ def get_weights(
     else:
         about = {"redrb": f"version {found.version} of {name}"}
         save_safetensors(target, subscriber.fetch(found.version), metadata=about)
-    return SavedVersion(
-        target,
-        name,
-        found.version,
-        found.kind,
-        found.tensors,
-        found.nbytes,
-        time.monotonic() - begin,
-    )
+    return found
 
 
 def put_weights(
@@ -110,7 +61,7 @@ def put_weights(
     namespace: str = "default",
     dtype: str | None = None,
     keep: int | None = None,
-) -> PublishedFile:
+) -> tuple[WeightVersion, tuple[int, ...], bool]:
     """Publish the tensors in files as the next version; take over from any other publisher.
 
     Args:
@@ -120,12 +71,15 @@ def put_weights(
         dtype: Publish floating-point tensors as this dtype; default: as they are.
         keep: Versions to keep; older ones are deleted, as by `WeightPublisher`. Default: all
             versions.
+
+    Returns:
+        The version; the versions that were deleted because of `keep`; whether there was a publisher
+        before, which is fenced now if it still runs.
     """
-    begin = time.monotonic()
     found = _checked_source(Path(path))
     # read first, so that a bad file fences no publisher
     source: Any = load_adapter(found) if (found / SETTINGS).is_file() else load_safetensors(found)
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
     fence = f"{catalogue.keys.prefix}fence"
     took_over = bool(catalogue.client.execute("HEXISTS", fence, "owner"))
     publisher = WeightPublisher(
@@ -133,23 +87,14 @@ def put_weights(
         name,
         namespace=namespace,
         dtype=dtype,
-        keep=MAX_VERSION if keep is None else keep,
+        keep=MOST if keep is None else keep,
         deltas=False,
     )
     before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on
     with publisher:
         is_adapter = isinstance(source, tuple)
         published = publisher.publish_lora(source) if is_adapter else publisher.publish(source)
-    return PublishedFile(
-        name,
-        published.version,
-        published.kind,
-        published.tensors,
-        published.nbytes,
-        tuple(sorted(before - _numbers(catalogue))),
-        took_over,
-        time.monotonic() - begin,
-    )
+    return published, tuple(sorted(before - _numbers(catalogue))), took_over
 
 
 def _numbers(catalogue: Catalogue) -> set[int]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from redrb.connection import Client
 from redrb.damage import Reading
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
-from redrb.keys import WeightKeys, check_name, is_name
+from redrb.keys import check_name, is_name
 from redrb.registry import Registry
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.wire.layout import CHUNK_BYTES, TensorEntry
@@ -48,7 +48,7 @@ def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
     check_name("namespace", namespace)
     found = []
     for name in filter(is_name, Registry(client, namespace).names("weights")):
-        catalogue = catalogue_of(client, name, namespace)
+        catalogue = Catalogue(client, name, namespace)
         try:
             versions = kept(catalogue)
             stored = stored_bytes(catalogue)
@@ -62,11 +62,6 @@ def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
     return found
 
 
-def catalogue_of(client: Client, name: str, namespace: str) -> Catalogue:
-    """Return the catalogue of `name`, which may have no versions."""
-    return Catalogue(client, WeightKeys.of(namespace, name), name)
-
-
 def kept(catalogue: Catalogue) -> list[KeptVersion]:
     """Return the kept versions, the newest last."""
     found = catalogue.kept()
@@ -77,7 +72,7 @@ def kept(catalogue: Catalogue) -> list[KeptVersion]:
 
 def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
     """Return the kept versions of `name`, the newest last, or raise ConfigError."""
-    found = kept(catalogue_of(client, name, namespace))
+    found = kept(Catalogue(client, name, namespace))
     if not found:
         raise ConfigError(nothing_published(client, name, namespace))
     return found
@@ -85,7 +80,7 @@ def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
 
 def kept_version(client: Client, name: str, namespace: str, version: int | None) -> WeightVersion:
     """Return a version by its number; default: the newest, or raise ConfigError."""
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
     found = catalogue.newer_than(0) if version is None else catalogue.entry(version)
     if found is None:
         numbers = [str(each.version) for each in versions_of(client, name, namespace)]
@@ -107,7 +102,7 @@ def nothing_published(client: Client, name: str, namespace: str) -> str:
 
 def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple[TensorEntry, ...]:
     """Return the tensors of a kept version; of an adapter, its A and B."""
-    with Pin(catalogue_of(client, name, namespace)) as pin:
+    with Pin(Catalogue(client, name, namespace)) as pin:
         steps = pin.route(have=0, wanted=version)
     layouts = [step.manifest.layout for step in steps if step.manifest.layout is not None]
     if not layouts:

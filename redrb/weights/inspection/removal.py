@@ -13,12 +13,12 @@ from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
-    catalogue_of,
     nothing_published,
     stored_bytes,
 )
+from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named
+from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named, run
 
 _STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
@@ -47,7 +47,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
 
     Chunks that a fenced publisher sends after this, and messages between ranks, expire.
     """
-    catalogue = catalogue_of(client, name, namespace)
+    catalogue = Catalogue(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client
     with foreign_keys_named(node, keys):
         deleted = {entry.decode() for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}
@@ -55,12 +55,11 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         raise ConfigError(nothing_published(client, name, namespace))
     nbytes, remove, more = stored_bytes(catalogue), RemoveVersions(uuid.uuid4().hex), True
     while more:
-        with foreign_keys_named(node, keys):
-            page = remove.run(node, [keys.versions])
+        page = run(node, keys, remove)
         more = page.more
         # the reply to a repeated request lacks what the first one has deleted
         deleted.update(page.entries)
-    stored_keys.clean(client, keys, stored_keys.spread_of(client))
+    stored_keys.clean(client, keys)
     for primary in client.primaries():
         stored_keys.delete(client, _staged(primary, keys, page.token))
     Registry(client, namespace).remove("weights", name)

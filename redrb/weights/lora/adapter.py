@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
-from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
+from redrb.errors import ConfigError, EncodeError, WeightMismatch
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.names import layer_name, pairs
 from redrb.weights.tensors.mismatch_message import listed
+from redrb.weights.wire.lora_config import LoraConfig
 
 
 def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
@@ -32,8 +32,7 @@ def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
         configs = {
             layer: required_config(layer, config) for layer, (_, _, config) in layers.items()
         }
-        configs_from_wire(configs_to_wire(configs))
-    except (WeightMismatch, DecodeError) as error:
+    except WeightMismatch as error:
         raise EncodeError(f"{error} Nothing was published.") from error
     more = [layer for layer in settings if layer_name(layer) not in layers]
     if more:

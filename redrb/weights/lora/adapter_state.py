@@ -10,8 +10,8 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
 from redrb.weights.lora.adapter import check_rank
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import lora_name, pairs
+from redrb.weights.wire.lora_config import LoraConfig
 
 # fields of peft.LoraConfig that make an adapter more than A and B of linear layers
 _MORE: Final = (

@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, EncodeError
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import layer_name, lora_name
 from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
+from redrb.weights.wire.lora_config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraLayer:
-    """A LoRA layer of a model.
+    """A LoRA layer.
 
     Attributes:
-        a: The live `lora_A`, `[r, in]`.
-        b: The live `lora_B`, `[out, r]`.
+        a: `lora_A`, `[r, in]`; the live one if the layer is a model's.
+        b: `lora_B`, `[out, r]`, likewise.
         config: Settings.
-        merged: Whether the layer's weight includes the product at present.
+        merged: Whether the weight of a model's layer includes the product at present.
     """
 
     a: Tensor
     b: Tensor
     config: LoraConfig
-    merged: bool
+    merged: bool = False
 
 
 def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
@@ -166,7 +167,7 @@ def _config(layer: nn.Module, adapter: str, a: Tensor) -> LoraConfig:
     if not isinstance(scaling, int | float) or math.isclose(scaling, config.scale):
         return config
     # PEFT's set_scale changes the scale, but not lora_alpha
-    return replace(config, lora_alpha=float(scaling) * r, use_rslora=False)
+    return msgspec.structs.replace(config, lora_alpha=float(scaling) * r, use_rslora=False)
 
 
 def _of(layer: nn.Module, name: str, adapter: str, default: Any = None) -> Any:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from redrb.errors import EncodeError, WeightMismatch
 from redrb.weights.lora.adapter import layers_of, required_config
-from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.layers import LoraLayer, lora_layers
 from redrb.weights.lora.names import layer_name
+from redrb.weights.tensors.shard import synchronize
 from redrb.weights.tensors.wrapping import plain_name, unwrapped
+from redrb.weights.wire.lora_config import LoraConfig
 
 _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -126,9 +127,7 @@ class LoraMerger:
                 if name not in self._bases:
                     self._bases[name] = live[name].detach().clone()
                 _set(live[name], merged(self._bases[name], change.a, change.b, change.config))
-        for device in {tensor.device for tensor in live.values()}:
-            if device.type == "cuda":  # other code may use other streams
-                torch.cuda.current_stream(device).synchronize()
+        synchronize(live.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

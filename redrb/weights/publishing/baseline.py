@@ -17,7 +17,7 @@ from redrb.weights.wire.chunks import checksum_of
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.delta_encoding import encode_block
-from redrb.weights.wire.manifest import Manifest, hash_of
+from redrb.weights.wire.manifest import Manifest
 
 CHANGED = "tensors changed while they were published: do not train until publish returns"
 """Message of the errors about checksums that differ between two reads of one tensor."""
@@ -88,8 +88,7 @@ class Baseline:
         self._anchor_every = anchor_every
         self._since_anchor = 0
         self._state: State | None = None
-        self._version = 0  # of the state; 0 while it is not known, or a mixture
-        self._checksums: tuple[int, ...] = ()
+        self._manifest: Manifest | None = None  # of the state, unless that is a mixture
         self.anchor: Anchor | None = None
 
     def stores_in_full(self, difference: Difference | None) -> bool:
@@ -105,8 +104,8 @@ class Baseline:
         Returns None if that version is not known, or the changes are too large; a few chunks are
         encoded first, to give up early.
         """
-        state, layout = self._state, source.layout
-        if state is None or not newest or self._version != newest or state.layout != layout:
+        state, before, layout = self._state, self._manifest, source.layout
+        if state is None or before is None or before.version != newest or state.layout != layout:
             return None
         everything = range(layout.chunks)
         sampled = everything[:: max(1, layout.chunks // _SAMPLED)]
@@ -128,7 +127,7 @@ class Baseline:
         if sum(map(len, blocks)) > _FULL_ABOVE * layout.nbytes:
             return None
         checksums = tuple(found[index][1] for index in everything)
-        return Difference(newest, hash_of(self._checksums), blocks, checksums)
+        return Difference(newest, before.state_hash, blocks, checksums)
 
     def advance(self, staged: Anchor, source: State, difference: Difference | None) -> None:
         """Make a committed version the baseline; `difference` leads to its state, `source`."""
@@ -139,9 +138,9 @@ class Baseline:
             self.anchor = staged
         if not self._deltas:
             return
-        self._version = 0
+        self._manifest = None
         try:
-            self._copy(source, manifest.checksums, difference)
+            self._copy(source, manifest, difference)
         except (WeightError, MemoryError) as error:  # the version is published all the same
             _log.warning(
                 "weights: no copy of version %d is kept, so the next version is sent in full: %s",
@@ -149,15 +148,13 @@ class Baseline:
                 error,
             )
         else:
-            self._version, self._checksums = manifest.version, manifest.checksums
+            self._manifest = manifest
 
     def forget(self) -> None:
         """Forget the baseline: the next version is sent in full, with all its chunks."""
-        self._version, self.anchor = 0, None
+        self._manifest = self.anchor = None
 
-    def _copy(
-        self, source: State, checksums: tuple[int, ...], difference: Difference | None
-    ) -> None:
+    def _copy(self, source: State, manifest: Manifest, difference: Difference | None) -> None:
         if self._state is None or self._state.layout != source.layout:
             self._state = None  # its memory is freed first
             self._state = State(source.layout)
@@ -169,6 +166,6 @@ class Baseline:
             return
         for index in range(source.layout.chunks):
             chunk = source.read(index)
-            if checksum_of([chunk]) != checksums[index]:
+            if checksum_of([chunk]) != manifest.checksum(index):
                 raise WeightError(CHANGED)
             state.write(index, chunk)

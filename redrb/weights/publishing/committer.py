@@ -6,21 +6,28 @@ import contextlib
 import logging
 import uuid
 
+import msgspec
+
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.staging import BegunVersion, StagingAttempt
+from redrb.weights.publishing.staging import StagingAttempt
+from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
-from redrb.weights.wire.calls import Advance, call
-from redrb.weights.wire.manifest import (
-    MAX_MANIFEST_BYTES,
-    MAX_VERSION,
-    Manifest,
-    WeightVersion,
+from redrb.weights.wire.calls import (
+    Advance,
+    Begin,
+    Commit,
+    Discard,
+    Kept,
+    Prepare,
+    TakeOver,
+    Trim,
+    run,
 )
-from redrb.weights.wire.manifest_codec import encode_manifest
+from redrb.weights.wire.manifest import MAX_MANIFEST_BYTES, Manifest, WeightVersion
 
 _log = logging.getLogger("redrb")
 
@@ -43,28 +50,26 @@ class Committer:
         self._name = name
         self._keep = keep
         self._max_bytes = max_bytes
-        self._owner = b""
+        self._owner = ""
         self._is_fenced = False
         self._last = 0
         self._token = 0
-        self._spread = stored_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
-        self._owner = self._run("weights/take_over", uuid.uuid4().hex)
+        self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
 
-    def begin(self, version: int | None) -> BegunVersion:
+    def begin(self, version: int | None, source: State) -> StagingAttempt:
         """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
-        reply = self._run("weights/begin", self._owner, self._token)
-        if reply[0] == b"fenced":
+        begun = run(self._client, self._keys, Begin(self._owner, self._token))
+        if begun.outcome == "fenced":
             raise self._fenced()
-        _, token, newest, newest_state, trash = reply
-        self._token = token
-        if trash:
-            stored_keys.clean(self._everywhere, self._keys, self._spread)
-        if newest > MAX_VERSION:
+        self._token, newest = begun.token, begun.newest
+        if begun.trash:
+            stored_keys.clean(self._everywhere, self._keys)
+        if newest > MOST:
             key = self._keys.versions
             last = self._client.execute("XREVRANGE", key, "+", "-", "COUNT", 1)[0][0].decode()
             raise StoreError(
@@ -73,86 +78,84 @@ class Committer:
                 f"'{key}' {last}"
             )
         number = max(newest, self._last) + 1 if version is None else version
-        if not newest < number <= MAX_VERSION:
+        if not newest < number <= MOST:
             raise ConfigError(
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return BegunVersion(number, token, newest_state, self._spread)
+        return StagingAttempt(self._everywhere, self._keys, source, number, begun)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
         self._token += _SKIPPED
 
-    def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
+    def commit(self, attempt: StagingAttempt, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""
-        stored = encode_manifest(manifest)
+        stored = msgspec.msgpack.encode(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
             raise EncodeError(
                 f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
                 f"{MAX_MANIFEST_BYTES}."
             )
-        staged = stored_keys.staged_ranges(manifest, begun.token)
-        outcome = self._run("weights/prepare", self._owner, begun.token, staged)
-        if outcome == b"fenced":
+        token = str(attempt.token)
+        prepare = Prepare(self._owner, token, stored_keys.staged_ranges(manifest, attempt.token))
+        outcome = run(self._client, self._keys, prepare)
+        if outcome == "fenced":
             raise self._fenced()
-        if outcome != b"ok" or not stored_keys.keep(
-            self._everywhere, self._keys, manifest, begun.token
+        if outcome != "ok" or not stored_keys.keep(
+            self._everywhere, self._keys, manifest, attempt.token
         ):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
-        reply = self._run(
-            "weights/commit",
-            self._owner,
-            begun.token,
-            manifest.version,
-            self._keep,
-            self._max_bytes,
-            manifest.kind,
-            delta.base if delta is not None else manifest.base,
-            manifest.nbytes,
-            described.stored_bytes,
-            "" if described.delta_bytes is None else described.delta_bytes,
-            manifest.names,
-            stored_keys.ranges(manifest.sources),
-            stored_keys.ranges(stored_keys.pieces_of(manifest)),
-            stored,
+        commit = Commit(
+            owner=self._owner,
+            token=token,
+            version=manifest.version,
+            keep=self._keep,
+            max_bytes=self._max_bytes,
+            kind=manifest.kind,
+            base=delta.base if delta is not None else manifest.base,
+            nbytes=str(manifest.nbytes),
+            stored=described.stored_bytes,
+            delta="" if delta is None else str(delta.nbytes),
+            names=str(manifest.names),
+            full=stored_keys.ranges(manifest.sources),
+            pieces=stored_keys.ranges(stored_keys.pieces_of(manifest)),
         )
-        if reply[0] == b"fenced":
+        committed = run(self._client, self._keys, commit, stored)
+        if committed.outcome == "fenced":
             raise self._fenced()
-        if reply[0] == b"stale":
+        if committed.outcome == "stale":
             raise ConfigError(
                 f"version {manifest.version} of weights {self._name!r} is not larger than "
-                f"{reply[1]}, which was published meanwhile."
+                f"{committed.newest}, which was published meanwhile."
             )
-        if reply[0] != b"ok":
+        if committed.outcome != "ok":
             return None
         self._last = manifest.version
-        self._trim(*reply[2:])
+        self._trim(committed)
         self._advance_followers(manifest.version)
-        return manifest.describe(self._name, int(reply[1]) / 1000)
+        return manifest.describe(self._name, committed.created_ms / 1000)
 
     def discard(self, attempt: StagingAttempt) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
-        begun = attempt.begun
         with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
-            outcome, *trash = self._run("weights/discard", begun.token, begun.version)
-            if outcome == b"ok":
+            discard = Discard(str(attempt.token), attempt.version)
+            discarded = run(self._client, self._keys, discard)
+            if not discarded.committed:
                 stored_keys.delete(self._everywhere, attempt.staged_keys())
-            if trash == [1]:
-                stored_keys.clean(self._everywhere, self._keys, self._spread)
+            if discarded.trash:
+                stored_keys.clean(self._everywhere, self._keys)
 
-    def _trim(self, more: int, after: bytes, trash: int) -> None:
+    def _trim(self, page: Kept) -> None:
         """Go on to delete versions that are not kept; where that fails, the next version does."""
         try:
-            while more:
-                reply = self._run("weights/trim", self._owner, self._keep, self._max_bytes, after)
-                if reply[0] != b"ok":
-                    return
-                _, more, after, trash = reply
-            if trash:
-                stored_keys.clean(self._everywhere, self._keys, self._spread)
+            while page.more:
+                trim = Trim(self._owner, self._keep, self._max_bytes, page.after)
+                page = run(self._client, self._keys, trim)
+            if page.trash:
+                stored_keys.clean(self._everywhere, self._keys)
         except StoreError as error:
             _log.warning("weights %r: %s", self._name, error)
 
@@ -182,9 +185,6 @@ class Committer:
         client = self._everywhere.at(stream)
         with Deadline(repeat_s=_FOLLOWER_S):
             return Advance(version).run(client, [stream]) >= 0
-
-    def _run(self, script: str, *arguments: Argument) -> Reply:
-        return call(self._client, self._keys, script, *arguments)
 
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True

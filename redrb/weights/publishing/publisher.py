@@ -14,17 +14,18 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
+from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.staging import BegunVersion, StagingAttempt, TokenUsedError
+from redrb.weights.publishing.staging import StagingAttempt, TokenUsedError
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import StateLike
 from redrb.weights.tensors.published_state import lay_out, published_tensors
 from redrb.weights.tensors.shard import plain
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES
-from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
+from redrb.weights.wire.lora_config import LoraConfig
+from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _ATTEMPTS = 3
 
@@ -72,11 +73,11 @@ class WeightPublisher:
         anchor_every = checked_int("anchor_every", anchor_every, 1)
         max_bytes = checked_int_or_none("max_bytes", max_bytes, 1)
         self._client = client
-        self._keys = WeightKeys.of(namespace, name)
         self._name = name
+        keys = WeightKeys.of(namespace, name)
         self._cast = published_dtype(dtype)
         self._baseline = Baseline(deltas=deltas, anchor_every=anchor_every)
-        self._committer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
+        self._committer = Committer(client, keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
         self._closed = False
         self._committer.take_over()
@@ -114,7 +115,7 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
         """
-        return self._publish(state, checked_int_or_none("version", version, 1, MAX_VERSION))
+        return self._publish(state, checked_int_or_none("version", version, 1))
 
     def publish_lora(
         self,
@@ -137,16 +138,18 @@ class WeightPublisher:
             EncodeError: Tensors and settings do not fit each other. Nothing was sent.
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
-        version = checked_int_or_none("version", version, 1, MAX_VERSION)
+        version = checked_int_or_none("version", version, 1)
         tensors, configs = adapter_of(model)
-        return self._publish(tensors, version, adapter=configs_to_wire(configs))
+        return self._publish(tensors, version, configs)
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
         with self._publishing:
             self._closed = True
 
-    def _publish(self, state: StateLike, version: int | None, adapter: Any = None) -> WeightVersion:
+    def _publish(
+        self, state: StateLike, version: int | None, adapter: dict[str, LoraConfig] | None = None
+    ) -> WeightVersion:
         tensors = published_tensors(state)
         layout = lay_out(tensors, CHUNK_BYTES, self._cast)
         if layout.chunks > MAX_CHUNKS:
@@ -156,10 +159,10 @@ class WeightPublisher:
         with self._publishing:
             if self._closed:
                 raise ConfigError("this publisher was closed: create a new WeightPublisher.")
-            owners = (entry.name for entry in layout.tensors if entry.alias is None)
-            source = State(layout, {name: plain(tensors[name]) for name in owners})
+            live = {entry.name: plain(tensors[entry.name]) for entry in layout.owners()}
+            source = State(layout, live)
             for _ in range(_ATTEMPTS):
-                published = self._attempt(source, self._committer.begin(version), adapter)
+                published = self._attempt(self._committer.begin(version, source), source, adapter)
                 if published is not None:
                     return published
                 self._baseline.forget()  # its chunks are gone: the next attempt sends all of them
@@ -168,19 +171,20 @@ class WeightPublisher:
             "Set maxmemory-policy to noeviction, and publish again."
         )
 
-    def _attempt(self, source: State, begun: BegunVersion, adapter: Any) -> WeightVersion | None:
+    def _attempt(
+        self, attempt: StagingAttempt, source: State, adapter: dict[str, LoraConfig] | None
+    ) -> WeightVersion | None:
         """Stage what readers lack, and commit it; None if chunks that it needs are gone."""
-        attempt = StagingAttempt(self._client, self._keys, begun, source)
         baseline, published = self._baseline, None
         try:
             if adapter is not None:
                 staged = attempt.stage(None, whole=True, adapter=adapter)
-                published = self._committer.commit(begun, staged.manifest)
+                published = self._committer.commit(attempt, staged.manifest)
             else:
-                difference = baseline.difference(source, begun.newest_state)
+                difference = baseline.difference(source, attempt.newest_state)
                 whole = baseline.stores_in_full(difference)
                 staged = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
-                published = self._committer.commit(begun, staged.manifest)
+                published = self._committer.commit(attempt, staged.manifest)
                 if published is not None:
                     baseline.advance(staged, source, difference)
         except TokenUsedError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,10 +14,11 @@ from redrb.keys import WeightKeys
 from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
 from redrb.weights.tensors.state import State
 from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import Begun
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source
-from redrb.weights.wire.manifest_codec import layout_hash
+from redrb.weights.wire.lora_config import LoraConfig
+from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source, pack_hashes
 
 _HEAD = 64 << 10
 """First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
@@ -31,37 +31,29 @@ class TokenUsedError(WeightError):
     """Another attempt has had this token, which Redis has forgotten, and has left keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class BegunVersion:
-    """A version that was begun, and may be staged and committed.
+class StagingAttempt:
+    """Stages one version under a token that no other attempt has.
 
     Attributes:
-        version: Its number.
+        version: Number of the version.
         token: Number of the attempt, which is in the names of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
-        spread: Slots of a cluster that keys are spread over, else 0.
     """
 
-    version: int
-    token: int
-    newest_state: int
-    spread: int = 0
-
-
-class StagingAttempt:
-    """Stages one version under a token that no other attempt has."""
-
     def __init__(
-        self, client: Client, keys: WeightKeys, begun: BegunVersion, source: State
+        self, client: Client, keys: WeightKeys, source: State, version: int, begun: Begun
     ) -> None:
         """Prepare to stage `source`."""
+        self.version = version
+        self.token = begun.token
+        self.newest_state = begun.newest_state
+        self._spread = stored_keys.spread_of(client)
         self._client = client
         self._keys = keys
         self._source = source
         self._chunks = range(0)
         self._pieces = 0
         self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
-        self.begun = begun
 
     def stage(
         self,
@@ -69,7 +61,7 @@ class StagingAttempt:
         *,
         whole: bool,
         anchor: Anchor | None = None,
-        adapter: Any = None,
+        adapter: dict[str, LoraConfig] | None = None,
     ) -> Anchor:
         """Store the difference, the whole state, or both; returns the manifest of the version.
 
@@ -82,12 +74,14 @@ class StagingAttempt:
         Raises:
             TokenUsedError: Keys of this attempt exist; `staged_keys` does not name them.
         """
-        layout, begun = self._source.layout, self.begun
+        layout = self._source.layout
         delta, known = None, None
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
-            blob = Blob(begun.token, 0, len(sizes), self._stage_difference(difference, sum(sizes)))
-            delta = Delta(difference.base, difference.before, sizes, (blob,))
+            hashes = pack_hashes(self._stage_difference(difference, sum(sizes)))
+            blob = Blob(self.token, 0, len(sizes), hashes)
+            packed = struct.pack(f">{len(sizes)}I", *sizes)
+            delta = Delta(difference.base, difference.before, packed, (blob,))
         checksums: tuple[int, ...] = known or ()
         sources: tuple[Source, ...] = ()
         heads: tuple[int, ...] = ()
@@ -96,18 +90,18 @@ class StagingAttempt:
                 anchor = None
             checksums, sources, heads = self._stage_chunks(known, anchor)
         manifest = Manifest(
-            version=begun.version,
+            version=self.version,
             kind="lora" if adapter is not None else "full" if whole else "delta",
             names=len(layout.tensors),
             nbytes=layout.nbytes,
             chunk_bytes=layout.chunk_bytes,
-            layout_id=layout_hash(layout),
-            layout=layout if whole else None,
-            checksums=checksums,
+            layout_id=layout.id,
+            tensors=layout.tensors if whole else None,
+            checksums=pack_hashes(checksums),
             sources=sources,
             delta=delta,
-            base=begun.newest_state if adapter is not None else 0,
-            spread=begun.spread,
+            base=self.newest_state if adapter is not None else 0,
+            spread=self._spread,
             adapter=adapter,
         )
         return Anchor(manifest, heads)
@@ -117,17 +111,16 @@ class StagingAttempt:
         return [*self._chunk_keys(), *self._piece_keys()]
 
     def _chunk_keys(self) -> Iterator[str]:
-        token, spread = self.begun.token, self.begun.spread
-        return (self._keys.chunk(token, index, spread) for index in self._chunks)
+        return (self._keys.chunk(self.token, index, self._spread) for index in self._chunks)
 
     def _piece_keys(self) -> Iterator[str]:
-        token, spread = self.begun.token, self.begun.spread
-        return (self._keys.delta(token, number, spread) for number in range(self._pieces))
+        pieces = range(self._pieces)
+        return (self._keys.delta(self.token, number, self._spread) for number in pieces)
 
     def _stage_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
-        source, begun = self._source, self.begun
+        source = self._source
         self._chunks = range(source.layout.chunks)
         had = {
             index: run.token
@@ -150,16 +143,16 @@ class StagingAttempt:
                 head = checksum_of([part[:_HEAD] for part in segments[:1]])
                 if checksum is None and anchor is not None and head == anchor.heads[index]:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
-                same = anchor is not None and checksum == anchor.manifest.checksums[index]
+                same = anchor is not None and checksum == anchor.manifest.checksum(index)
                 hashes.append(_Hash(head, checksum))
-                token = had[index] if same else begun.token
+                token = had[index] if same else self.token
                 if runs and runs[-1].token == token:
                     runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
                 else:
                     runs.append(Source(token, index, 1))
                 if not same:
                     slot = (slot + 1) % BATCH
-                    key = self._keys.chunk(token, index, begun.spread)
+                    key = self._keys.chunk(token, index, self._spread)
                     yield Outgoing(key, segments, hashes[-1].update)
 
         self._store(self._chunk_keys(), outgoing())
@@ -168,14 +161,14 @@ class StagingAttempt:
 
     def _stage_difference(self, difference: Difference, nbytes: int) -> tuple[int, ...]:
         """Store a difference of `nbytes` in pieces; return their checksums."""
-        size, begun = self._source.layout.chunk_bytes, self.begun
+        size = self._source.layout.chunk_bytes
         self._pieces = -(-nbytes // size)
         checksums: list[int] = []
 
         def outgoing() -> Iterator[Outgoing]:
             for number, segments in enumerate(difference.pieces(size)):
                 checksums.append(checksum_of(segments))
-                yield Outgoing(self._keys.delta(begun.token, number, begun.spread), segments)
+                yield Outgoing(self._keys.delta(self.token, number, self._spread), segments)
 
         self._store(self._piece_keys(), outgoing())
         return tuple(checksums)
@@ -194,7 +187,7 @@ class StagingAttempt:
             # some keys are of another version: none is deleted, and those of this attempt expire
             self._chunks, self._pieces = range(0), 0
             raise TokenUsedError(
-                f"Redis has forgotten that token {self.begun.token} was used, as after a failover "
+                f"Redis has forgotten that token {self.token} was used, as after a failover "
                 "that lost its last writes. Nothing was published: publish again."
             ) from error
 

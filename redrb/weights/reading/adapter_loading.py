@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch import nn
 
 from redrb.errors import WeightMismatch
-from redrb.weights.lora import LoraMerger
+from redrb.weights.lora.merging import LoraMerger
 from redrb.weights.reading.state_copies import Adapter, FetchedVersion
 from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.shard import load_in_place, synchronize
+
+T = TypeVar("T")
 
 
 class AdapterLoader:
@@ -32,18 +35,9 @@ class AdapterLoader:
             if merger is None or known is not module:
                 merger = LoraMerger(module)
                 self._mergers[model] = module, merger
-            begin = f"{model}." if model else ""
-            tensors = {
-                name.removeprefix(begin): tensor
-                for name, tensor in adapter.tensors.items()
-                if name.startswith(begin)
-            }
-            configs = {
-                layer.removeprefix(begin): config
-                for layer, config in adapter.configs.items()
-                if layer.startswith(begin)
-            }
+            tensors = _of_model(model, adapter.tensors)
             if tensors:
+                configs = _of_model(model, adapter.configs)
                 planned.append((merger, merger.plan(tensors, configs)))
         if not planned:
             raise WeightMismatch(f"the adapter has no layers of the models {', '.join(models)}.")
@@ -58,11 +52,17 @@ class AdapterLoader:
     def _forget(self, fetched: FetchedVersion) -> None:
         """Take the weights that were just loaded as the new bases for adapters."""
         if fetched.state is not None:
-            loaded = [entry.name for entry in fetched.state.layout.tensors]
+            loaded = {entry.name: entry for entry in fetched.state.layout.tensors}
             for model, (_, merger) in self._mergers.items():
-                begin = f"{model}." if model else ""
-                names = {name.removeprefix(begin) for name in loaded if name.startswith(begin)}
-                merger.forget(names)
+                merger.forget(_of_model(model, loaded))
+
+
+def _of_model(model: str, named: Mapping[str, T]) -> dict[str, T]:
+    """Return what belongs to a model, by the names that the model uses."""
+    begin = f"{model}." if model else ""
+    return {
+        name.removeprefix(begin): value for name, value in named.items() if name.startswith(begin)
+    }
 
 
 def _into_dict(selection: LoadTarget, adapter: Adapter) -> Callable[[], None]:
@@ -81,6 +81,6 @@ def _into_dict(selection: LoadTarget, adapter: Adapter) -> Callable[[], None]:
     def load() -> None:
         for name, value in adapter.tensors.items():
             load_in_place(targets[name], value)
-        synchronize(targets[name] for name in adapter.tensors)
+        synchronize(targets[name].tensor for name in adapter.tensors)
 
     return load

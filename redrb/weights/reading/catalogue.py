@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar, cast
+from typing import Self, TypeVar
 
+import msgspec
+
+from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
-from redrb.connection.transport import Argument, Reply
+from redrb.connection.transport import Reply
 from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.calls import call
-from redrb.weights.wire.chunks import ChunkGoneError
-from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
-from redrb.weights.wire.manifest_codec import decode_manifest
+from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
+from redrb.weights.wire.chunks import ChunkGoneError, Incoming, batches, fetch
+from redrb.weights.wire.layout import Whole
+from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest
 
 T = TypeVar("T")
-How = Literal["full", "delta", "lora", "same"]
 
 PIN_S = 60
 """Seconds that versions stay pinned after a reader has died."""
 
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _LISTED = 1000
-_LAYOUTS = 4
-_REMEMBERED = 16
 _ATTEMPTS = 3
 
 
@@ -54,18 +54,15 @@ class Catalogue:
     """The published versions of one name.
 
     Attributes:
-        routed: Versions that a `Pin` led to, the last few -> their creation times in ms.
-        created_ms: The same for the version in use.
+        used: The version in use, as far as it is known.
     """
 
-    def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
-        self.client = client.at(keys.versions)
+    def __init__(self, client: Client, name: str, namespace: str) -> None:
+        self.keys = WeightKeys.of(namespace, name)
+        self.client = client.at(self.keys.versions)
         self.everywhere = client
-        self.keys = keys
         self.name = name
-        self._layouts: dict[int, Layout] = {}
-        self.routed: dict[int, int] = {}
-        self.created_ms: dict[int, int] = {}
+        self.used: WeightVersion | None = None
 
     def newer_than(self, version: int) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`, else None."""
@@ -82,8 +79,13 @@ class Catalogue:
         newest = self.newer_than(0)
         if newest is None or newest.version != version:
             return newest
-        known_ms = self.created_ms.get(version, 0)
-        return newest if known_ms and known_ms != round(newest.created_s * 1000) else None
+        known_s = self.created_s(version)
+        return newest if known_s and known_s != newest.created_s else None
+
+    def created_s(self, version: int) -> float:
+        """Return when the version in use was created; 0.0 if it is not known."""
+        used = self.used
+        return used.created_s if used is not None and used.version == version else 0.0
 
     def wait(self, version: int, *, larger: bool) -> WeightVersion:
         """Wait until another version than `version` is the newest; if `larger`, a larger one."""
@@ -123,13 +125,9 @@ class Catalogue:
         entries = block_on_stream(self.client, self.keys.versions, f"{version}-0", seconds)
         return self.described(entries[-1]) if entries else None
 
-    def loaded(self, version: int) -> None:
-        """Note that a version that a `Pin` led to is in use from now on."""
-        self.created_ms = {version: self.routed[version]} if version in self.routed else {}
-
     def entry(self, version: int) -> WeightVersion | None:
         """Return a version by its number, None if it is deleted, or no number of a version."""
-        if not 0 < version <= MAX_VERSION:
+        if not 0 < version <= MOST:
             return None
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
@@ -152,48 +150,49 @@ class Catalogue:
 
     def described(self, entry: Reply) -> WeightVersion:
         """Return the version that an entry of the stream describes, or raise DecodeError."""
-        number = _ID.fullmatch(entry[0])
-        fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
-        kind = fields.get(b"kind")
-        if number is None or kind not in (b"full", b"delta", b"lora"):
+        try:
+            number = _ID.fullmatch(entry[0])
+            if number is None:
+                raise ValueError("its id is no version")
+            texts = [text.decode() for text in entry[1]]
+            fields = dict(zip(texts[::2], texts[1::2], strict=True))
+            found = {
+                "name": self.name,
+                "version": number[1].decode(),
+                "kind": fields.get("kind"),
+                "base": fields.get("base") if fields.get("kind") != "full" else 0,
+                "nbytes": fields.get("nbytes"),
+                "stored_bytes": fields.get("stored"),
+                "delta_bytes": fields.get("delta") or None,
+                "tensors": fields.get("names"),
+                "created_s": _seconds(fields.get("created_ms")),
+            }
+            return msgspec.convert(found, WeightVersion, strict=False)
+        except ValueError as error:
             raise DecodeError(
-                f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version."
-            )
-        delta = fields.get(b"delta", b"")
-        return WeightVersion(
-            self.name,
-            int(number[1]),
-            kind.decode(),
-            _whole(fields.get(b"base")) if kind != b"full" else 0,
-            _whole(fields.get(b"nbytes")),
-            _whole(fields.get(b"stored")),
-            _whole(delta) if delta else None,
-            _whole(fields.get(b"names")),
-            _whole(fields.get(b"created_ms")) / 1000,
-        )
+                f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version: "
+                f"{error!s:.80}."
+            ) from error
 
-    def run(self, script: str, *arguments: Argument) -> Reply:
-        """Run a script on these weights."""
-        return call(self.client, self.keys, script, *arguments)
-
-    def step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
-        """Return a checked step; layouts that were decoded before are not decoded again."""
-        manifest = decode_manifest(stored, self._layouts)
-        if manifest.layout is not None and manifest.layout_id not in self._layouts:
-            self._layouts = {**self._layouts, manifest.layout_id: manifest.layout}
-            if len(self._layouts) > _LAYOUTS:
-                self._layouts.pop(next(iter(self._layouts)))
-        word = how.decode(errors="replace")
+    def step(self, found: FoundStep, stored: bytes) -> Step:
+        """Return a checked step."""
+        manifest = decode_manifest(stored)
+        version, how = found.version, found.how
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
-        if manifest.version != version or manifest.kind not in fits.get(word, (manifest.kind,)):
+        if manifest.version != version or manifest.kind not in fits.get(how, (manifest.kind,)):
             raise DecodeError(
                 f"weights {self.name!r}: the entry {version} holds version {manifest.version} of "
                 f"kind {manifest.kind!r}."
             )
-        if word == "delta" and manifest.delta is None:
+        if how == "delta" and manifest.delta is None:
             raise DecodeError(f"weights {self.name!r}: version {version} has no delta.")
-        created_s = _whole(created_ms) / 1000
-        return Step(cast(How, word), manifest, manifest.describe(self.name, created_s))
+        try:
+            created_s = _seconds(found.created_ms)
+        except ValueError as error:
+            raise DecodeError(
+                f"weights {self.name!r}: version {version} was created at {found.created_ms!r:.40}."
+            ) from error
+        return Step(how, manifest, manifest.describe(self.name, created_s))
 
 
 class Pin:
@@ -202,6 +201,7 @@ class Pin:
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._reader = uuid.uuid4().hex
+        self._renewed = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +209,7 @@ class Pin:
     def __exit__(self, *exc_info: object) -> None:
         try:
             with Deadline(repeat_s=0.0):
-                self.catalogue.run("weights/renew_pin", self._reader, 0)
+                self._renew(0)
         except StoreError:
             return  # the pin expires
 
@@ -222,22 +222,23 @@ class Pin:
             used: Version that the reader uses.
         """
         catalogue = self.catalogue
-        used_ms = catalogue.created_ms.get(used, 0)
-        found = catalogue.run(
-            "weights/pin", self._reader, have, wanted, used, used_ms, PIN_S * 1000
-        )
-        steps = [catalogue.step(*each) for each in found]
-        if steps:
-            last = steps[-1].described
-            catalogue.routed[last.version] = round(last.created_s * 1000)
-            if len(catalogue.routed) > _REMEMBERED:
-                # another thread may have removed it
-                catalogue.routed.pop(next(iter(catalogue.routed)), None)
-        return steps
+        used_ms = round(catalogue.created_s(used) * 1000)
+        find = FindSteps(self._reader, have, wanted, used, used_ms, PIN_S * 1000)
+        with foreign_keys_named(catalogue.client, catalogue.keys):
+            found, manifests = find.run_with_bytes(catalogue.client, [catalogue.keys.versions])
+        self._renewed = time.monotonic()
+        return [catalogue.step(*each) for each in zip(found, manifests, strict=True)]
 
-    def renew(self) -> None:
-        """Renew the pin."""
-        self.catalogue.run("weights/renew_pin", self._reader, PIN_S * 1000)
+    def fetch(self, values: Iterable[Incoming]) -> None:
+        """Fetch values, and renew the pin meanwhile."""
+        for batch in batches(values):
+            fetch(self.catalogue.everywhere, batch)
+            if time.monotonic() - self._renewed > PIN_S / 4:
+                self._renew(PIN_S * 1000)
+                self._renewed = time.monotonic()
+
+    def _renew(self, ttl_ms: int) -> None:
+        run(self.catalogue.client, self.catalogue.keys, RenewPin(self._reader, ttl_ms))
 
 
 def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable[[Pin], T]) -> T:
@@ -262,12 +263,6 @@ def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable
             raise
 
 
-def _whole(stored: object) -> int:
-    if not isinstance(stored, bytes) or not stored.isdigit() or len(stored) > 16:
-        raise DecodeError(
-            f"an entry of published weights holds {stored!r:.40} in place of a number."
-        )
-    number = int(stored)
-    if number > MAX_VERSION:
-        raise DecodeError(f"an entry of published weights holds {number}, beyond 2**53 - 1.")
-    return number
+def _seconds(created_ms: str | None) -> float:
+    milliseconds: int = msgspec.convert(created_ms, Whole, strict=False)
+    return milliseconds / 1000

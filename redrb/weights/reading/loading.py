@@ -13,7 +13,8 @@ from torch import nn
 from redrb.errors import ConfigError, RedrbError, WeightMismatch, WeightsTorn
 from redrb.weights.reading.adapter_loading import AdapterLoader
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
-from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy, StateCopy
+from redrb.weights.reading.shared_copy import SharedCopy
+from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy, PrivateCopy
 from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.wire.manifest import WeightVersion
 
@@ -35,7 +36,10 @@ class TargetLoader:
     """
 
     def __init__(
-        self, catalogue: Catalogue, copy: StateCopy, lock: AbstractContextManager[object]
+        self,
+        catalogue: Catalogue,
+        copy: PrivateCopy | SharedCopy,
+        lock: AbstractContextManager[object],
     ) -> None:
         self.catalogue = catalogue
         self.copy = copy
@@ -74,13 +78,13 @@ class TargetLoader:
 
         def attempt(pin: Pin) -> WeightVersion | None:
             used = self.version or 0
-            with self.copy.fetch_newest(pin, used=used, needed=selection.chunks) as fetched:
-                if fetched is None:
-                    return None
-                load = self.plan(selection, fetched)
-                with self.lock:
-                    load()
-                return fetched.described
+            fetched = self.copy.fetch_newest(pin, used=used, needed=selection.chunks)
+            if fetched is None:
+                return None
+            load = self.plan(selection, fetched)
+            with self.lock:
+                load()
+            return fetched.described
 
         return fetching(self.catalogue, self.copy.forget, attempt)
 
@@ -95,13 +99,15 @@ class TargetLoader:
             self.version, before = None, self.version
             try:
                 if fetched.state is not None:
-                    selection.load(fetched.state, adopt=fetched.shared)
+                    selection.load(fetched.state, adopt=fetched.loaded is not None)
                 load_adapter()
             except WeightMismatch:  # found before any tensor changed
                 self.version = before
                 raise
             self.version = fetched.described.version
-            self.catalogue.loaded(self.version)
+            self.catalogue.used = fetched.described
+            if fetched.loaded is not None:
+                fetched.loaded()
             if self._in_place is not None:
                 self._in_place.settle()
 
@@ -116,13 +122,13 @@ class TargetLoader:
 
         def receive(pin: Pin) -> WeightVersion | None:
             used = self.version or 0
-            with copy.fetch_newest(pin, used=used, needed=copy.selection.chunks) as fetched:
-                if fetched is None:
-                    return None
-                if fetched.state is not None:  # the tensors have changed
-                    self.version = None
-                self.plan(copy.selection, fetched)()
-                return fetched.described
+            fetched = copy.fetch_newest(pin, used=used, needed=copy.selection.chunks)
+            if fetched is None:
+                return None
+            if fetched.state is not None:  # the tensors have changed
+                self.version = None
+            self.plan(copy.selection, fetched)()
+            return fetched.described
 
         with self.lock:
             try:

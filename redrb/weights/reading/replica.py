@@ -2,84 +2,54 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
 
 from redrb.errors import DecodeError, StoreError, WeightCorrupt
-from redrb.weights.reading.catalogue import PIN_S, How, Pin, Step
+from redrb.keys import WeightKeys
+from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
+from redrb.weights.wire.calls import How
+from redrb.weights.wire.chunks import BATCH, Incoming, checksum_of
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_of
+from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_at
 
 _WINDOW_BYTES = 64 << 20
 """Bytes of a delta that are in memory at a time."""
 
 
-class Transfer:
-    """Fetches chunks and delta pieces from Redis, and renews the pin meanwhile."""
+def fetch_chunks(
+    pin: Pin, manifest: Manifest, state: State, needed: Collection[int] | None = None
+) -> None:
+    """Fetch the needed chunks of a whole state, default all, each straight to its place."""
+    pin.fetch(_incoming(pin.catalogue.keys, manifest, state, needed))
+    state.finish()
 
-    def __init__(self, pin: Pin) -> None:
-        self._client = pin.catalogue.everywhere
-        self._keys = pin.catalogue.keys
-        self._pin = pin
-        self._renewed = time.monotonic()
 
-    def chunks(self, manifest: Manifest, state: State, needed: Collection[int] | None) -> None:
-        """Fetch the needed chunks of a whole state, each straight to its place."""
-        self._fetch(self._incoming_chunks(manifest, state, needed))
-        state.finish()
-
-    def blob(self, manifest: Manifest, blob: Blob, delta: Delta, wanted: range) -> Bytes:
-        """Return the byte range `wanted` of a delta's blob."""
-        size = manifest.chunk_bytes
-        pieces = range(wanted.start // size, -(-wanted.stop // size))
-        begin = pieces.start * size
-        data = np.empty(min(pieces.stop * size, delta.blob_bytes(blob)) - begin, np.uint8)
-        self._fetch(
-            Incoming(
-                self._keys.delta(blob.token, number, manifest.spread),
-                [data[number * size - begin : (number + 1) * size - begin]],
-                blob.checksums[number],
-            )
-            for number in pieces
-        )
-        return data[wanted.start - begin : wanted.stop - begin]
-
-    def _fetch(self, values: Iterator[Incoming]) -> None:
-        for batch in batches(values):
-            fetch(self._client, batch)
-            if time.monotonic() - self._renewed > PIN_S / 4:
-                self._pin.renew()
-                self._renewed = time.monotonic()
-
-    def _incoming_chunks(
-        self, manifest: Manifest, state: State, needed: Collection[int] | None
-    ) -> Iterator[Incoming]:
-        layout = state.layout
-        pool: list[Bytes] = []
-        gathered = 0
-        for run in manifest.sources:
-            for index in range(run.first, run.first + run.count):
-                if needed is not None and index not in needed:
-                    continue
-                key = self._keys.chunk(run.token, index, manifest.spread)
-                segments = state.segments(index)
-                if segments is not None:
-                    state.touched(index)
-                    yield Incoming(key, segments, manifest.checksums[index])
-                    continue
-                if not pool:
-                    pool = [np.empty(layout.chunk_bytes, np.uint8) for _ in range(BATCH)]
-                data = pool[gathered % BATCH][: layout.size(index)]
-                gathered += 1
-                done = partial(state.write, index, data)
-                yield Incoming(key, [data], manifest.checksums[index], done)
+def _incoming(
+    keys: WeightKeys, manifest: Manifest, state: State, needed: Collection[int] | None
+) -> Iterator[Incoming]:
+    pool: list[Bytes] = []
+    gathered = 0
+    for run in manifest.sources:
+        for index in range(run.first, run.first + run.count):
+            if needed is not None and index not in needed:
+                continue
+            key, checksum = keys.chunk(run.token, index, manifest.spread), manifest.checksum(index)
+            segments = state.segments(index)
+            if segments is not None:
+                state.touched(index)
+                yield Incoming(key, segments, checksum)
+                continue
+            if not pool:
+                pool = [np.empty(manifest.chunk_bytes, np.uint8) for _ in range(BATCH)]
+            data = pool[gathered % BATCH][: state.layout.size(index)]
+            gathered += 1
+            yield Incoming(key, [data], checksum, partial(state.write, index, data))
 
 
 class Replica:
@@ -88,88 +58,86 @@ class Replica:
     Attributes:
         state: The bytes.
         needed: Chunks that are kept up to date, None for all.
-        version: The version; 0 while the state holds none, or a mixture.
-        changes: How often a write to the state was begun.
+        manifest: Manifest of its version; None while the state holds none, or a mixture.
+        torn: Whether a write to the state was begun since its user has set this to False.
     """
 
     def __init__(self, state: State, needed: Collection[int] | None) -> None:
         """Begin without a version."""
         self.state = state
         self.needed = needed
-        self.version = 0
-        self.changes = 0
-        self._layout_id = 0
-        self._checksums: tuple[int, ...] = ()
+        self.manifest: Manifest | None = None
+        self.torn = False
+
+    @property
+    def version(self) -> int:
+        """The version; 0 for none."""
+        return self.manifest.version if self.manifest is not None else 0
 
     @property
     def layout(self) -> Layout:
         """Layout of the state."""
         return self.state.layout
 
-    def follow(self, step: Step, transfer: Transfer) -> None:
+    def follow(self, step: Step, pin: Pin) -> None:
         """Go one step; if it fails, the replica has no version any more.
 
         If Redis stays away before the first byte changed, it keeps the version before.
         """
         try:
-            self._follow(step.manifest, step.how, transfer)
+            self._follow(step.manifest, step.how, pin)
         except StoreError:
             raise
         except BaseException:
-            self.version = 0
+            self.manifest = None
             raise
-        self.adopt(step.manifest)
+        self.manifest = step.manifest
 
-    def _follow(self, manifest: Manifest, how: How, transfer: Transfer) -> None:
+    def _follow(self, manifest: Manifest, how: How, pin: Pin) -> None:
+        before = self.manifest
         if how == "same":
-            if (self.version, self._checksums) != (manifest.version, manifest.checksums):
+            same = (manifest.version, manifest.checksums)
+            if before is None or (before.version, before.checksums) != same:
                 raise WeightCorrupt(
                     f"version {manifest.version} is not the version of this number that was loaded."
                 )
         elif how == "full":
             self._change()
-            transfer.chunks(manifest, self.state, self.needed)
+            fetch_chunks(pin, manifest, self.state, self.needed)
         elif manifest.delta is not None:
             delta = manifest.delta
             # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
-            fits = delta.base == self.version and delta.before == hash_of(self._checksums)
-            layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
-            own = (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes)
-            if not fits or layout != own:
+            if (
+                before is None
+                or (before.version, before.state_hash) != (delta.base, delta.before)
+                or before.layout_id != manifest.layout_id
+                or self.layout.nbytes != manifest.nbytes
+                or self.layout.chunk_bytes != manifest.chunk_bytes
+            ):
                 raise WeightCorrupt(
                     f"the delta to version {manifest.version} does not start from the loaded "
                     "version."
                 )
             for blob in delta.blobs:
+                nbytes = sum(delta.sizes_in(blob))
                 for places in self._windows(delta, blob):
                     changed = [place for place in places.values() if place]
                     wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
-                    data = transfer.blob(manifest, blob, delta, wanted)
-                    self._apply(manifest, places, wanted, data)
+                    data = _fetched_part(pin, manifest, blob, nbytes, wanted)
+                    self._apply(before, manifest, places, wanted, data)
             self.state.finish()
 
-    def adopt(self, manifest: Manifest) -> None:
-        """Note that the state is the one of `manifest`."""
-        self.version = manifest.version
-        self._layout_id = manifest.layout_id
-        self._checksums = manifest.checksums
-
-    def continue_from(self, other: Replica) -> None:
-        """Note that the state has the version of another replica."""
-        self.version = other.version
-        self._layout_id, self._checksums = other._layout_id, other._checksums
-
     def _change(self) -> None:
-        self.version = 0
-        self.changes += 1
+        self.manifest = None
+        self.torn = True
 
     def _windows(self, delta: Delta, blob: Blob) -> Iterator[dict[int, range]]:
         """Yield the byte ranges of chunks in a blob, in groups of bounded size."""
         places: dict[int, range] = {}
         first: int | None = None
         end = 0
-        for index in range(blob.first, blob.first + blob.count):
-            begin, end = end, end + delta.sizes[index]
+        for index, size in enumerate(delta.sizes_in(blob), blob.first):
+            begin, end = end, end + size
             if self.needed is not None and index not in self.needed:
                 continue
             if end > begin and first is None:
@@ -181,19 +149,24 @@ class Replica:
         yield places
 
     def _apply(
-        self, manifest: Manifest, places: dict[int, range], wanted: range, data: Bytes
+        self,
+        before: Manifest,
+        manifest: Manifest,
+        places: dict[int, range],
+        wanted: range,
+        data: Bytes,
     ) -> None:
         """Change chunks by their parts of a delta, whose bytes `wanted` are `data`."""
         self._change()
         for index, place in places.items():
             chunk = self.state.read(index)
-            if checksum_of([chunk]) != self._checksums[index]:
+            if checksum_of([chunk]) != before.checksum(index):
                 raise WeightCorrupt(
                     f"chunk {index} is not that of the version before {manifest.version} any more: "
                     "other code has changed it."
                 )
             if not place:
-                if manifest.checksums[index] != self._checksums[index]:
+                if manifest.checksum(index) != before.checksum(index):
                     raise WeightCorrupt(f"chunk {index} of version {manifest.version} is missing.")
                 continue
             try:
@@ -203,8 +176,25 @@ class Replica:
                 raise WeightCorrupt(
                     f"chunk {index} of the delta to version {manifest.version} is damaged: {error}"
                 ) from error
-            if checksum_of([chunk]) != manifest.checksums[index]:
+            if checksum_of([chunk]) != manifest.checksum(index):
                 raise WeightCorrupt(
                     f"chunk {index} does not have the checksum of version {manifest.version}."
                 )
             self.state.write(index, chunk)
+
+
+def _fetched_part(pin: Pin, manifest: Manifest, blob: Blob, nbytes: int, wanted: range) -> Bytes:
+    """Return the bytes `wanted` of a delta's blob, which has `nbytes`."""
+    size, keys = manifest.chunk_bytes, pin.catalogue.keys
+    pieces = range(wanted.start // size, -(-wanted.stop // size))
+    begin = pieces.start * size
+    data = np.empty(min(pieces.stop * size, nbytes) - begin, np.uint8)
+    pin.fetch(
+        Incoming(
+            keys.delta(blob.token, number, manifest.spread),
+            [data[number * size - begin : (number + 1) * size - begin]],
+            hash_at(blob.checksums, number),
+        )
+        for number in pieces
+    )
+    return data[wanted.start - begin : wanted.stop - begin]

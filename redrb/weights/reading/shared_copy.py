@@ -9,8 +9,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
@@ -24,14 +24,14 @@ from redrb.forks import in_child
 from redrb.weights.host import locks
 from redrb.weights.host.versions import HostVersions, make_private
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
-from redrb.weights.reading.replica import Replica, Transfer
+from redrb.weights.reading.replica import Replica
 from redrb.weights.reading.state_copies import (
     FetchedVersion,
     Needed,
     PrivateCopy,
     fetch_adapter,
     layout_of,
-    split_adapter,
+    states_of,
 )
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.delta import Bytes
@@ -105,15 +105,11 @@ class SharedCopy:
         if self._private is not None:
             self._private.forget()
 
-    @contextmanager
-    def fetch_newest(
-        self, pin: Pin, *, used: int, needed: Needed
-    ) -> Iterator[FetchedVersion | None]:
+    def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
         """Return the newest version unless it is `used`."""
         for attempt in range(_ATTEMPTS):
             steps = self._route(pin, used)
-            states, adapter = split_adapter(steps)
-            version = None
+            states, version = states_of(steps), None
             if states:
                 layout = layout_of(states, self._used.layout if self._used is not None else None)
                 needed(layout)
@@ -130,27 +126,20 @@ class SharedCopy:
                 if version is None:
                     continue  # another process has written another version, or failed
             if not steps:
-                yield None
-                return
-            transfer = Transfer(pin)
-            yield FetchedVersion(
+                return None
+            return FetchedVersion(
                 steps[-1].described,
                 State(version.layout, memory=version.data) if version is not None else None,
-                fetch_adapter(adapter, transfer) if adapter is not None else None,
-                shared=version is not None,
+                fetch_adapter(steps[-1], pin),
+                partial(self._loaded, version) if version is not None else None,
             )
-            if version is not None:
-                before, self._used = self._used, version
-                self._unmap(before)
-            return
         _log.warning(
             "weights %r: another process on this host has not finished its fetch; this process "
             "fetches the version into private memory",
             self._catalogue.name,
         )
         self._private = self._private or PrivateCopy()
-        with self._private.fetch_newest(pin, used=used, needed=needed) as fetched:
-            yield fetched
+        return self._private.fetch_newest(pin, used=used, needed=needed)
 
     def _route(self, pin: Pin, used: int) -> list[Step]:
         """Return the steps to the newest version, from the one that is mapped if they fit it."""
@@ -201,7 +190,7 @@ class SharedCopy:
         target = states[-1].manifest
         base, rest = self._base(states, layout)
         if base is None and states[0].how != "full":
-            rest, _ = split_adapter(pin.route(have=0, wanted=target.version))
+            rest = states_of(pin.route(have=0, wanted=target.version))
             if not rest or rest[0].how != "full" or _name(rest[-1].manifest) != _name(target):
                 raise WeightCorrupt(f"version {target.version} was replaced by another one.")
         memory = self._memory(part, max(layout.nbytes, 1))
@@ -209,11 +198,10 @@ class SharedCopy:
         replica = Replica(State(layout, memory=data), None)
         if base is not None:
             data[:] = base.data
-            replica.adopt(base.manifest)
+            replica.manifest = base.manifest
             base = None  # its map and its lock
-        transfer = Transfer(pin)
         for step in rest:
-            replica.follow(step, transfer)
+            replica.follow(step, pin)
         self._writable[part.stat().st_ino] = memory
         self._damaged = False
 
@@ -257,12 +245,13 @@ class SharedCopy:
         finally:
             os.close(descriptor)
 
-    def _unmap(self, before: _Version | None) -> None:
-        """Unmap, in a thread, the version before and memory of files that are gone.
+    def _loaded(self, version: _Version) -> None:
+        """Unmap, in a thread, the version that was used before and memory of files that are gone.
 
         It takes 0.03 s a GB, which would otherwise pass while the tensors' lock is held. Where a
         tensor still uses a map, it is unmapped with that tensor.
         """
+        before, self._used = self._used, version
         there = {entry.inode() for entry in os.scandir(self._directory)}
         gone = [self._writable.pop(inode) for inode in [*self._writable] if inode not in there]
         gone += [before.mapped] if before is not None else []
@@ -272,7 +261,7 @@ class SharedCopy:
 
 def _name(manifest: Manifest) -> str:
     """Return a name that only versions of the same bytes and tensors have."""
-    content = pack_hashes((manifest.layout_id, manifest.nbytes, *manifest.checksums))
+    content = pack_hashes((manifest.layout_id, manifest.nbytes)) + manifest.checksums
     return f"{manifest.version}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 

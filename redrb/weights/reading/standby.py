@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, Self
 
 from redrb.connection.deadline import Deadline
@@ -145,7 +145,6 @@ class PreparedLoad:
         self._loader = loader
         self._selection = selection
         self._fetched: FetchedVersion | None = None
-        self._scope = ExitStack()
         self._closed = False
         self.ready: int | None = None
 
@@ -171,20 +170,18 @@ class PreparedLoad:
         """
         loader = self._loader
 
-        def attempt(pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
-            with ExitStack() as scope:
-                used, needed = self.version or 0, self._selection.chunks
-                context = loader.copy.fetch_newest(pin, used=used, needed=needed)
-                return scope.enter_context(context), scope.pop_all()
+        def attempt(pin: Pin) -> FetchedVersion | None:
+            used, needed = self.version or 0, self._selection.chunks
+            return loader.copy.fetch_newest(pin, used=used, needed=needed)
 
         with loader.reading:
             if self._closed or loader.catalogue.other_than(self.newest) is None:
                 return False
             self._drop()
-            fetched, scope = fetching(loader.catalogue, loader.copy.forget, attempt)
+            fetched = fetching(loader.catalogue, loader.copy.forget, attempt)
             if fetched is None:  # the newer version was deleted meanwhile
                 return False
-            self._fetched, self._scope = fetched, scope
+            self._fetched = fetched
             self.ready = fetched.described.version
             return True
 
@@ -231,7 +228,6 @@ class PreparedLoad:
 
     def _drop(self) -> None:
         self.ready = self._fetched = None
-        self._scope.close()
 
 
 class WeightStandby(BackgroundFetch):

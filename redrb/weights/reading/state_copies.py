@@ -1,21 +1,19 @@
-"""`StateCopy`: where a reader keeps a state: private memory, or the live tensors themselves."""
+"""Copies of a state that readers keep: in private memory, or in the live tensors themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
-from redrb.weights.lora import LoraConfig, configs_from_wire
 from redrb.weights.reading.catalogue import Pin, Step
-from redrb.weights.reading.replica import Replica, Transfer
+from redrb.weights.reading.replica import Replica, fetch_chunks
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
+from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import WeightVersion
 
 Needed = Callable[[Layout], Collection[int] | None]
@@ -38,26 +36,15 @@ class FetchedVersion:
         described: The version as users see it.
         state: Its state; None for an adapter whose base was never published.
         adapter: The adapter that belongs on top of the state, if the version is one.
-        shared: Whether the state is in the host's shared memory, which nobody writes to while a
-            tensor uses it: tensors may use that memory instead of being copied to.
+        loaded: Called after it was loaded. It is given if the state is in the host's shared memory,
+            which nobody writes to while a tensor uses it: tensors may use that memory instead of
+            being copied to.
     """
 
     described: WeightVersion
     state: State | None
     adapter: Adapter | None
-    shared: bool = False
-
-
-class StateCopy(Protocol):
-    """A copy of the state that is updated from version to version."""
-
-    def fetch_newest(
-        self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[FetchedVersion | None]:
-        """Fetch the newest version unless it is `used`; it does not change inside the `with`."""
-
-    def forget(self) -> None:
-        """Drop the content, because it is damaged: the next version is fetched in full."""
+    loaded: Callable[[], None] | None = None
 
 
 class PrivateCopy:
@@ -66,32 +53,30 @@ class PrivateCopy:
     def __init__(self) -> None:
         self._replica: Replica | None = None
 
-    def fetch_newest(
-        self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[FetchedVersion | None]:
-        """Fetch the newest version unless it is `used`."""
+    def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
+        """Fetch the newest version unless it is `used`; it stays until the next call."""
         have = self._replica.version if self._replica is not None else 0
         steps = pin.route(have=have, used=used)
-        return nullcontext(self.follow(pin, steps, needed) if steps else None)
+        return self.follow(pin, steps, needed) if steps else None
 
     def forget(self) -> None:
-        """Drop the content; the memory is used again if the layout fits."""
+        """Drop the content, because it is damaged: the next version is fetched in full.
+
+        The memory is used again if the layout fits.
+        """
         if self._replica is not None:
-            self._replica.version = 0
+            self._replica.manifest = None
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch the version that the steps lead to."""
-        transfer = Transfer(pin)
-        states, adapter = split_adapter(steps)
-        state = None
+        states, state = states_of(steps), None
         if states:
             layout = layout_of(states, self._replica.layout if self._replica is not None else None)
             replica = self._replica = self._fitting(layout, needed(layout))
             for step in states:
-                replica.follow(step, transfer)
+                replica.follow(step, pin)
             state = replica.state
-        fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
-        return FetchedVersion(steps[-1].described, state, fetched)
+        return FetchedVersion(steps[-1].described, state, fetch_adapter(steps[-1], pin))
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         """Return a replica for a layout: the present one if it has the needed chunks."""
@@ -100,7 +85,7 @@ class PrivateCopy:
             return Replica(State(layout), needed)
         if old.needed is None or (needed is not None and set(needed) <= set(old.needed)):
             return old
-        if old.version:  # the chunks that it lacks are not known to be of its version
+        if old.manifest is not None:  # the chunks that it lacks are not known to be of its version
             raise WeightCorrupt("more chunks are needed than before: all are fetched.")
         return Replica(old.state, needed)
 
@@ -111,16 +96,16 @@ class InPlaceCopy(PrivateCopy):
     def __init__(self, selection: LoadTarget) -> None:
         super().__init__()
         self.selection = selection
-        self._settled = 0
 
     @property
     def torn(self) -> bool:
         """Whether the live tensors were written to since `settle`."""
-        return self._replica is not None and self._replica.changes != self._settled
+        return self._replica is not None and self._replica.torn
 
     def settle(self) -> None:
         """Note that the live tensors hold one whole version."""
-        self._settled = self._replica.changes if self._replica is not None else 0
+        if self._replica is not None:
+            self._replica.torn = False
 
     @property
     def written(self) -> bool:
@@ -141,16 +126,15 @@ class InPlaceCopy(PrivateCopy):
         # looked up each time, since the model may have new tensors
         live = self.selection.live(layout)
         replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
-        replica.changes = self._replica.changes if self._replica else 0
+        replica.torn = self.torn
         if old is not None and old.needed == needed:
-            replica.continue_from(old)
+            replica.manifest = old.manifest
         return replica
 
 
-def split_adapter(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
-    """Return the steps to a state, and the step to the adapter on top of it, if there is one."""
-    adapter = steps[-1] if steps and steps[-1].how == "lora" else None
-    return [step for step in steps if step is not adapter], adapter
+def states_of(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps to a state, without the last one to an adapter on top of it."""
+    return [step for step in steps if step.how != "lora"]
 
 
 def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
@@ -162,12 +146,13 @@ def layout_of(states: Sequence[Step], loaded: Layout | None) -> Layout:
     return layout
 
 
-def fetch_adapter(step: Step, transfer: Transfer) -> Adapter:
-    """Return an adapter, or raise DecodeError."""
+def fetch_adapter(step: Step, pin: Pin) -> Adapter | None:
+    """Return the adapter that the last step leads to, None if it leads to a state."""
     manifest = step.manifest
-    configs = configs_from_wire(manifest.adapter)
-    if manifest.layout is None:
-        raise DecodeError(f"version {manifest.version} lists no tensors.")
+    if step.how != "lora":
+        return None
+    if manifest.layout is None or manifest.adapter is None:
+        raise DecodeError(f"version {manifest.version} is no adapter.")
     state = State(manifest.layout)
-    transfer.chunks(manifest, state, None)
-    return Adapter(dict(named_tensors(state)), configs)
+    fetch_chunks(pin, manifest, state)
+    return Adapter(dict(named_tensors(state)), manifest.adapter)

@@ -11,7 +11,6 @@ from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, DecodeError, WeightError
-from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -20,7 +19,7 @@ from redrb.weights.reading.state_copies import Adapter, FetchedVersion, PrivateC
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.fitting import Strict
 from redrb.weights.tensors.names import Target
-from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
+from redrb.weights.wire.manifest import WeightVersion
 
 
 class WeightSubscriber:
@@ -60,7 +59,7 @@ class WeightSubscriber:
         check_client(client)
         if lock is not None and not isinstance(lock, AbstractContextManager):
             raise ConfigError(f"lock={lock!r}: give a lock, such as threading.RLock().")
-        self._catalogue = catalogue = Catalogue(client, WeightKeys.of(namespace, name), name)
+        self._catalogue = catalogue = Catalogue(client, name, namespace)
         self._name = name
         self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
         copy = SharedCopy(catalogue) if host_cache else PrivateCopy()
@@ -163,7 +162,7 @@ class WeightSubscriber:
             DecodeError: A manifest is damaged.
             StoreUnavailable: Redis stayed away.
         """
-        version = checked_int_or_none("version", version, 1, MAX_VERSION)
+        version = checked_int_or_none("version", version, 1)
         fetched = self._fetch(version)
         if fetched.adapter is not None:
             return fetched.adapter.tensors
@@ -197,7 +196,7 @@ class WeightSubscriber:
             StoreUnavailable: Redis stayed away.
         """
         after = (self.version or 0) if newer_than is None else newer_than
-        after = checked_int("newer_than", after, 0, MAX_VERSION)
+        after = checked_int("newer_than", after)
         with Deadline(timeout):
             return self._catalogue.wait(after, larger=newer_than is not None)
 

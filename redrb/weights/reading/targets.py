@@ -98,7 +98,7 @@ class LoadTarget:
                 value.data_ptr() != target.tensor.data_ptr() or value.device != target.tensor.device
             ):
                 load_in_place(target, value)
-        synchronize(self.targets[name] for name in loaded)
+        synchronize(self.targets[name].tensor for name in loaded)
 
 
 def named_tensors(state: State) -> list[tuple[str, Tensor]]:

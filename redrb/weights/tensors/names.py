@@ -37,13 +37,7 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def models_tensors(models: Models) -> dict[str, Tensor]:
     """Return the live tensors of a module, or of several, named `<model>.<tensor>`."""
-    if isinstance(models, nn.Module):
-        return module_tensors(models)
-    return {
-        f"{model}.{name}": tensor
-        for model, module in models.items()
-        for name, tensor in module_tensors(module).items()
-    }
+    return dict(named_values(models))
 
 
 def named_values(state: StateLike) -> Iterator[tuple[Any, Any]]:

@@ -11,8 +11,8 @@ from redrb.errors import EncodeError
 from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES
 from redrb.weights.tensors.names import StateLike, describe_type, named_values
 from redrb.weights.tensors.shard import is_dtensor
-from redrb.weights.wire.layout import ALIGNMENT, Layout, TensorEntry
-from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
+from redrb.weights.wire.layout import ALIGNMENT, MAX_NAME_LENGTH, Layout, TensorEntry
+from redrb.weights.wire.manifest import MAX_TENSORS
 
 
 def published_tensors(state: StateLike) -> dict[str, Tensor]:

@@ -82,8 +82,8 @@ def load_in_place(target: TensorShard, value: Tensor) -> None:
             increment_version(live)
 
 
-def synchronize(targets: Iterable[TensorShard]) -> None:
-    """Wait for copies and casts that are under way on accelerators."""
-    for device in {target.tensor.device for target in targets}:
+def synchronize(tensors: Iterable[Tensor]) -> None:
+    """Wait for copies and casts that are under way on accelerators: others use other streams."""
+    for device in {tensor.device for tensor in tensors}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

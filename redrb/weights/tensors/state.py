@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 
 from redrb.errors import WeightError
 from redrb.weights.tensors.dtypes import dtype_of
-from redrb.weights.tensors.shard import flat_view
+from redrb.weights.tensors.shard import flat_view, synchronize
 from redrb.weights.wire.delta import Bytes, Run
 from redrb.weights.wire.layout import Layout, Span, TensorEntry, runs_of
 
@@ -126,12 +126,11 @@ class State:
 
     def finish(self) -> None:
         """Tell autograd which live tensors were written; wait for casts on accelerators."""
-        for number in self._written & self._live.keys():
-            tensor = self._live[number]
+        written = [self._live[number] for number in self._written & self._live.keys()]
+        for tensor in written:
             if not tensor.is_inference():
                 increment_version(tensor)
-            if tensor.device.type == "cuda":  # casts may be under way
-                torch.cuda.current_stream(tensor.device).synchronize()
+        synchronize(written)
         self._written.clear()
 
     def value(self, entry: TensorEntry) -> Tensor:

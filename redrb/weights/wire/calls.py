@@ -1,17 +1,25 @@
-"""Calls of the scripts of weights, and what an error of Redis says where a key is not redrb's."""
+"""The calls of the scripts in `redrb/lua/weights`, and the error where a key is not redrb's.
+
+Every call may be repeated as it is when a connection breaks, and is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from redrb.connection import Client
-from redrb.connection.transport import Argument, Reply
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
-from redrb.lua import scripts
 from redrb.lua.calls import Call, Page
+from redrb.weights.wire.manifest import Kind
+
+R = TypeVar("R")
+
+How: TypeAlias = Literal["full", "delta", "lora", "same"]
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -26,10 +34,10 @@ _TYPES: Final = {
 }
 
 
-def call(client: Client, keys: WeightKeys, script: str, *arguments: Argument) -> Reply:
-    """Run a script of weights on the node that has their keys, or raise StoreError."""
-    with foreign_keys_named(client, keys):
-        return scripts.run(client, scripts.load(script), [keys.versions], arguments)
+def run(node: Client, keys: WeightKeys, call: Call[R], *beside: bytes) -> R:
+    """Run the script of a call on the node that has the keys of some weights."""
+    with foreign_keys_named(node, keys):
+        return call.run(node, [keys.versions], *beside)
 
 
 @contextmanager
@@ -64,6 +72,197 @@ class Advance(Call[int], frozen=True):
 
     script: ClassVar = "task/advance"
     version: int
+
+
+class TakeOver(Call[str], frozen=True):
+    """Make a publisher the owner; returns the owner, as other calls are to name it.
+
+    Publishers that were owners before can commit nothing more.
+
+    Attributes:
+        name: A random one.
+    """
+
+    script: ClassVar = "weights/take_over"
+    name: str
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The reply to the beginning of an attempt.
+
+    Attributes:
+        outcome: "fenced": another publisher is the owner.
+        token: Of the attempt.
+        newest: Newest version, 0 for none.
+        newest_state: Newest version that is no adapter, 0 for none.
+        trash: Whether the trash has keys, which the caller deletes.
+    """
+
+    outcome: Literal["ok", "fenced"]
+    token: int = 0
+    newest: int = 0
+    newest_state: int = 0
+    trash: bool = False
+
+
+class Begin(Call[Begun], frozen=True):
+    """Begin an attempt to publish; those before can be committed no more.
+
+    Attributes:
+        owner: As `TakeOver` returned it.
+        token: The last that this publisher had: the new one is larger.
+    """
+
+    script: ClassVar = "weights/begin"
+    owner: str
+    token: int
+
+
+class Prepare(Call[Literal["ok", "fenced", "gone"]], frozen=True):
+    """Note the keys of an attempt; "gone": a newer one has begun.
+
+    Attributes:
+        staged: Ranges of its keys: `redrb/lua/include/weights.lua`.
+    """
+
+    script: ClassVar = "weights/prepare"
+    owner: str
+    token: str
+    staged: str
+
+
+class Kept(Page, frozen=True, kw_only=True):
+    """A page of the versions that are no longer kept, which were deleted.
+
+    Attributes:
+        after: Entry after which the next page begins.
+        trash: Whether the trash has keys, which the caller deletes.
+    """
+
+    after: str = "0-0"
+    trash: bool = False
+
+
+class Committed(Kept, frozen=True, kw_only=True):
+    """The reply to a commit, and the first page of versions that are no longer kept.
+
+    Attributes:
+        outcome: "fenced": another publisher is the owner; "stale": `newest` is not below the
+            version; "base": the delta or adapter starts from another version than the newest;
+            "gone": a newer attempt has begun, or this one was dropped.
+        created_ms: Time of the commit.
+        newest: The newest version.
+    """
+
+    outcome: Literal["ok", "fenced", "stale", "base", "gone"]
+    created_ms: int = 0
+    newest: int = 0
+
+
+class Commit(Call[Committed], frozen=True, kw_only=True):
+    """Make a prepared version the newest; its manifest goes beside it.
+
+    Attributes:
+        keep, max_bytes: Which versions are kept: `redrb/lua/include/retention.lua`.
+        kind, base, nbytes, stored, delta, names, full, pieces: Fields of the version's entry:
+            `redrb/lua/include/weights.lua`; those that the script only stores are texts.
+    """
+
+    script: ClassVar = "weights/commit"
+    owner: str
+    token: str
+    version: int
+    keep: int
+    max_bytes: int
+    kind: Kind
+    base: int
+    nbytes: str
+    stored: int
+    delta: str
+    names: str
+    full: str
+    pieces: str
+
+
+class Trim(Call[Kept], frozen=True):
+    """Go on to delete versions that are no longer kept, if the publisher is the owner yet.
+
+    Attributes:
+        after: Of the page before.
+    """
+
+    script: ClassVar = "weights/trim"
+    owner: str
+    keep: int
+    max_bytes: int
+    after: str
+
+
+class Discarded(msgspec.Struct, frozen=True):
+    """The reply to the end of an attempt that failed.
+
+    Attributes:
+        committed: Whether its version was committed after all; else the caller deletes its keys.
+        trash: Whether the trash has keys, which the caller deletes.
+    """
+
+    committed: bool
+    trash: bool = False
+
+
+class Discard(Call[Discarded], frozen=True):
+    """Refuse an attempt that failed, unless its version was committed after all."""
+
+    script: ClassVar = "weights/discard"
+    token: str
+    version: int
+
+
+class FoundStep(msgspec.Struct, frozen=True):
+    """One version on the way to the wanted version.
+
+    Attributes:
+        how: What to fetch: "full", the whole state; "delta", the delta to it; "lora", an adapter;
+            "same", nothing, since the reader has the version.
+        created_ms: As the version's entry has it.
+    """
+
+    version: int
+    how: How
+    created_ms: str
+
+
+class FindSteps(Call[list[FoundStep]], frozen=True):
+    """Find a reader's steps to a version, and pin the versions that they need.
+
+    The reply is empty if there is no way or no such version. The manifests stand behind it.
+
+    Attributes:
+        have: Version of the state that the reader has, 0 for none.
+        wanted: Version that it wants; 0: the newest, unless that is `used`.
+        used, created_ms: Version that it uses, and when that was created; 0: unknown.
+        ttl_ms: How long the pin lasts.
+    """
+
+    script: ClassVar = "weights/pin"
+    reader: str
+    have: int
+    wanted: int
+    used: int
+    created_ms: int
+    ttl_ms: int
+
+
+class RenewPin(Call[bool], frozen=True):
+    """Renew a reader's pin; returns whether it had one.
+
+    Attributes:
+        ttl_ms: How long the pin lasts; 0: remove it.
+    """
+
+    script: ClassVar = "weights/renew_pin"
+    reader: str
+    ttl_ms: int
 
 
 class RemovedPage(Page, frozen=True, kw_only=True):

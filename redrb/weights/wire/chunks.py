@@ -16,6 +16,7 @@ from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.client import Sent
 from redrb.connection.failures import name_request
+from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
@@ -40,19 +41,16 @@ class KeyUsedError(WeightError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A value about to be stored.
+class _Value:
+    """A value of a key.
 
     Attributes:
-        key: Its key.
-        segments: Its bytes; they must not change until `stage` returns.
-        seen: Called with each part, in order, just before it is sent for the first time. A hash
-            computed here leaves the bytes in the processor's cache for the socket.
+        key: The key.
+        segments: Memory of its bytes.
     """
 
     key: str
     segments: Sequence[Bytes]
-    seen: Callable[[memoryview], object] = len
 
     @property
     def nbytes(self) -> int:
@@ -61,25 +59,28 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A value about to be fetched.
+class Outgoing(_Value):
+    """A value about to be stored; its memory must not change until `stage` returns.
 
     Attributes:
-        key: Its key.
-        segments: Memory to receive it into.
+        seen: Called with each part, in order, just before it is sent for the first time. A hash
+            computed here leaves the bytes in the processor's cache for the socket.
+    """
+
+    seen: Callable[[memoryview], object] = len
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming(_Value):
+    """A value about to be fetched into its memory, which has as many bytes.
+
+    Attributes:
         checksum: xxh3_64 of all segments together.
         done: Called after it was received and checked.
     """
 
-    key: str
-    segments: Sequence[Bytes]
     checksum: int
     done: Callable[[], None] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the value must have."""
-        return sum(len(segment) for segment in self.segments)
 
 
 def checksum_of(segments: Iterable[Bytes]) -> int:
@@ -116,7 +117,7 @@ def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
         if client.at(first.key) is client:
             client.retrying(_staging(client, batch, expire_s))
             continue
-        for node, part in _by_node(client, list(batch), lambda value: value.key):
+        for node, part in by_node(client, list(batch), lambda value: value.key):
             node.retrying(_staging(node, part, expire_s))
 
 
@@ -130,21 +131,23 @@ def fetch(client: Client, values: Sequence[Incoming]) -> None:
         WeightCorrupt: A value has another checksum or size than expected.
         StoreError: Redis stayed away.
     """
-    fetches = [
-        _Fetch(node, batch) for node, batch in _by_node(client, values, lambda value: value.key)
-    ]
+    nodes = by_node(client, values, lambda value: value.key)
+    side_by_side([_Fetch(node, batch) for node, batch in nodes])
+
+
+def side_by_side(requests: Sequence[_Fetch] | Sequence[Request[Any]]) -> list[Any]:
+    """Send all requests, then read their replies; returns their results."""
     try:
-        for each in fetches if len(fetches) > 1 else ():
+        for each in requests if len(requests) > 1 else ():
             each.begin()
-        for each in fetches:
-            each.finish()
+        return [each.result() for each in requests]
     finally:
-        for each in fetches:
+        for each in requests:
             each.drop()
 
 
-def _by_node(
-    client: Client, values: Sequence[T], key_of: Callable[[T], str]
+def by_node(
+    client: Client, values: Iterable[T], key_of: Callable[[T], str]
 ) -> Iterator[tuple[Client, list[T]]]:
     """Group values by hash tag, each group with the client of its node."""
     tags: dict[str, list[T]] = {}
@@ -207,7 +210,7 @@ def _command(
 
 
 class _Fetch:
-    """Values of one slot: asked for by `begin`, received by `finish`, which repeats the request."""
+    """Values of one slot: asked for by `begin`, received by `result`, which repeats the request."""
 
     def __init__(self, client: Client, values: Sequence[Incoming]) -> None:
         self._client = client
@@ -216,7 +219,7 @@ class _Fetch:
         self._broke: RedisError | None = None
 
     def begin(self) -> None:
-        """Ask for the first values, once; if that fails, `finish` asks again."""
+        """Ask for the first values, once; if that fails, `result` asks again."""
         pipeline = Pipeline()
         for value in self._values[:_IN_FLIGHT]:
             pipeline.add("GET", value.key)
@@ -225,7 +228,7 @@ class _Fetch:
         except RedisError as error:
             self._broke = error
 
-    def finish(self) -> None:
+    def result(self) -> None:
         """Receive the values; asks for them if `begin` has not."""
         self._client.retrying(self._attempt)
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from redrb.checks import MOST
 from redrb.weights.wire.delta import Run
 
 ALIGNMENT: Final = 64
@@ -41,8 +46,13 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 """Dtypes on the wire, by torch's names, and the bytes of one element."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+MAX_DIMENSIONS: Final = 64
+MAX_NAME_LENGTH: Final = 1024
+
+Whole = Annotated[int, Meta(ge=0, le=MOST)]
+
+
+class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One tensor of a version, and the place of its bytes.
 
     Attributes:
@@ -53,10 +63,10 @@ class TensorEntry:
         alias: The earlier tensor that it is tied to, or None. Tied tensors are stored once.
     """
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: Annotated[tuple[Whole, ...], Meta(max_length=MAX_DIMENSIONS)]
+    offset: Whole
     alias: str | None = None
 
     @property
@@ -104,6 +114,11 @@ class Layout:
     tensors: tuple[TensorEntry, ...]
     nbytes: int
     chunk_bytes: int
+
+    @property
+    def id(self) -> int:
+        """Hash of the names, dtypes, shapes and places of all tensors."""
+        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(self.tensors))
 
     @property
     def chunks(self) -> int:

@@ -7,7 +7,7 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
     kind          "full": the state itself, and perhaps a delta to it; "delta": a delta alone;
                   "lora": the state is an adapter's, for weights that the reader has
     version       int, the number in the id of its stream entry
-    base          int, of an adapter: the version that it belongs to, 0 the reader's own weights
+    base          int, of an adapter: the version that it belongs to; missing: the reader's own
     names         int, number of tensors, tied ones counted by each name
     nbytes        int, bytes of the state
     chunk_bytes   int, bytes of every chunk but the last, a multiple of 64
@@ -23,34 +23,41 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
                   [token, first, count, checksums]: the differences of chunks first .. first +
                   count - 1 joined, cut into pieces of chunk_bytes in the keys delta:<token>:<n>
     spread        int, number of slots of a cluster that the keys are spread over, else 0
-    lora          map: settings of an adapter's layers
+    lora          map: layer -> its settings: list of r, lora_alpha, lora_dropout, fan_in_fan_out,
+                  use_rslora
 
-Readers ignore keys that they do not know. Manifests come over the network: `manifest_codec` checks
-all of a manifest before anything is allocated for it.
+Readers ignore keys that they do not know. Manifests come over the network: all of a manifest is
+checked before anything is allocated for what it describes.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
+import msgspec
 import xxhash
+from msgspec import Meta
 
-from redrb.weights.wire.layout import Layout
+from redrb.checks import MOST
+from redrb.errors import DecodeError
+from redrb.weights.wire.layout import ALIGNMENT, ITEM_BYTES, Layout, TensorEntry, Whole
+from redrb.weights.wire.lora_config import LoraConfig
 
 Kind = Literal["full", "delta", "lora"]
 FORMAT: Final = 2
-MAX_VERSION: Final = 2**53 - 1
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_CHUNK_BYTES: Final = 64 << 20
 MAX_CHUNKS: Final = 1 << 20
 MAX_TENSORS: Final = 1 << 18
-MAX_LISTS: Final = 4 << 20
-MAX_DIMENSIONS: Final = 64
-MAX_NAME_LENGTH: Final = 1024
 MAX_SPREAD: Final = 1024
-MAX_HASH: Final = 2**64 - 1
+
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+Index = Annotated[int, Meta(ge=0, le=MAX_CHUNKS)]
+Hash = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,88 +79,102 @@ class WeightVersion:
 
     name: str
     version: int
-    kind: str
-    base: int
-    nbytes: int
-    stored_bytes: int
-    delta_bytes: int | None
-    tensors: int
+    kind: Kind
+    base: Whole
+    nbytes: Whole
+    stored_bytes: Whole
+    delta_bytes: Whole | None
+    tensors: Whole
     created_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Consecutive chunks of a state, and the attempt whose keys hold them."""
 
-    token: int
-    first: int
-    count: int
+    token: Positive
+    first: Index
+    count: Index
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Source, frozen=True):
     """Encoded differences of consecutive chunks, joined; checksums of their pieces in Redis."""
 
-    token: int
-    first: int
-    count: int
-    checksums: tuple[int, ...]
+    checksums: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """The changes from the version before.
 
     Attributes:
         base: The version before.
         before: Hash of that version's checksums.
-        sizes: Bytes of each chunk's encoded difference, 0 for unchanged chunks.
+        sizes: Bytes of each chunk's encoded difference, 0 for unchanged chunks: 4 bytes big-endian.
         blobs: Keys of the differences.
     """
 
-    base: int
-    before: int
-    sizes: tuple[int, ...]
-    blobs: tuple[Blob, ...]
+    base: Positive
+    before: Hash
+    sizes: bytes
+    blobs: Annotated[tuple[Blob, ...], Meta(max_length=MAX_CHUNKS)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all differences."""
-        return sum(self.sizes)
+        return sum(struct.unpack(f">{len(self.sizes) // 4}I", self.sizes))
 
-    def blob_bytes(self, blob: Blob) -> int:
-        """Return the bytes of one blob."""
-        return sum(self.sizes[blob.first : blob.first + blob.count])
+    def sizes_in(self, blob: Blob) -> tuple[int, ...]:
+        """Return the bytes of each chunk's difference in a blob."""
+        return struct.unpack_from(f">{blob.count}I", self.sizes, 4 * blob.first)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="format",
+    tag=FORMAT,
+):
     """All that a reader needs to fetch a version and to check it.
 
     Attributes:
-        layout: None for a delta, which has the layout of the version before.
         layout_id: Hash of the list of tensors.
-        adapter: Settings of an adapter's layers; `redrb.weights.lora` checks them.
+        checksums: Packed, as `pack_hashes` does.
+        tensors: None for a delta, which has the tensors of the version before.
+        adapter: Settings of an adapter's layers.
     """
 
-    version: int
     kind: Kind
-    names: int
-    nbytes: int
-    chunk_bytes: int
-    layout_id: int
-    layout: Layout | None
-    checksums: tuple[int, ...]
-    sources: tuple[Source, ...] = ()
+    version: Positive
+    names: Annotated[int, Meta(ge=0, le=MAX_TENSORS)]
+    nbytes: Whole
+    chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_CHUNK_BYTES, multiple_of=ALIGNMENT)]
+    layout_id: Hash = msgspec.field(name="layout")
+    checksums: bytes
+    sources: Annotated[tuple[Source, ...], Meta(max_length=MAX_CHUNKS)]
+    spread: Annotated[int, Meta(ge=0, le=MAX_SPREAD)]
+    tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)] | None = None
     delta: Delta | None = None
-    base: int = 0
-    spread: int = 0
-    adapter: Any = field(default=None)
+    base: Whole = 0
+    adapter: Annotated[dict[str, LoraConfig], Meta(max_length=MAX_TENSORS)] | None = msgspec.field(
+        default=None, name="lora"
+    )
+
+    @property
+    def layout(self) -> Layout | None:
+        """Places of the tensors; None for a delta."""
+        if self.tensors is None:
+            return None
+        return Layout(self.tensors, self.nbytes, self.chunk_bytes)
 
     @property
     def state_hash(self) -> int:
         """Hash of the state, made of the checksums of its chunks."""
-        return hash_of(self.checksums)
+        return xxhash.xxh3_64_intdigest(self.checksums)
+
+    def checksum(self, index: int) -> int:
+        """Return the checksum of a chunk of the state."""
+        return hash_at(self.checksums, index)
 
     def describe(self, name: str, created_s: float) -> WeightVersion:
         """Return the version as users see it."""
@@ -173,11 +194,120 @@ class Manifest:
         )
 
 
-def hash_of(checksums: tuple[int, ...]) -> int:
-    """Return the hash of a state, made of the checksums of its chunks."""
-    return xxhash.xxh3_64_intdigest(pack_hashes(checksums))
+_DECODER: Final = msgspec.msgpack.Decoder(Manifest)
 
 
-def pack_hashes(numbers: tuple[int, ...]) -> bytes:
+def decode_manifest(stored: bytes) -> Manifest:
+    """Return the manifest in `stored` after checking all of it, or raise DecodeError."""
+    if len(stored) > MAX_MANIFEST_BYTES:
+        raise DecodeError(f"manifest: {len(stored)} bytes; the limit is {MAX_MANIFEST_BYTES}.")
+    try:
+        manifest = _DECODER.decode(stored)
+        _check(manifest)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(
+            f"manifest: {error}. It is damaged, or of another version of redrb: install the "
+            "publisher's."
+        ) from error
+    return manifest
+
+
+def pack_hashes(numbers: Iterable[int]) -> bytes:
     """Return 64-bit hashes as a manifest stores them: big-endian, one after another."""
-    return struct.pack(f">{len(numbers)}Q", *numbers)
+    found = tuple(numbers)
+    return struct.pack(f">{len(found)}Q", *found)
+
+
+def hash_at(hashes: bytes, index: int) -> int:
+    """Return one of the hashes that `pack_hashes` has packed."""
+    return int.from_bytes(hashes[8 * index : 8 * index + 8])
+
+
+def _check(manifest: Manifest) -> None:
+    """Check what the types of the fields do not say, or raise ValueError."""
+    kind, layout, delta = manifest.kind, manifest.layout, manifest.delta
+    chunks = -(-manifest.nbytes // manifest.chunk_bytes)
+    if chunks > MAX_CHUNKS:
+        raise ValueError(f"{chunks} chunks; the limit is {MAX_CHUNKS}")
+    parts = (layout is not None, delta is not None, manifest.adapter is not None)
+    if parts not in _PARTS[kind] or (manifest.base and kind != "lora"):
+        raise ValueError(f"its fields are not those of kind {kind!r}")
+    if max(manifest.base, delta.base if delta is not None else 0) >= manifest.version:
+        raise ValueError(f"version {manifest.version} is based on itself or on a later version")
+    _check_hashes("checksums", manifest.checksums, chunks)
+    _check_runs("sources", manifest.sources, 0 if kind == "delta" else chunks)
+    if delta is not None:
+        if len(delta.sizes) != 4 * chunks:
+            raise ValueError(f"sizes are not 4 bytes for each of {chunks} chunks")
+        if delta.nbytes > manifest.nbytes:
+            raise ValueError(f"a delta of {delta.nbytes} bytes to a state of {manifest.nbytes}")
+        _check_runs("blobs", delta.blobs, chunks)
+        for blob in delta.blobs:
+            pieces = -(-sum(delta.sizes_in(blob)) // manifest.chunk_bytes)
+            _check_hashes("checksums of a blob", blob.checksums, pieces)
+    if layout is not None:
+        _check_tensors(layout)
+        _check_places(layout)
+        if layout.id != manifest.layout_id:
+            raise ValueError("the hash of its list of tensors is wrong")
+
+
+_PARTS: Final = {
+    "full": ((True, False, False), (True, True, False)),
+    "delta": ((False, True, False),),
+    "lora": ((True, False, True),),
+}
+"""By kind: whether there are tensors, a delta, and settings of an adapter."""
+
+
+def _check_hashes(name: str, hashes: bytes, count: int) -> None:
+    if len(hashes) != 8 * count:
+        raise ValueError(f"{name} are not {count} times 8 bytes")
+
+
+def _check_runs(name: str, runs: Sequence[Source], chunks: int) -> None:
+    """Check that runs list each chunk once."""
+    listed = 0
+    for run in runs:
+        if run.first != listed:
+            raise ValueError(f"{name} leave chunks out, or list some twice")
+        listed += run.count
+    if listed != chunks:
+        raise ValueError(f"{name} have {listed} of {chunks} chunks")
+
+
+def _check_tensors(layout: Layout) -> None:
+    """Check each tensor by itself, and that it equals the one before it that it is tied to."""
+    found: dict[str, TensorEntry] = {}
+    for tensor in layout.tensors:
+        if tensor.name in found:
+            raise ValueError(f"tensor {tensor.name!r:.80} is listed twice")
+        if tensor.dtype not in ITEM_BYTES:
+            raise ValueError(f"tensor {tensor.name!r:.80} has the dtype {tensor.dtype!r:.80}")
+        # sizes beside a 0 count too, since strides are computed from them
+        if math.prod(max(size, 1) for size in tensor.shape) * tensor.item_bytes > MOST:
+            raise ValueError(f"tensor {tensor.name!r:.80} has too large a shape")
+        if tensor.alias is not None:
+            owner = found.get(tensor.alias)
+            tied = (tensor.dtype, tensor.shape, tensor.offset, None)
+            if owner is None or (owner.dtype, owner.shape, owner.offset, owner.alias) != tied:
+                raise ValueError(f"{tensor.name!r:.80} is tied to no tensor like it before it")
+        found[tensor.name] = tensor
+
+
+def _check_places(layout: Layout) -> None:
+    """Check that tensors do not overlap, leave no chunk empty, and end inside of the state."""
+    end = 0
+    for tensor in sorted(layout.tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset % ALIGNMENT:
+            raise ValueError(f"tensor {tensor.name!r:.80} is not aligned")
+        if tensor.alias is None and tensor.nbytes:
+            if tensor.offset < end:
+                raise ValueError(f"tensor {tensor.name!r:.80} overlaps another")
+            if tensor.offset - end >= layout.chunk_bytes:
+                raise ValueError(f"the chunk before tensor {tensor.name!r:.80} is empty")
+            end = tensor.offset + tensor.nbytes
+        if max(end, tensor.offset) > layout.nbytes:
+            raise ValueError(f"tensor {tensor.name!r:.80} ends beyond the last byte")
+    if layout.nbytes - end >= layout.chunk_bytes:
+        raise ValueError(f"{layout.nbytes} bytes, but the tensors end at {end}")

@@ -9,7 +9,7 @@ what the trash lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
@@ -17,7 +17,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
-from redrb.weights.wire.chunks import batches
+from redrb.weights.wire.chunks import batches, by_node, side_by_side
 from redrb.weights.wire.manifest import MAX_CHUNKS, Manifest, Source
 
 SPREAD = 64
@@ -43,7 +43,7 @@ def ranges(runs: Iterable[Source], kind: str = "") -> str:
 def pieces_of(manifest: Manifest) -> list[Source]:
     """Return the runs of a delta's keys."""
     blobs = manifest.delta.blobs if manifest.delta is not None else ()
-    return [Source(blob.token, 0, len(blob.checksums)) for blob in blobs]
+    return [Source(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
 
 
 def staged_ranges(manifest: Manifest, token: int) -> str:
@@ -55,14 +55,14 @@ def staged_ranges(manifest: Manifest, token: int) -> str:
 
 def keep(client: Client, keys: WeightKeys, manifest: Manifest, token: int) -> bool:
     """Make the keys that have this token permanent; return whether all keys exist."""
-    staged = set(_keys_of(keys, manifest, token.__eq__))
-    names = list(_keys_of(keys, manifest, lambda _: True))
-    return _sum(client, names, "EXISTS", kept=staged) == len(names)
+    found = list(_keys_of(keys, manifest))
+    staged = {name for owner, name in found if owner == token}
+    return _sum(client, (name for _, name in found), "EXISTS", kept=staged) == len(found)
 
 
-def clean(client: Client, keys: WeightKeys, spread: int) -> None:
+def clean(client: Client, keys: WeightKeys) -> None:
     """Delete the keys that the trash lists."""
-    node = client.at(keys.versions)
+    node, spread = client.at(keys.versions), spread_of(client)
     with foreign_keys_named(node, keys):
         listed_ranges = node.execute("SMEMBERS", keys.trash)
     for found in batches(listed_ranges, _AT_ONCE):
@@ -90,12 +90,12 @@ def _listed(keys: WeightKeys, listed: bytes, spread: int) -> Iterator[str]:
             yield name(token, number, spread)
 
 
-def _keys_of(keys: WeightKeys, manifest: Manifest, wanted: Callable[[int], bool]) -> Iterator[str]:
+def _keys_of(keys: WeightKeys, manifest: Manifest) -> Iterator[tuple[int, str]]:
+    """Yield the token and name of each key of a version."""
     for kind, runs in ((keys.chunk, manifest.sources), (keys.delta, pieces_of(manifest))):
         for run in runs:
-            if wanted(run.token):
-                for number in range(run.first, run.first + run.count):
-                    yield kind(run.token, number, manifest.spread)
+            for number in range(run.first, run.first + run.count):
+                yield run.token, kind(run.token, number, manifest.spread)
 
 
 def _sum(client: Client, names: Iterable[str], command: str, *, kept: Collection[str] = ()) -> int:
@@ -103,21 +103,14 @@ def _sum(client: Client, names: Iterable[str], command: str, *, kept: Collection
 
     Several slots are asked side by side.
     """
-    tags: dict[str, list[str]] = {}
-    for name in names:
-        tags.setdefault(name.partition("}")[0], []).append(name)
-    parts = [batch for tagged in tags.values() for batch in batches(tagged, _AT_ONCE)]
+    parts = (
+        (node, part)
+        for node, tagged in by_node(client, names, str)
+        for part in batches(tagged, _AT_ONCE)
+    )
     total = 0
     for some in batches(parts, _SIDE_BY_SIDE):
-        requests = [_request(client.at(part[0]), part, command, kept) for part in some]
-        try:
-            for request in requests:
-                request.begin()
-            for request in requests:
-                total += request.result()
-        finally:
-            for request in requests:
-                request.drop()
+        total += sum(side_by_side([_request(node, part, command, kept) for node, part in some]))
     return total
 
 

@@ -1,21 +1,20 @@
-"""`LoraConfig`, the settings of a LoRA layer: checked, and to plain values and back."""
+"""`LoraConfig`, the checked settings of a LoRA layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from redrb.errors import ConfigError, DecodeError
+import msgspec
 
-MAX_LAYERS: Final = 1 << 18
+from redrb.errors import ConfigError
+
 MAX_RANK: Final = 1 << 20
-MAX_LAYER_LENGTH: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class LoraConfig:
+class LoraConfig(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Settings of one layer; names as in ColossalAI's `coati.models.lora` and in PEFT.
 
     Attributes:
@@ -75,46 +74,7 @@ class LoraConfig:
         )
 
 
-_FIELDS: Final = tuple(field.name for field in fields(LoraConfig))
-
-
-def configs_to_wire(configs: Mapping[str, LoraConfig]) -> dict[str, list[Any]]:
-    """Return settings by layer as lists of plain values, in the order of `LoraConfig`'s fields."""
-    return {
-        layer: [
-            config.r,
-            float(config.lora_alpha),
-            float(config.lora_dropout),
-            config.fan_in_fan_out,
-            config.use_rslora,
-        ]
-        for layer, config in configs.items()
-    }
-
-
-def configs_from_wire(obj: object) -> dict[str, LoraConfig]:
-    """Return settings by layer from plain values of the network, after checking all of them."""
-    if not isinstance(obj, dict) or len(obj) > MAX_LAYERS:
-        raise DecodeError(f"settings of LoRA layers are not a map of at most {MAX_LAYERS}.")
-    configs: dict[str, LoraConfig] = {}
-    for layer, values in obj.items():
-        if not isinstance(layer, str) or len(layer) > MAX_LAYER_LENGTH:
-            raise DecodeError(f"settings of LoRA layers: {layer!r:.80} is not a layer's name.")
-        if not isinstance(values, list) or len(values) != len(_FIELDS):
-            raise DecodeError(
-                f"settings of LoRA layer {layer!r:.80} are not {len(_FIELDS)} values."
-            )
-        try:
-            configs[layer] = LoraConfig(**dict(zip(_FIELDS, values, strict=True)))
-        except (ConfigError, TypeError) as error:
-            raise DecodeError(f"settings of LoRA layer {layer!r:.80}: {error}") from error
-    return configs
-
-
 def _is_finite(value: object) -> bool:
-    if type(value) not in (int, float):
-        return False
-    try:
-        return math.isfinite(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return False
+    if type(value) is int:
+        return abs(value) < 2**63  # larger ones cannot be packed
+    return type(value) is float and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""The operations of a buffer: put, take, count and refresh; each blocks until Redis answers."""
+"""Takes groups of rollouts of several tasks; each call blocks until Redis answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
-from redrb.experience.records import Scalar
-from redrb.experience.status import group_status
-from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
-from redrb.replay.rollout_fields import status_of
-from redrb.replay.rollout_objects import as_declared, check_declared
-from redrb.replay.rollout_packing import StoredRollout, pack_group, unpack_group
-from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
+from redrb.replay.expiry import expire, write_staleness
+from redrb.replay.rollout_objects import as_declared
+from redrb.replay.rollout_packing import StoredRollout, unpack_group
+from redrb.replay.staleness import Thresholds, expired_members
 from redrb.replay.tasks import Tasks
 from redrb.stream import Lease
 from redrb.stream.take.lease_part import Expiry
@@ -31,53 +28,12 @@ class TakenGroups(NamedTuple):
     leases: tuple[Lease, ...]
 
 
-class ReplayOperations:
-    """Puts, takes and refreshes groups of rollouts; safe among threads."""
+class Taker:
+    """Takes groups of rollouts; safe among threads."""
 
     def __init__(self, tasks: Tasks, rollout_type: type | None) -> None:
         self._tasks = tasks
         self._rollout_type = rollout_type
-        self._newest_train_step = 0
-
-    def put(
-        self,
-        group: list[Any],
-        task: str,
-        *,
-        model_step: int | None,
-        train_step: int | None,
-        thresholds: Thresholds,
-        retryable: bool,
-        tags: Mapping[str, Scalar | None],
-    ) -> None:
-        """Update the rollouts of a group and store it, or discard it if it is too stale.
-
-        Groups that failed, or were filtered, expired or archived before, keep their status.
-        """
-        for rollout in group:
-            check_declared(rollout, self._rollout_type)
-        if model_step is not None:
-            fill_steps(group, model_step)
-        if train_step is not None:
-            for rollout in group:
-                if isinstance(rollout, dict):
-                    rollout.setdefault("seq_staleness", 0)
-            write_staleness(group, train_step)
-            self._newest_train_step = max(self._newest_train_step, train_step)
-        stale = too_stale(group, train_step, thresholds)
-        stream = self._tasks.open(task)
-        if stale and not retryable:
-            stream.discard_expired(1)
-            expire(group, for_good=True)
-            return
-        version = version_to_order_by(group, train_step, self._newest_train_step)
-        expire(stale)
-        stream.put(
-            pack_group(group, train_step),
-            status=Status.EXPIRED if stale else group_status(map(status_of, group)),
-            priority=-version if self._tasks.order == "stalest" else None,
-            tags=tags or None,
-        )
 
     def take(
         self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None
@@ -91,34 +47,6 @@ class ReplayOperations:
             release(taken)
             raise
         return taken
-
-    def count(self, task: str, status: Status, where: Mapping[str, Any] | None = None) -> int:
-        """Return the number of groups of a status that wait in a task and match a query."""
-        stream = self._tasks.find(task)
-        return 0 if stream is None else stream.count(status, where=where)
-
-    def refresh(
-        self,
-        rules: Mapping[str, Thresholds],
-        retryable: Mapping[str, bool],
-        train_step: int,
-        statuses: Collection[Status],
-    ) -> dict[str, int]:
-        """Expire groups that have become too stale; return their number for each task."""
-        self._newest_train_step = max(self._newest_train_step, train_step)
-        expired = dict.fromkeys(rules, 0)
-        for task, rule in rules.items():
-            stream = self._tasks.find(task)
-            if stream is not None:
-                expired[task] = stream.expire(
-                    train_step - 1,  # on-policy, the train step is one ahead of the model step
-                    max_staleness=None if rule.sequence is None else rule.sequence - 1,
-                    max_token_staleness=None if rule.token is None else rule.token - 1,
-                    statuses=tuple(statuses),
-                    on_expired="keep" if retryable.get(task, True) else "discard",
-                )
-                self._tasks.note_refresh(task, statuses, train_step)
-        return expired
 
     def _take_one(
         self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
