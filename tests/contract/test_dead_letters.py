@@ -244,3 +244,17 @@ def test_letters_of_partitions(client: Client, namespace: str) -> None:
         assert stream.drop_dead_letters(ids[:2]) == 2
         assert stream.requeue(ids) == 4
         assert counts(stream) == (6, 2, 4)
+
+
+def test_the_letters_of_a_consumer_group_are_deleted_with_it(
+    client: Client, open_stream: Opener
+) -> None:
+    one, other = open_stream(group="one"), open_stream(group="other")
+    other.join_group()
+    one.put_many([[numbered(1)], [numbered(2)]])
+    for stream in (one, other):
+        reject(stream, 2)
+    one.drop_group()
+    assert client.execute("XLEN", f"{other._task.store.keys.prefix}dead") == 2
+    assert len(list(other.dead_letters())) == 2
+    assert other.stats().dead_dropped == 2

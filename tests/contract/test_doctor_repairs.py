@@ -13,7 +13,7 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import repairs
+from redrb.doctor import repairs, takeover
 from redrb.doctor.checkup import Checkup
 from redrb.doctor.examination import examine
 from redrb.doctor.repairs import Repair, repair
@@ -21,11 +21,12 @@ from redrb.errors import StoreError, StoreFull
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
+from redrb.stream.admission.calls import BeatMaker
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
-from tests.scenes import silence
+from tests.scenes import silence, until
 
 LEASE_MS = 200
 
@@ -125,9 +126,9 @@ def test_a_consumer_that_lives_again_keeps_its_leases(
     lease.ack()
 
 
-def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
-    owner: Client, namespace: str
-) -> None:
+@pytest.fixture
+def of_dead_maker(owner: Client, namespace: str) -> Iterator[ExperienceStream]:
+    """A task in which a dead maker holds three rights."""
     bounds = {"max_staleness": 1, "groups_per_version": 4, "lease_ms": LEASE_MS}
     with ExperienceStream(owner, "begun", namespace=namespace, **bounds) as stream:
         right = stream.admit(3)
@@ -135,15 +136,45 @@ def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
         assert maker._heartbeat is not None
         maker._heartbeat.stop()
         owner.execute("ZADD", key(stream, "makers"), "XX", 1, maker.name)
-        found = checked(owner, namespace)
-        assert found.examined[0].consumer_groups == ()
-        assert [one.summary for one in repaired(owner, found)] == ["took 3 rights back"]
-        assert "lost-rights" not in codes(checked(owner, namespace))
-        stats = stream.stats().admission
-        assert stats is not None
-        assert (stats.held, stats.lost) == (0, 3)
-        assert owner.execute("ZCARD", key(stream, "makers")) == 0
+        yield stream
         right.cancel()
+
+
+def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
+    owner: Client, namespace: str, of_dead_maker: ExperienceStream
+) -> None:
+    found = checked(owner, namespace)
+    assert found.examined[0].consumer_groups == ()
+    mended = [(one.summary, one.done) for one in repaired(owner, found)]
+    assert mended == [("took 3 rights back", True)]
+    assert "lost-rights" not in codes(checked(owner, namespace))
+    stats = of_dead_maker.stats().admission
+    assert stats is not None
+    assert (stats.held, stats.lost) == (0, 3)
+    assert owner.execute("ZCARD", key(of_dead_maker, "makers")) == 0
+
+
+@pytest.mark.parametrize("lives_again", [False, True])
+def test_a_repair_of_rights_ends_when_a_maker_beside_it_has_taken_them_back(
+    owner: Client,
+    namespace: str,
+    of_dead_maker: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    lives_again: bool,
+) -> None:
+    """Or when the maker that was dead lives again."""
+    store, beat_until = of_dead_maker._task.store, takeover._beat_until
+    name = of_dead_maker._admitter.maker.name if lives_again else "beside"
+    beside = BeatMaker(name, 60_000, takeover._incarnation(store))
+
+    def after_it(beat: Callable[[], int], remain: Callable[[], bool], ms: int) -> tuple[int, bool]:
+        until(lambda: store.call(beside).taken_back == 0 and not remain())
+        return beat_until(beat, remain, ms)
+
+    monkeypatch.setattr(takeover, "_beat_until", after_it)
+    mended = [(one.summary, one.done) for one in repaired(owner, checked(owner, namespace))]
+    assert mended == [("took 0 rights back", True)]
 
 
 def test_orphaned_entries_are_counted_while_trainers_go_on(

@@ -15,6 +15,7 @@ from redrb.connection import Client
 from redrb.errors import StoreUnavailable
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 pytestmark = pytest.mark.long  # the same requests as test_stream*.py
 
@@ -116,6 +117,22 @@ def ahead(stream: ExperienceStream, versions: list[int]) -> Lease:
     for number, version in enumerate(versions):
         stream.put(numbered(number), policy_version=version)
     return stream.take(len(versions), timeout=0)
+
+
+def test_a_batch_that_was_taken_ahead_and_is_too_stale_now_is_not_handed_over(
+    client: Client, namespace: str
+) -> None:
+    with opened(client, namespace, max_staleness=0) as stream:
+        stream.put_many([[numbered(n)] for n in range(2 * BATCH)], policy_version=0)
+        leases = stream.leases(BATCH, timeout=20)
+        next(leases)
+        until(lambda: stream.stats().ledger.leased == 2 * BATCH)
+        stream.advance(1)
+        stream.put_many([[numbered(n)] for n in range(BATCH)], policy_version=1)
+        lease = next(leases)
+        assert lease.policy_versions == [1] * BATCH
+        lease.ack()
+        leases.close()
 
 
 def test_groups_that_are_too_stale_expire_and_the_others_wait(

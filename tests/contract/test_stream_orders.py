@@ -14,6 +14,7 @@ import torch
 from redrb import ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Order, Prioritized, Score
+from redrb.stream.task.entries import member_of
 from tests.audit import audit
 from tests.frequencies import check_frequencies
 from tests.samples import numbered, numbers
@@ -249,6 +250,24 @@ def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(
     assert drawn == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("page", [2, 1000])
+def test_a_query_draws_groups_of_priority_zero_at_random_when_no_other_is_left(
+    client: Client, namespace: str, pages: Callable[..., None], page: int
+) -> None:
+    """Matches that are rare, and those that are found among the first places."""
+    pages(matched=page)
+    stream = stream_of(client, namespace, "prioritized", max_reads=0, tags=["kind"])
+    for number, priority in enumerate((0.0, 0.0, 0.0, 0.0, 1.0)):
+        stream.put(numbered(number), priority=priority, tags={"kind": "in"})
+    drawn = set()
+    for _ in range(100):
+        lease = stream.take(2, timeout=0, where={"kind": "in"})
+        assert 4 in numbers(lease)
+        drawn |= set(numbers(lease))
+        lease.release()
+    assert drawn == {0, 1, 2, 3, 4}
+
+
 @dataclass(frozen=True)
 class ByReward:
     """A user's order: draws groups by their priority as it is."""
@@ -301,6 +320,21 @@ def test_a_query_that_passes_over_heavy_groups_leaves_their_draws_random(
             first.update(numbers(lease))
     check_frequencies(first, [1 / 6] * 6)
     audit(stream)
+
+
+def test_groups_that_a_query_has_passed_over_in_vain_are_not_drawn_next(
+    client: Client, namespace: str, pages: Callable[..., None]
+) -> None:
+    pages(matched=16, sample=32)
+    stream = stream_of(client, namespace, "uniform", max_reads=0, tags=["kind"])
+    stream.join_group()
+    for number in range(32):
+        stream.put(numbered(number), tags={"kind": "out" if number < 16 else "in"})
+    ready = f"{stream._task.store.keys.prefix}ready:default"
+    for seq in range(1, 17):  # as if all that do not match had been lucky
+        assert client.execute("ZADD", ready, "XX", "CH", seq * 1e-9, member_of(seq)) == 1
+    stream.take(1, timeout=0, where={"kind": "in"}).release()
+    assert set(numbers(stream.take(16, timeout=0))) != set(range(16))
 
 
 def test_sums_of_weights_forget_a_large_one(client: Client, namespace: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.stream.take import taker
 from redrb.stream.take.calls import Take
 from tests.audit import audit
 from tests.samples import numbered, numbers
-from tests.scenes import until
+from tests.scenes import commands_run, until
 
 WOKEN_S = 10.0
 """Time for a waiter that is woken: less than LOOK_AGAIN_S of `only_wakes`."""
@@ -68,6 +69,28 @@ def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(
     assert not took.done()
     stream.put(numbered(3))
     assert took.result(timeout=WOKEN_S) == [1, 2, 3]
+
+
+def test_a_put_that_completes_no_batch_costs_little_more_while_a_take_waits(
+    real_url: str, namespace: str, pool: ThreadPoolExecutor
+) -> None:
+    with redrb.connect(real_url) as client, ExperienceStream(client, "t", namespace=namespace) as t:
+
+        def commands() -> int:
+            """Return how many commands the cheapest of some puts runs: heartbeats run others."""
+            costs = []
+            for number in range(4):
+                before = commands_run(client)
+                t.put(numbered(number))
+                costs.append(commands_run(client) - before)
+            return min(costs)
+
+        t.join_group()
+        unawaited = commands()
+        took = start_take(pool, t, 9)
+        assert commands() <= unawaited + 8  # 12 more if it looks whom it can wake
+        t.put(numbered(8))
+        assert len(took.result(timeout=WOKEN_S)) == 9
 
 
 def test_waiting_takes_are_woken_once_and_in_their_order(

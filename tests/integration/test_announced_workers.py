@@ -56,6 +56,7 @@ def test_processes_of_a_job_announce_themselves_and_their_end(
             trainer = next(one for one in found.values() if one.role == "trainer")
             assert trainer.weight_version > 0
             assert trainer.metrics.keys() >= {"reward"}
+            assert {one.weights_name for one in found.values()} == {trainer.weights_name} != {""}
             processes[2].send_signal(signal.SIGTERM)
             assert processes[2].wait(30) == 0
             seen(observer, lambda now: now["maker-b"].life == "ended")

@@ -509,6 +509,7 @@ def test_new_versions_reach_the_server_while_episodes_run(
     maker.run(until_new())
     timer.join()
     assert engine.version == 2
+    assert stream.worker.weights_name == "trainer_0"
     items = [item for group in _all(stream) for item in group]
     mixed = 0
     for item in items:
@@ -734,6 +735,34 @@ def test_a_version_that_cannot_be_loaded_does_not_keep_the_server_from_the_next(
             assert await weights.update(timeout=5) == 3
 
     asyncio.run(follow())
+
+
+def test_makers_of_one_machine_share_their_folder(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    """A version is written once, and stays until no maker's server may read it any more."""
+    publish = publisher(client, namespace)
+    loaded: list[Path] = []
+
+    class Server(SGLangEngine):
+        async def update(self, path: Path, version: int, label: str | None = None) -> None:
+            loaded.append(path)
+
+    one, other = (
+        EngineWeights(client, "trainer_0", Server("http://h"), tmp_path, namespace=namespace)
+        for _ in range(2)
+    )
+
+    def folders_after(*makers: EngineWeights) -> set[Path]:
+        for maker in makers:
+            asyncio.run(maker.update(timeout=5))
+        return {path for path in tmp_path.iterdir() if path.is_dir()}
+
+    publish(1, 1)
+    assert folders_after(one, other) == {loaded[0]} == {loaded[1]}
+    publish(2, 2)
+    assert folders_after(one) == {loaded[0], loaded[2]}
+    assert folders_after(other) == {loaded[2]} == {loaded[3]}
 
 
 def test_an_adapter_is_refused_by_name(

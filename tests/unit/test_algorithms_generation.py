@@ -157,6 +157,7 @@ def test_a_module_with_a_cache_is_used_without_it() -> None:
 def test_the_cache_of_transformers_is_passed_on_under_both_of_its_names() -> None:
     def counted(name: str, newest: Tensor, mask: Tensor, seen: Sequence[int]) -> SimpleNamespace:
         """Says that the token after the newest is the next higher one."""
+        assert newest.shape[1] == (1 if seen else 2)
         now = [*seen, *newest[0].tolist()]
         assert len(now) == mask.shape[1]
         logits = 99.0 * nn.functional.one_hot(newest + 1, 20).float()

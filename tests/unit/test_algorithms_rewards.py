@@ -235,6 +235,25 @@ def test_a_reward_that_lasts_too_long_costs_its_group() -> None:
     assert [math.isnan(each) for each in found] == [False] * 2 + [True] * 2 + [False] * 2
 
 
+def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("redrb.algorithms.calls.GRACE_S", 0.0)
+    over = threading.Event()
+
+    async def reward(completion: Completion) -> float:
+        if completion["answer"] == "b":
+            over.wait(60)
+        return 1.0
+
+    try:
+        found = made(Reward(reward, timeout=0.3)).reward.tolist()
+    finally:
+        over.set()
+    assert [math.isnan(each) for each in found[2:]] == [True] * 4
+    assert "calls are given up: they did not end in time" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["plain", "async", "batched"])
 def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind: str) -> None:
     def plain(completion: Completion) -> Any:

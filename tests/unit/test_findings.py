@@ -121,6 +121,7 @@ def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -
     one = with_worker("maker", life="dead", seen_s=31.0, rights=3, program="redrb-maker")
     [found] = [each for each in findings_of(one) if each.code == "dead-worker"]
     assert found.command == "redrb-maker RECIPE --task math"
+    assert "; it still holds 3 rights" in found.summary
     all_dead = tuple(replace(worker, life="dead") for worker in one.tasks[0].workers)
     alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
     commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}

@@ -25,9 +25,10 @@ local function is_common(query, n)
   return matched > 0 and 2 * n * all <= PAGE.matched * matched
 end
 
--- The first n members that match among the first places, and the others that lie before the last of them.
-local function drawn_by_place(query, n)
-  local most, chosen, passed, looked, step = math.min(query.size, PAGE.matched), {}, {}, 0, n
+-- The first n members that match among the `most` first places, and the others that lie before the last of
+-- them.
+local function drawn_by_place(query, most, n)
+  local chosen, passed, looked, step = {}, {}, 0, n
   while looked < most do -- bound: PAGE.matched
     local last = math.min(looked + step, most) - 1
     local page = redis.call('ZRANGE', query.whole.zset, looked, last)
@@ -75,9 +76,11 @@ local function first_where(group, pool, names, expr, n)
   end
   local query = prepare(pool, names, expr)
   local _, sources = plan(query, query.root, true)
-  if is_common(query, n) then
-    local chosen, passed = drawn_by_place(query, n)
-    if #chosen == n or query.size <= PAGE.matched then
+  local weighed = redis.call('ZCOUNT', query.whole.zset, '-inf', '(+inf') -- the others share one place
+  if weighed > 0 and is_common(query, n) then
+    local most = math.min(weighed, PAGE.matched)
+    local chosen, passed = drawn_by_place(query, most, n)
+    if #chosen == n or most == query.size then
       return chosen, passed
     end
     for _, member in ipairs(chosen) do
