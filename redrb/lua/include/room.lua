@@ -22,7 +22,7 @@ local function find_room(producer, put, count, bytes)
     end
   end
   if spi then
-    local allowed = math.min(inserts_left(put), 2 ^ 52) - count -- a rate may have no upper bound
+    local allowed = math.min(inserts_left(put), 2 ^ 53) - count -- a rate may have no upper bound
     if allowed < reserved_before('#room', producer, now, allowed, count) then
       return {outcome = 'full', setting = 'rate'}
     end
