@@ -45,6 +45,7 @@ CONSTANTS = {
         "1000": "power of two beyond all numbers",
     },
     "include/counted": {"53": "2^53, beyond which counting stands still"},
+    "include/room": {"53": "2^53, beyond which counting stands still"},
     "include/ranks": {"4096": "most ranks and steps of an undamaged task"},
     "include/task": {
         "1000": "ms of a second and us of a ms",
