@@ -204,7 +204,7 @@ NO_PAGES = {
     "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
     "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
     "redrb.stream.saving.records.MAX_GROUPS": "consumer groups of a file that is accepted",
-    "redrb.stream.saving.records.MAX_COUNT": "the size of a number",
+    "redrb.stream.task.facts.MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",
     "redrb.stream.saving.file._CHUNK_BYTES": "how a file is read",
     "redrb.stream.saving.records.MOST_ANCESTORS": "incarnations that a task remembers",
