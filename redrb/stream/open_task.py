@@ -346,13 +346,13 @@ class OpenTask:
         wanted = checked_ids(ids)
         if len(wanted) != len(numbers):
             raise ConfigError(f"{len(wanted)} ids and {len(numbers)} priorities: give one each.")
-        chosen: dict[int, dict[int, float]] = {}
+        chosen: dict[int, list[tuple[int, float]]] = {}
         for group, priority in zip(wanted, numbers, strict=True):
             number, seq = self._numbering.partition(group), self._numbering.seq(group)
             if seq:
-                chosen.setdefault(number, {})[seq] = priority
+                chosen.setdefault(number, []).append((seq, priority))
         if not chosen:
-            chosen[0] = {}  # one partition says whether the task keeps priorities
+            chosen[0] = []  # one partition says whether the task keeps priorities
 
         def update(number: int) -> int:
             return update_priorities(self._partitions[number].task, chosen[number])

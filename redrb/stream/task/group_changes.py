@@ -38,9 +38,9 @@ def settle(store: TaskStore, group: str, trained: Mapping[int, int], incarnation
     return Settled(acknowledged, refused)
 
 
-def update_priorities(task: Task, wanted: Mapping[int, float]) -> int:
+def update_priorities(task: Task, wanted: Sequence[tuple[int, float]]) -> int:
     """Change priorities, which the task must keep; returns how many groups are stored."""
-    ids, priorities = list(wanted), list(wanted.values())
+    ids, priorities = [seq for seq, _ in wanted], [priority for _, priority in wanted]
     if _order_of(task) is None:
         task.reopen()  # another process may have given it an order
     found = _update(task, ids, priorities)
