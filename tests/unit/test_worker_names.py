@@ -1,4 +1,4 @@
-"""Names of makers and weights, signals before the loops, and the demo's figures."""
+"""Names of weights, signals before the loops, and the demo's figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from redrb.errors import ConfigError
 from redrb.launch.history import History
 from redrb.recipe.job_settings import JobSettings
 from redrb.runtime.stopping import leaving_on_signals
-from redrb.workers.maker import _new_name
-
-
-def test_every_start_of_a_maker_has_a_name_of_its_own() -> None:
-    assert len({_new_name() for _ in range(100)}) == 100
 
 
 def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
