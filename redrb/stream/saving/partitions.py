@@ -59,8 +59,8 @@ def resume_partitions(stores: Sequence[TaskStore], directory: AnyPath) -> SavedT
     if len(stores) != len(files) or known != len(files):
         raise ConfigError(
             f"{source} holds a task with {len(files)} partitions, this one has {known}: resume "
-            f"into a task with partitions={len(files)}. To change the number, export the task and "
-            "import it."
+            f"into a task with partitions={len(files)}. To change the number, forward its groups "
+            "into another task, as docs/scaling.md shows."
         )
     waiting = unrestored(map(TaskFile, stores, files))
     if waiting:

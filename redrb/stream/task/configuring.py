@@ -18,8 +18,8 @@ from redrb.stream.task.stored_settings import caller, read_fields, settings_in
 
 FIXED = {
     "partitions": (
-        "every process finds a group by the partition that its id names. Save the groups with "
-        "`redrb export`, and import them into another task"
+        "every process finds a group by the partition that its id names. Forward its groups into "
+        "another task, as docs/scaling.md shows"
     ),
     "max_reads": (
         "the reads that stored groups have had are counted by the old number. Use another task, "
