@@ -117,7 +117,8 @@ class OpenTask:
         if refused:
             _log.warning(
                 "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
-                "the task was created anew since: their ids may be those of other groups now",
+                "the task was created anew since, or has another number of partitions: their ids "
+                "may be those of other groups now",
                 self.task,
                 refused,
             )
