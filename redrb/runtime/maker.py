@@ -12,19 +12,18 @@ from torch import Tensor, nn
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
+from redrb.connection.connecting import client_for
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
+from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
 from redrb.errors import ConfigError
 from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.announcements import JobEnd
-from redrb.runtime.buffer import client_for
 from redrb.runtime.callbacks import Callbacks, MakerCallback, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, parameters_of
 from redrb.runtime.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
-from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
