@@ -27,7 +27,7 @@ _log = logging.getLogger("redrb")
 
 
 class FitEnded(Exception):
-    """Raised where a batch is asked for after the loop was asked to end."""
+    """Raised where a batch is asked for after the loop was asked to end, or outside of `fit`."""
 
 
 @dataclass(kw_only=True)
@@ -102,7 +102,7 @@ class FreshBatches:
             FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
-        while self._together or not self.stop:
+        while self.is_taking and (self._together or not self.stop):
             loader = self._loader = self._loader or self._open_loader()
             with self._ending(loader.stop):
                 try:

@@ -120,9 +120,9 @@ def test_a_resume_into_an_emptied_redis_publishes_the_reference_policy_again(
     for step in (1, 2):
         with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
             trainer.begin()
-            weight: Any = trainer.plain_models["actor"].weight
+            weight: Any = trainer.plain_models["actor"].weight.data
             assert float(weight) == step - 1
-            weight.data += 1.0
+            weight += 1.0
             checkpoints = trainer._loop.checkpoints
             assert checkpoints is not None
             checkpoints.save(trainer.checkpointed(), Position(step=step), {})

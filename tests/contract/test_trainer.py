@@ -62,7 +62,7 @@ def test_a_trainer_needs_a_stream_and_a_batch_size(
         first.fit(1, 1)
         with pytest.raises(FitEnded):  # outside of `fit` there is none
             first.next_batch()
-        assert (first.weight_version, float(first.kept.weight)) == (2, 5.0)
+        assert (first.weight_version, float(first.kept.weight.detach())) == (2, 5.0)
         ledger = maker.stats().ledger  # a batch that was passed over is acknowledged with the step
         assert (ledger.acked, ledger.leased, ledger.waiting) == (6, 0, 2)
         found = WeightSubscriber(client, "adder", namespace=namespace).fetch()
@@ -71,4 +71,4 @@ def test_a_trainer_needs_a_stream_and_a_batch_size(
         assert second.resume()
         for _ in range(3):  # two calls of `fit` were done
             second.fit(1, 1)
-        assert float(second.kept.weight) == 13.0
+        assert float(second.kept.weight.detach()) == 13.0
