@@ -15,6 +15,7 @@ from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
 from redrb.algorithms.calls import Calls
 from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.models import evaluating
+from redrb.episodes.groups import samples_of
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
@@ -124,7 +125,9 @@ class RolloutGroups:
     def _group(self, prompt: Prompt, found: Any) -> list[BufferItem]:
         """Return the samples of a group, with its name; none if its rollout failed."""
         try:
-            items = _samples(found)
+            if isinstance(found, BaseException):
+                raise found
+            items = samples_of(found, "it")
         except Exception as error:  # noqa: BLE001 (what a rollout returned or raised)
             self._failed += 1
             _log.warning(
@@ -147,14 +150,3 @@ class RolloutGroups:
         for item in items:
             item.group_id = name
         return items
-
-
-def _samples(found: Any) -> list[BufferItem]:
-    """Return what a rollout returned as samples."""
-    if isinstance(found, BaseException):
-        raise found
-    items = split_experience_batch(found) if isinstance(found, Experience) else found
-    usable = isinstance(items, list | tuple)
-    if not usable or not items or not all(isinstance(item, BufferItem) for item in items):
-        raise RecordError(f"it returned {found!r:.80}: return the samples of the prompt.")
-    return list(items)

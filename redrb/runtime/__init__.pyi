@@ -1,7 +1,6 @@
 from .algorithm_trainers import AlgorithmTrainer as AlgorithmTrainer
 from .algorithm_trainers import DetachedGRPOTrainer as DetachedGRPOTrainer
 from .algorithm_trainers import DetachedPPOTrainer as DetachedPPOTrainer
-from .algorithm_trainers import GRPOMakerHolder as GRPOMakerHolder
 from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .callbacks import MakerCallback as MakerCallback
 from .callbacks import MakerEvents as MakerEvents
@@ -9,7 +8,6 @@ from .callbacks import TrainerCallback as TrainerCallback
 from .callbacks import TrainerEvents as TrainerEvents
 from .checkpoint import Stateful as Stateful
 from .maker import ExperienceMaker as ExperienceMaker
-from .maker import ExperienceMakerHolder as ExperienceMakerHolder
 from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
 from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
 from .stage import Stage as Stage

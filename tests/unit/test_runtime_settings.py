@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from redrb import ConfigError, DetachedTrainer
+from redrb import ConfigError, DetachedTrainer, ExperienceMakerHolder
 from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.fresh_batches import LoopSettings
-from redrb.runtime.maker import ExperienceMakerHolder
 from redrb.runtime.performance import parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 

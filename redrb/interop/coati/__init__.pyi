@@ -1,0 +1,2 @@
+from .holder import ExperienceMakerHolder as ExperienceMakerHolder
+from .holder import GRPOMakerHolder as GRPOMakerHolder
