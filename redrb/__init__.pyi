@@ -17,13 +17,13 @@ from .experience import Experience as Experience
 from .experience import Status as Status
 from .experience import make_experience_batch as make_experience_batch
 from .experience import split_experience_batch as split_experience_batch
+from .interop.coati import DetachedGRPOTrainer as DetachedGRPOTrainer
+from .interop.coati import DetachedPPOTrainer as DetachedPPOTrainer
+from .interop.coati import DetachedReplayBuffer as DetachedReplayBuffer
+from .interop.coati import DetachedTrainer as DetachedTrainer
 from .interop.coati import ExperienceMakerHolder as ExperienceMakerHolder
 from .interop.coati import GRPOMakerHolder as GRPOMakerHolder
 from .replay import ReplayBuffer as ReplayBuffer
-from .runtime import DetachedGRPOTrainer as DetachedGRPOTrainer
-from .runtime import DetachedPPOTrainer as DetachedPPOTrainer
-from .runtime import DetachedReplayBuffer as DetachedReplayBuffer
-from .runtime import DetachedTrainer as DetachedTrainer
 from .runtime import MakerCallback as MakerCallback
 from .runtime import Stage as Stage
 from .runtime import Strategy as Strategy

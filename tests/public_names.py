@@ -29,6 +29,7 @@ MODULES = (
     "redrb.engines",
     "redrb.episodes",
     "redrb.experience",
+    "redrb.interop.coati",
     "redrb.interop.torchrl",
     "redrb.interop.trl",
     "redrb.recipe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard
 
 import redis
@@ -101,6 +102,27 @@ def connect(
         raise
     client.retry_s, client.min_replicas = retry_s, min_replicas
     return client
+
+
+def client_for(client: Client | str | None) -> tuple[Client, AbstractContextManager[object]]:
+    """Return a client, and a context manager that closes it if it was opened here.
+
+    Args:
+        client: A client, which the user closes; a URL; or None for the variable REDRB_URL.
+
+    Raises:
+        ConfigError: The argument is something else, or there is no URL.
+        StoreUnavailable: No server answers at the URL.
+    """
+    if isinstance(client, Client):
+        return client, nullcontext()
+    if client is not None and not isinstance(client, str):
+        raise ConfigError(
+            f"the client is a {type(client).__name__}: pass the result of redrb.connect(url), or a "
+            "URL."
+        )
+    opened = connect(client)
+    return opened, opened
 
 
 def _connected(

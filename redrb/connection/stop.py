@@ -12,8 +12,26 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from redrb.checks import checked_number
+from redrb.errors import ConfigError
+
+STOP_TIMEOUT_S = 20.0
+"""Default of the seconds that a process may spend on Redis after a signal."""
+
 _LOOK_AGAIN_S = 0.1
 """Shortest pause between two looks whether the time is up."""
+
+
+def checked_stop_seconds(name: str, value: object) -> float:
+    """Return seconds that a process has after a signal.
+
+    Raises:
+        ConfigError: `value` is no number from 0 to the longest wait of a thread.
+    """
+    seconds = checked_number(name, value)
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"{name}={value!r:.80}: give seconds, 0 or more.")
+    return seconds
 
 
 class Stop:

@@ -12,7 +12,7 @@ from typing import Any
 
 from redrb.checks import checked_int, checked_number
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
+from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
 from redrb.episodes.groups import (
     Episode,
     EpisodeEngine,
@@ -25,7 +25,6 @@ from redrb.episodes.running import run_and_end
 from redrb.episodes.sink import Sink
 from redrb.errors import ConfigError, RedrbError, SendFailed
 from redrb.runtime.announcements import FollowedWeights, JobEnd
-from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")

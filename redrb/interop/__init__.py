@@ -1,4 +1,5 @@
-"""Trainers of other libraries on a task: `redrb.interop.trl` and `redrb.interop.torchrl`.
+"""Interfaces of other libraries on a task: `coati` (ColossalAI), `trl` and `torchrl`.
 
-Each module needs its library, which the extra of the same name installs: `trl`, `torchrl`.
+`redrb.interop.trl` and `redrb.interop.torchrl` need their libraries, which the extras of the same
+names install.
 """

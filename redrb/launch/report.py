@@ -19,13 +19,19 @@ _REMARKS = {
 
 
 def summary(seconds: float, history: History, stats: StreamStats | None) -> dict[str, Any]:
-    """Return the figures of a job, as `--json` prints them."""
+    """Return the figures of a job, over all its runs, as `--json` prints them.
+
+    Args:
+        seconds: Seconds of the newest run.
+    """
+    of_all = history.runs_s + seconds
     return {
         "reward_first": history.reward_first,
         "reward_last": history.reward_last,
-        "seconds": round(seconds, 2),
+        "seconds": round(of_all, 2),
+        "seconds_of_run": round(seconds, 2),
         "samples": history.samples,
-        "samples_per_second": round(history.samples / max(seconds, 1e-9), 1),
+        "samples_per_second": round(history.samples / max(of_all, 1e-9), 1),
         "staleness_mean": round(history.staleness_mean, 3),
         "staleness_max": history.staleness_max,
         "weight_versions": history.weight_version,
@@ -53,7 +59,10 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats | Non
     for name, value in (
         ("reward before", _reward(figures["reward_first"])),
         ("reward after", f"[bold]{_reward(figures['reward_last'])}[/bold]"),
-        ("seconds", f"{figures['seconds']:.1f}"),
+        (
+            "seconds of all runs / of this run",
+            f"{figures['seconds']:.1f} / {figures['seconds_of_run']:.1f}",
+        ),
         ("samples trained", f"{figures['samples']:,}"),
         ("samples a second", f"{figures['samples_per_second']:,.0f}"),
         ("optimizer steps", f"{history.steps:,}"),

@@ -118,7 +118,7 @@ class Run:
         return self._conclude(seconds, stats)
 
     def _in_folder(self, client: Client, url: str, owner: Owner) -> float:
-        """Run the workers; returns the seconds of all runs."""
+        """Run the workers; returns the seconds of this run."""
         if self.fresh:
             delete_job(client, self.job.recipe)
         if self.fresh or self.temporary:
@@ -143,7 +143,7 @@ class Run:
             seconds = time.perf_counter() - self._started
             self._failed = State.GIVEN_UP in supervisor.states.values()
             self._diary.write("finished", seconds=seconds, why=self._why)
-        return self._history.runs_s + seconds
+        return seconds
 
     def _introduce(self, client: Client) -> None:
         recipe, steps = self.job.recipe, self._history.steps

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 
 from redrb.algorithms import Reward, generate
 from redrb.algorithms.calls import GRACE_S, submit
@@ -67,37 +67,6 @@ def evaluated(
     return evaluation_of(found)
 
 
-def send_turns(turns: Sequence[Turn]) -> None:
-    """Send a batch to the other ranks, which call `received_turns`; an empty one is the end."""
-    numbers: list[int] = []
-    for turn in turns:
-        numbers += [turn.max_new_tokens, len(turn.stop), len(turn.tokens), *turn.stop, *turn.tokens]
-    _broadcast(torch.tensor([len(numbers)], dtype=torch.int64))
-    if numbers:
-        _broadcast(torch.tensor(numbers, dtype=torch.int64))
-
-
-def received_turns() -> list[Turn]:
-    """Return the next batch of the first rank; empty at the end."""
-    count = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
-    if not count:
-        return []
-    numbers = _broadcast(torch.zeros(count, dtype=torch.int64)).tolist()
-    turns, at = [], 0
-    while at < count:
-        most, stops, length = numbers[at : at + 3]
-        first = at + 3 + stops
-        turns.append(Turn(numbers[first : first + length], most, tuple(numbers[at + 3 : first])))
-        at = first + length
-    return turns
-
-
-def _broadcast(tensor: Tensor) -> Tensor:
-    tensor = tensor.to(group_device())
-    distributed.broadcast(tensor, 0)
-    return tensor
-
-
 def evaluated_episodes(
     recipe: EpisodeRecipe, actor: nn.Module, prompts: Sequence[Prompt]
 ) -> dict[str, Any] | None:
@@ -113,19 +82,23 @@ def evaluated_episodes(
     options = recipe.generation(generator)
     if not recipe.shard or world_size_here() == 1:
         return _evaluated(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
+
+    def of_first_rank(turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Return the turns of the first rank, on all ranks; none are the end."""
+        sent = [turns]
+        distributed.broadcast_object_list(sent, 0, device=group_device())
+        return sent[0]
+
     if rank_here() != 0:
-        while turns := received_turns():
+        while turns := of_first_rank(()):
             sampled_turns(actor, turns, options)
         return None
-
-    def sample(turns: Sequence[Turn]) -> list[Generation]:
-        send_turns(turns)
-        return sampled_turns(actor, turns, options)
-
     try:
-        return _evaluated(recipe, sample, prompts)
+        return _evaluated(
+            recipe, lambda turns: sampled_turns(actor, of_first_rank(turns), options), prompts
+        )
     finally:
-        send_turns(())
+        of_first_rank(())
 
 
 def _evaluated(

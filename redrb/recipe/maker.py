@@ -17,7 +17,7 @@ from torch import nn
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
+from redrb.connection.stop import Stop, checked_stop_seconds
 from redrb.errors import StoreError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
@@ -28,7 +28,6 @@ from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import MakerEvents, Strategy
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.maker import Maker, maker_stream
-from redrb.runtime.stopping import checked_stop_seconds
 from redrb.stream import ExperienceStream
 from redrb.weights import WeightSubscriber
 

@@ -78,7 +78,8 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
     def initialise(self, models: dict[str, nn.Module]) -> None:
         """Change the models before the first version is published, such as by supervised steps.
 
-        Only the first trainer of a job calls it; later ones load the published weights.
+        Only the first trainer of a job calls it; later ones load the published weights. Where Redis
+        has lost a reference policy, a trainer calls it again, and publishes the same policy.
         """
 
     def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, Any] | None:  # noqa: ARG002

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redrb.orders import known_order
+from redrb.runtime.world import world_size_here
 from redrb.stream import TaskSettings
+from redrb.stream.task.settings import may_give_rights
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, read_settings
 
@@ -27,6 +30,8 @@ def settings_of_trainer(client: Client, recipe: Recipe) -> TaskSettings:
     stay; a warning names those that differ from the recipe's.
     """
     wanted, stored = _settings(client, recipe)
+    if may_give_rights(wanted.as_stored()):
+        wanted = replace(wanted, groups_per_version=recipe.groups * world_size_here())
     if stored is not None:
         replaced = stored.implied & wanted.as_stored().keys()
         for name, here, there in _differing(wanted, stored):

@@ -1,4 +1,4 @@
-"""`RecipeTrainer`: the trainer of a recipe, on `DetachedTrainer`."""
+"""`RecipeTrainer`: the trainer of a recipe."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from torch.optim import Optimizer
 
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
+from redrb.connection.deadline import Deadline
 from redrb.errors import BatchTimeout, ConfigError
+from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
-from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
+from redrb.runtime import AccelerateStrategy, Stateful, Strategy
 from redrb.runtime.checkpoint import DeclaredSettings
 from redrb.runtime.sharded_models import give_all_ranks
+from redrb.runtime.trainer import Trainer, staleness
 from redrb.runtime.world import any_rank, rank_here, world_size_here
+from redrb.stream import ExperienceStream
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
 
-NOTHING_TO_TRAIN = (
-    "before this trainer began: to begin anew, use another --namespace, an empty Redis, or "
-    "`redrb run --fresh`"
-)
 
-
-class RecipeTrainer(AlgorithmTrainer):
+class RecipeTrainer(Trainer):
     """Trains a recipe's models on the makers' groups, publishes and evaluates them.
 
     On several ranks of torch.distributed the models are replicated, or with `shard` sharded, and
@@ -53,41 +52,37 @@ class RecipeTrainer(AlgorithmTrainer):
                 "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
                 "redrb.workers.trainer, or leave it out."
             )
-        strategy = Strategy(recipe.device or None)
-        if ranks > 1 or recipe.mixed_precision != "no" or recipe.gradient_checkpointing:
-            strategy = AccelerateStrategy(
-                recipe.device or None,
-                mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
-                gradient_checkpointing=recipe.gradient_checkpointing,
-                shard=recipe.shard,
-            )
-        self._device = strategy.device
-        self._reports = TrainerReport(self, recipe, write)
-        super().__init__(
-            lambda batch: dict(recipe.step(self._models, self._optimizers, batch)),
-            callbacks=[self._reports],
-            device=strategy.device,
-            experience_maker_holder_name_list=[],  # makers find the trainer by its name
-            train_batch_size=recipe.groups,
-            name=recipe.weights_name,
-            task=recipe.task_name,
-            client=client,
-            namespace=recipe.namespace,
-            timeout=recipe.idle_timeout,
-            lease_ms=recipe.lease_ms,
-            checkpoint_dir=recipe.checkpoints or None,
-            checkpoint_every=recipe.checkpoint_every,
-            rank=rank_here() if ranks > 1 else None,
-            world_size=ranks if ranks > 1 else None,
-            weights_dtype=recipe.weights_dtype,
-            agree=agreed_settings(recipe),
-            stop_timeout=recipe.stop_timeout,
-            step_limit=recipe.step_limit,
-            # the limit is in groups here, and need not be whole batches
-            implied=settings_of_trainer(client, recipe),
+        strategy = AccelerateStrategy(
+            recipe.device or None,
+            mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
+            gradient_checkpointing=recipe.gradient_checkpointing,
+            shard=recipe.shard,
         )
+        self._reports = TrainerReport(self, recipe, self._evaluate, write)
         with ExitStack() as undo:
-            undo.callback(self.close)
+            stream = undo.enter_context(
+                ExperienceStream(
+                    *(client, recipe.task_name),
+                    namespace=recipe.namespace,
+                    lease_ms=recipe.lease_ms,
+                    implied=settings_of_trainer(client, recipe),
+                )
+            )
+            super().__init__(
+                *(client, stream, recipe.groups),
+                name=recipe.weights_name,  # by which makers find the trainer
+                callbacks=[self._reports],
+                device=strategy.device,
+                timeout=recipe.idle_timeout,
+                checkpoint_dir=recipe.checkpoints or None,
+                checkpoint_every=recipe.checkpoint_every,
+                rank=rank_here() if ranks > 1 else None,
+                world_size=ranks if ranks > 1 else None,
+                weights_dtype=recipe.weights_dtype,
+                agree=agreed_settings(recipe),
+                stop_timeout=recipe.stop_timeout,
+                step_limit=recipe.step_limit,
+            )
             self._place_models(strategy)  # it is announced before that, which may take long
             undo.pop_all()
 
@@ -107,14 +102,16 @@ class RecipeTrainer(AlgorithmTrainer):
         """The models without the wrappers of ranks."""
         return {name: unwrapped(model) for name, model in self._models.items()}
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether this rank takes part in evaluations."""
-        return rank_here() == 0 or self._recipe.shard
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        """Take the recipe's step and return its metrics, and how stale the samples are."""
+        metrics = self._recipe.step(self._models, self._optimizers, experience)
+        return {**metrics, **staleness(experience, self.weight_version)}
 
-    def models_to_send(self) -> dict[str, nn.Module]:
-        """Return the recipe's models."""
-        return self._models
+    def send_weights(self) -> None:
+        """Publish the recipe's models, and report the version."""
+        began = time.perf_counter()
+        self.push_weights(self._models)
+        self._reports.published(self.published, time.perf_counter() - began)
 
     def checkpointed(self) -> Mapping[str, Stateful]:
         """Return models and optimizers, and the settings with which the recipe made these."""
@@ -124,12 +121,15 @@ class RecipeTrainer(AlgorithmTrainer):
 
     def begin(self) -> None:
         """Go on from the newest checkpoint or published weights, or publish the first ones."""
-        resumed = self.resume()
         published, models = True, self._whole or self.plain_models
-        if rank_here() == 0:
+        initialised = rank_here() == 0 and self._publish_reference(models)
+        resumed = self.resume()
+        if rank_here() == 0 and not resumed:
             for model in models.values():
-                model.to(self._device)
-            published = self._load_or_initialise(models, resumed=resumed)
+                model.to(self.device)
+            published = bool(self.take_over(models))
+            if not (published or initialised):
+                self._recipe.initialise(models)
         if world_size_here() > 1 and not (resumed and self._recipe.shard):
             give_all_ranks(self.plain_models, models)
         self._whole = None
@@ -137,8 +137,27 @@ class RecipeTrainer(AlgorithmTrainer):
         reward = self.reward_at_end if rank_here() == 0 else None
         over = any_rank(reward is not None and reward >= self._recipe.target_reward)
         if any_rank(not published) or (resumed and not over):
-            self.sync_models_to_remote_makers()
+            with Deadline(budget=self._stop):
+                self.send_weights()
         self._reports.begin(self._loop.position.step)
+
+    def _publish_reference(self, models: dict[str, nn.Module]) -> bool:
+        """Publish the reference policy if there is none; returns whether `models` are initialised.
+
+        It comes before the weights, so that a trainer that dies between the two leaves no gap.
+        Where Redis was emptied, the seed makes the same first weights again, before a checkpoint
+        replaces them.
+        """
+        recipe = self._recipe
+        reference, name = recipe.reference(models), recipe.reference_name
+        known = WeightSubscriber(self._connection, name, namespace=recipe.namespace)
+        if reference is None or known.latest() is not None:
+            return False
+        for model in models.values():
+            model.to(self.device)
+        recipe.initialise(models)
+        WeightPublisher(self._connection, name, namespace=recipe.namespace).publish(reference)
+        return True
 
     def work(self) -> None:
         """Train until the end; publish and evaluate the last weights.
@@ -171,44 +190,26 @@ class RecipeTrainer(AlgorithmTrainer):
         if self.stopped in signal.Signals.__members__:
             why = f"it was asked to, after {reports.steps} steps at weight version {version}"
         else:
-            advice = "" if reports.trained or not reports.reached else f", {NOTHING_TO_TRAIN}"
-            why = f"{self.stopped} at weight version {version}{advice}"
+            why = f"{self.stopped} at weight version {version}"
+            if reports.reached and not reports.trained:
+                why += (
+                    ", before this trainer began: to begin anew, use another --namespace, an empty "
+                    "Redis, or `redrb run --fresh`"
+                )
         self.end_job(why, reward=reports.reward)
         return why
 
     @torch.no_grad()
-    def evaluate(self) -> Mapping[str, Any] | None:
-        """Return the recipe's evaluation of the current weights."""
+    def _evaluate(self) -> Mapping[str, Any] | None:
+        """Return the recipe's evaluation of the current weights; None on ranks that have none."""
+        if rank_here() != 0 and not self._recipe.shard:
+            return None
         models = self.plain_models
         with evaluating(*models.values()):
             return self._recipe.evaluate(models)
 
-    def _load_or_initialise(self, models: dict[str, nn.Module], *, resumed: bool) -> bool:
-        """Load the published weights, except after a checkpoint; publish a reference policy."""
-        recipe = self._recipe
-        reference = recipe.reference(models)
-        known = WeightSubscriber(
-            self._connection, recipe.reference_name, namespace=recipe.namespace
-        )
-        first = not resumed and known.latest() is None
-        if reference is not None and first:
-            # before the weights, so that a trainer that dies between the two leaves no gap
-            recipe.initialise(models)
-            WeightPublisher(
-                self._connection, recipe.reference_name, namespace=recipe.namespace
-            ).publish(reference)
-        if resumed or self.take_over(models):
-            return True
-        if reference is None or not first:
-            recipe.initialise(models)
-        return False
-
-    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
-        began = time.perf_counter()
-        super()._update_remote_makers(fully_update, **config)
-        self._reports.published(self.published, time.perf_counter() - began)
-
     def _publish(self) -> None:
         """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
-            self.sync_models_to_remote_makers()
+            with Deadline(budget=self._stop):
+                self.send_weights()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.recipe import Recipe
 from redrb.runtime import TrainerEvents
+from redrb.runtime.trainer import Trainer
 from redrb.runtime.world import mean_over_ranks, rank_here
 from redrb.weights import WeightVersion
-
-if TYPE_CHECKING:
-    from redrb.recipe.trainer import RecipeTrainer
 
 _log = logging.getLogger("redrb")
 
@@ -33,12 +31,23 @@ class TrainerReport(TrainerEvents):
         reward: The evaluated reward that has reached the target; None: none has.
     """
 
-    def __init__(self, trainer: RecipeTrainer, recipe: Recipe, write: Write) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        recipe: Recipe,
+        evaluation: Callable[[], Mapping[str, Any] | None],
+        write: Write,
+    ) -> None:
+        """Report of a trainer.
+
+        Args:
+            evaluation: Returns the recipe's evaluation of the current weights; None: it has none.
+        """
         super().__init__(write)
         self.trained = self.unpublished = 0
         self.reached = False
         self.reward: float | None = None
-        self._trainer, self._recipe = trainer, recipe
+        self._trainer, self._recipe, self._evaluation = trainer, recipe, evaluation
         self._evaluated: int | None = None
         self._started = time.perf_counter()
         self._waited_s = 0.0
@@ -122,7 +131,7 @@ class TrainerReport(TrainerEvents):
             return
         self._evaluated = self.steps
         trainer = self._trainer
-        found = trainer.evaluate() if trainer.evaluates else None
+        found = self._evaluation()
         total, batches = mean_over_ranks([sum(self._rewards), float(len(self._rewards))])
         self._rewards = []
         if rank_here() != 0:
@@ -152,10 +161,8 @@ class TrainerReport(TrainerEvents):
         The first weights, which nobody has trained, reach no target: a target of 0 would end each
         job whose rewards are not negative before it has begun.
         """
-        target, is_trained = (
-            self._recipe.target_reward,
-            self.steps or self._trainer.weight_version > 1,
-        )
+        target = self._recipe.target_reward
+        is_trained = self.steps or self._trainer.weight_version > 1
         if is_trained and reward is not None and reward >= target:
             self.reached, self.reward = True, float(reward) if math.isfinite(reward) else None
             self._trainer.stop(f"{name} {reward:.3f} has reached the target {target:g}")

@@ -1,4 +1,4 @@
-"""ColossalAI's detached runtime on Redis: trainers and makers, each in a separate process.
+"""Trainers, makers and stages on Redis, each in a separate process.
 
 Public names stand in `__init__.pyi` and load at their first use, so that a worker can handle
 signals before torch is imported.

@@ -1,7 +1,3 @@
-from .algorithm_trainers import AlgorithmTrainer as AlgorithmTrainer
-from .algorithm_trainers import DetachedGRPOTrainer as DetachedGRPOTrainer
-from .algorithm_trainers import DetachedPPOTrainer as DetachedPPOTrainer
-from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .callbacks import MakerCallback as MakerCallback
 from .callbacks import MakerEvents as MakerEvents
 from .callbacks import TrainerCallback as TrainerCallback
@@ -13,4 +9,3 @@ from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvalua
 from .stage import Stage as Stage
 from .strategy import AccelerateStrategy as AccelerateStrategy
 from .strategy import Strategy as Strategy
-from .trainer import DetachedTrainer as DetachedTrainer

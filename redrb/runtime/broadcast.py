@@ -12,10 +12,10 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import maker_key, trainer_key
 from redrb.runtime.announcements import MAX_REASON, Announcement, AnnouncementReader, announce
+from redrb.runtime.sharded_models import whole_tensors
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.tensors.dtypes import published_dtype
-from redrb.weights.tensors.names import models_tensors
 from redrb.weights.tensors.wrapping import unwrapped
 from redrb.weights.wire.lora_config import LoraConfig
 
@@ -38,10 +38,15 @@ class Broadcast:
         trainer: str,
         makers: Sequence[str],
         *,
+        publishes: bool = True,
         dtype: str | torch.dtype | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        """Announce the trainer to its makers; of ranks only the first `publishes`."""
         published_dtype(dtype)  # checked before anything is sent
+        self._publishes, self._gathered = publishes, dict[str, Tensor]()
+        if not publishes:
+            makers, settings = (), None
         self._client, self._namespace, self._trainer = client, namespace, trainer
         self._dtype = dtype
         self._publisher: WeightPublisher | None = None
@@ -67,50 +72,27 @@ class Broadcast:
             announce(client, self._keys, newest)
         self._keys.append(self._trainer_key)
 
-    def take_over(self, models: Mapping[str, nn.Module], *, fence: bool) -> int:
-        """Load the newest version; with `fence`, also fence earlier trainers of this name.
-
-        Returns:
-            Its number, 0 if nothing is published.
-
-        Raises:
-            WeightMismatch: The version does not fit the models, which keep their weights.
-        """
-        if fence:
+    def take_over(self, models: Mapping[str, nn.Module]) -> int:
+        """Load the newest version; the rank that publishes also fences earlier trainers."""
+        if self._publishes:
             self._fence_others()
         inner = {name: unwrapped(model) for name, model in models.items()}
         loaded = self._subscriber().poll(inner)
         version = loaded.version if loaded else 0
-        if fence and self._newest_announcement().version < version:
+        if self._publishes and self._newest_announcement().version < version:
             # the earlier trainer died before it announced it
             announce(self._client, self._keys, replace(self._announcement, version=version))
         self.version = max(self.version, version)
         return version
 
-    def push(
-        self,
-        models: Mapping[str, nn.Module],
-        *,
-        tensors: Mapping[str, Tensor] | None = None,
-        fully: bool,
-        lora_only: bool = False,
-    ) -> int:
-        """Publish the models' weights and announce them to makers; return the version.
-
-        Args:
-            tensors: Their whole tensors, as `whole_tensors` returns them; default: the live ones.
-            fully: With `lora_only`, publish all weights before the adapter.
-            lora_only: Publish only the LoRA adapter, once there are weights to which it belongs.
-
-        Raises:
-            ConfigError: `lora_only`, and no model has LoRA layers.
-            PublisherFenced: Another trainer of this name was started after this one.
-        """
-        inner = {name: unwrapped(model) for name, model in models.items()}
-        live = models_tensors(inner)
-        if lora_only and any(hasattr(tensor, "full_tensor") for tensor in live.values()):
+    def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
+        """Publish and announce weights; all ranks call it. See `Trainer.push_weights`."""
+        tensors = whole_tensors(models, self._gathered)
+        if not self._publishes:
+            return self.version
+        if lora_only and self._gathered:
             raise ConfigError("update_lora_weights cannot send LoRA weights of sharded models.")
-        adapter = _adapter(inner) if lora_only else None
+        adapter = _adapter(models) if lora_only else None
         publisher = self._fence_others()
         self.published = ()
         if (
@@ -119,7 +101,7 @@ class Broadcast:
             or not self._announcement.version
             or self._subscriber().latest() is None  # Redis has lost what the adapter belongs to
         ):
-            self.published += (publisher.publish(live if tensors is None else tensors),)
+            self.published += (publisher.publish(tensors),)
         if adapter is not None:
             self.published += (publisher.publish_lora(adapter),)
         self.version = self.published[-1].version
@@ -128,11 +110,9 @@ class Broadcast:
         return self.version
 
     def end_job(self, why: str, reward: float | None = None) -> None:
-        """Announce that the job is over, with the newest version and the last reward.
-
-        Raises:
-            StoreUnavailable: Redis stayed away; some makers may have the announcement.
-        """
+        """Announce that the job is over, with the newest version and the last reward."""
+        if not self._publishes:
+            return
         newest = self._newest_announcement()
         newest = replace(newest, ended=why[:MAX_REASON] or "it is over", reward=reward)
         announce(self._client, self._keys, newest)
@@ -159,7 +139,7 @@ def _adapter(
     tensors: dict[str, Tensor] = {}
     configs: dict[str, LoraConfig] = {}
     for model, module in models.items():
-        layers, settings = lora_of(module)
+        layers, settings = lora_of(unwrapped(module))
         tensors.update({f"{model}.{name}": tensor for name, tensor in layers.items()})
         configs.update({f"{model}.{layer}": config for layer, config in settings.items()})
     if not tensors:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
+from typing import IO, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import msgpack
 import numpy as np
@@ -30,6 +30,7 @@ from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
+from redrb.runtime.world import rank_here, world_size_here
 from redrb.staging import staging, sync_folder
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
@@ -148,6 +149,15 @@ class Checkpoints:
     directory: Path
     owner: str
     keep: int = 1
+
+    @classmethod
+    def of_rank(cls, directory: str | Path, owner: str, rank: int | None) -> Self:
+        """Return the checkpoints of a trainer; each rank of several has a directory in this one."""
+        if rank is None and world_size_here() == 1:
+            return cls(Path(directory), owner)
+        # two are kept: ranks resume from the newest step of which all of them have a checkpoint
+        number = rank_here() if rank is None else rank
+        return cls(Path(directory) / f"rank-{number}", owner, keep=2)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, the newest last."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from redrb.algorithms.calls import attempt
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection.deadline import Deadline, here
-from redrb.connection.stop import Stop
+from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
 from redrb.errors import (
     BatchTimeout,
     ConfigError,
@@ -28,7 +28,6 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem
 from redrb.metrics.events import Write
-from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
 

@@ -1,31 +1,27 @@
-"""`DetachedTrainer`: trains on experience from makers and sends them new weights."""
+"""`Trainer`: trains on the groups of a stream, sends makers new weights, and ends the job."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.connection.stop import Stop
-from redrb.errors import ConfigError
-from redrb.experience import BufferItem, Experience
+from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
+from redrb.experience import Experience
+from redrb.experience.records import per_sample
 from redrb.keys import check_name, consumer_key
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.buffer import DetachedReplayBuffer, client_for, implied_limit
-from redrb.runtime.callbacks import Callbacks, TrainerCallback, refuse_hooks
-from redrb.runtime.checkpoint import Stateful, stateful_parts
-from redrb.runtime.fresh_batches import Acknowledge, LoopSettings
-from redrb.runtime.sharded_models import whole_tensors
-from redrb.runtime.stopping import STOP_TIMEOUT_S, checked_stop_seconds
+from redrb.runtime.callbacks import Callbacks, TrainerCallback
+from redrb.runtime.checkpoint import Checkpoints, Stateful, stateful_parts
+from redrb.runtime.fresh_batches import Acknowledge, FreshBatches
 from redrb.runtime.training_loop import TrainingLoop
 from redrb.runtime.world import any_rank, default_device
 from redrb.stream import ExperienceStream
@@ -34,14 +30,12 @@ from redrb.weights import WeightVersion
 _log = logging.getLogger("redrb")
 
 
-def replace_predecessor(
-    client: Client, namespace: str, trainer: str, stream: ExperienceStream
-) -> None:
+def replace_predecessor(client: Client, trainer: str, stream: ExperienceStream) -> None:
     """Requeue at once all groups that an earlier trainer of this name leases.
 
     Trainers that share a task as ranks need no such call: `take` requeues for them.
     """
-    key = consumer_key(namespace, trainer)
+    key = consumer_key(stream.namespace, trainer)
     client = client.at(key)
     noted = client.execute("GET", key)
     task, _, consumer = (noted or b"").decode(errors="replace").partition(" ")
@@ -54,31 +48,32 @@ def replace_predecessor(
     client.execute("SET", key, f"{stream.task} {stream.consumer}")
 
 
-class DetachedTrainer(ABC):
+def staleness(experience: Experience, current_version: int) -> dict[str, float]:
+    """Return how many versions the samples are behind, mean and most; empty without versions."""
+    versions = per_sample(experience, "policy_version", len(experience))
+    behind = [max(0, current_version - version) for version in versions if version is not None]
+    if not behind:
+        return {}
+    return {"staleness_mean": sum(behind) / len(behind), "staleness_max": float(max(behind))}
+
+
+class Trainer(ABC):
     """Base of trainers whose experience is made in other processes.
 
-    Source: `coati.ray.detached_trainer_base`. There it is a Ray actor that makers find by name;
-    here it is an object in any process, and makers find its buffer in Redis, as the task of the
-    trainer's name. A subclass defines the training step and sends the weights; it may also override
-    `_buffer_sample`. Checkpoints hold all attributes of the trainer that have a `state_dict`.
-    Delivery is at least once: a batch is acknowledged after its step, or after the checkpoint that
-    holds the step.
+    A subclass defines the training step, and sends the weights to the makers, which find the
+    trainer by its name; it may also override `next_batch` and `checkpointed`. Delivery is at least
+    once: a batch is acknowledged after its step, or after the checkpoint that holds the step.
 
     Args:
-        experience_maker_holder_name_list: Makers that get the weights. It may be empty: makers that
-            no trainer names can follow this one by themselves.
-        train_batch_size: Samples in a batch, of each rank.
-        buffer_limit: Most batches that wait; makers wait beyond it. Batches that were taken for
-            training do not count. 0: no limit.
-        dataloader_pin_memory: Pin batches for the copy to an accelerator.
-        callbacks: Objects whose hooks are called while `fit` runs.
-        debug: Log the metrics of each step.
+        client: Connection to Redis, for the weights.
+        stream: The stream that batches are taken from; `close` closes it.
+        batch_size: Groups in a batch, of each rank.
         name: Name under which makers find the trainer. A trainer that is started again under the
             name of a dead one gets the dead one's batches at once.
-        client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
-        task: Task of the buffer; default: the trainer's name.
-        namespace: Keeps experiments on one server apart.
+        makers: Names of makers that get the weights; others may follow the trainer by themselves.
+        callbacks: Objects whose hooks are called while `fit` runs.
         device: Device on which batches are trained; default: the accelerator, if there is one.
+        pin_memory: Pin batches for the copy to an accelerator.
         prefetch: Batches prepared while a step runs; 0: each is taken when it is needed. A bound of
             staleness holds for prefetched batches too, when their step begins; without a bound,
             and with `rank`, each makes batches one step staler.
@@ -94,55 +89,33 @@ class DetachedTrainer(ABC):
         weights_dtype: Dtype in which weights are sent, such as "bfloat16"; default: the models'.
             `take_over` loads the weights as they were sent.
         agree: Settings, by name and as texts, in which makers must agree with this trainer: makers
-            that were given others (`ExperienceMakerHolder(agree=)`) end with `ConfigError`.
+            that were given others end with `ConfigError`.
         stop_timeout: Seconds that `fit`, the last update of the makers and `close` may spend on
             Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
             is finished and does not count.
         step_limit: Seconds after which `redrb doctor`, top and the page say that a step hangs; 0:
             ten times the longest step of late, and at least a minute.
-        stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
-            version that this trainer has sent last; makers then wait for the right to begin groups,
-            and `fit` sets `groups_per_version` to the groups of `update_steps` batches.
 
     Raises:
         ConfigError: A name, number or option cannot be used.
         StoreUnavailable: Redis could not be reached.
 
-    Example:
-        >>> class MyTrainer(redrb.DetachedTrainer):
-        ...     def training_step(self, experience):
-        ...         return {"loss": self.step(experience)}
-        ...     def _update_remote_makers(self, fully_update=False, **config):
-        ...         self.push_weights({"actor": self.actor}, fully_update=fully_update)
-        >>> trainer = MyTrainer(["maker_0"], train_batch_size=8, name="trainer_0")
-        >>> trainer.sync_models_to_remote_makers()
-        >>> trainer.fit(total_steps=1000, update_steps=100, train_epochs=2)
-
     Attributes:
         name: Name of the trainer.
-        buffer: The trainer's buffer.
         device: Device on which batches are trained.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse hooks of coati that would not be called."""
-        super().__init_subclass__(**options)
-        refuse_hooks(cls, TrainerCallback)
-
     def __init__(
         self,
-        experience_maker_holder_name_list: Sequence[str],
-        train_batch_size: int = 8,
-        buffer_limit: int = 0,
-        dataloader_pin_memory: bool = True,  # noqa: FBT001 (coati has it by position)
-        callbacks: Sequence[TrainerCallback] = (),
-        debug: bool = False,  # noqa: FBT001 (coati has it by position)
+        client: Client,
+        stream: ExperienceStream,
+        batch_size: int,
         *,
         name: str = "trainer_0",
-        client: Client | str | None = None,
-        task: str | None = None,
-        namespace: str = "default",
+        makers: Sequence[str] = (),
+        callbacks: Sequence[TrainerCallback] = (),
         device: str | torch.device | None = None,
+        pin_memory: bool = True,
         prefetch: int = 1,
         timeout: float | None = None,
         ack: Acknowledge = "step",
@@ -154,61 +127,44 @@ class DetachedTrainer(ABC):
         agree: Mapping[str, str] | None = None,
         stop_timeout: float = STOP_TIMEOUT_S,
         step_limit: float = 0.0,
-        **stream_options: Any,
     ) -> None:
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
-        settings = LoopSettings(
+        self._rank, self._stream = rank, stream
+        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
+        checked = Callbacks(callbacks, TrainerCallback)
+        batches = FreshBatches(
+            stream=stream,
+            size=checked_int("batch_size", batch_size, 1) * (world_size or 1),
+            stop=self._stop,
+            callbacks=checked,
+            ack=ack,
             device=self.device,
-            pin_memory=dataloader_pin_memory,
+            pin_memory=pin_memory,
             prefetch=prefetch,
             timeout=timeout,
             rank=rank,
             world_size=world_size,
-            ack=ack,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
         )
-        self._rank, task = rank, name if task is None else task
-        checkpoints = settings.checkpoints(f"trainer {name!r}, task {namespace}:{task}")
-        self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
-        checked = Callbacks(callbacks, TrainerCallback)
-        self._loop = TrainingLoop(self, settings, checkpoints, checked, self._stop, debug)
-        step_limit = checked_stop_seconds("step_limit", step_limit)
-        if isinstance(experience_maker_holder_name_list, str):
-            raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
-        self._client, self._client_scope = client_for(client)
-        with ExitStack() as undo:
-            undo.push(self._client_scope)
-            if "limit" in stream_options:
-                raise ConfigError("give buffer_limit, in batches, instead of limit.")
-            size, partitions = train_batch_size * (world_size or 1), "partitions" in stream_options
-            # a run that goes on with another batch size or buffer_limit has another limit, or none
-            implied = implied_limit(max(0, buffer_limit) * size, parted=partitions)
-            self.buffer = DetachedReplayBuffer(
-                size,
-                buffer_limit,
-                client=self._client,
-                task=task,
-                namespace=namespace,
-                **{"implied": implied, **stream_options},
-            )
-            undo.callback(self.buffer.close)
-            self.buffer.stream.join_group()  # its ledger counts from now on, not from a first batch
-            makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
-            self._gathered: dict[str, Tensor] = {}  # whole tensors of sharded models
-            self._broadcast = Broadcast(
-                *(self._client, namespace, name, makers),
-                dtype=weights_dtype,
-                settings=None if rank else agree,
-            )
-            worker = self.buffer.stream.worker
-            worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
-            worker.weights_name, worker.steps.limit_s = name, step_limit
-            worker.begins()
-            if rank is None:
-                replace_predecessor(self._client, namespace, name, self.buffer.stream)
-            undo.pop_all()
+        checkpoints = None
+        if checkpoint_dir is not None:
+            owner = f"trainer {name!r}, task {stream.namespace}:{stream.task}"
+            checkpoints = Checkpoints.of_rank(checkpoint_dir, owner, rank)
+        self._loop = TrainingLoop(self, batches, checkpoints, checkpoint_every, checked)
+        worker = stream.worker
+        worker.steps.limit_s = checked_stop_seconds("step_limit", step_limit)
+        worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
+        stream.join_group()  # its ledger counts from now on, not from a first batch
+        self._broadcast = Broadcast(
+            *(client, stream.namespace, name, makers),
+            publishes=not rank,
+            dtype=weights_dtype,
+            settings=agree,
+        )
+        worker.weights_name = name
+        worker.begins()
+        if rank is None:
+            replace_predecessor(client, name, stream)
 
     def __enter__(self) -> Self:
         return self
@@ -221,13 +177,20 @@ class DetachedTrainer(ABC):
         """Train on one batch and return metrics by name."""
 
     @abstractmethod
-    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
-        """Send new weights to the makers: call `push_weights` with the models.
+    def send_weights(self) -> None:
+        """Send new weights to the makers: call `push_weights` with the models."""
 
-        Args:
-            fully_update: Send all weights, not only those of LoRA.
-            config: Arguments of `sync_models_to_remote_makers`.
+    def next_batch(self) -> Experience:
+        """Return a fresh batch; `fit` calls it once for each step of an episode's first epoch.
+
+        An override may change the batch, or call this several times; all batches that it has taken
+        are acknowledged with the step.
         """
+        return self._loop.batches.next()
+
+    def checkpointed(self) -> Mapping[str, Stateful]:
+        """Return the parts of a checkpoint, by name; default: attributes with a `state_dict`."""
+        return stateful_parts(self)
 
     @property
     def weight_version(self) -> int:
@@ -242,7 +205,7 @@ class DetachedTrainer(ABC):
     @property
     def wait_for_batch_s(self) -> float:
         """Seconds that `fit` has waited for batches until now."""
-        return self._loop.wait_for_batch_s
+        return self._loop.batches.wait_for_batch_s
 
     @property
     def reward_at_end(self) -> float | None:
@@ -314,8 +277,7 @@ class DetachedTrainer(ABC):
         with Deadline(budget=self._stop):
             if any_rank(self._stop.by_signal):
                 return False
-            if not self._rank:
-                self._broadcast.end_job(why, reward)
+            self._broadcast.end_job(why, reward)
         return True
 
     def resume(self) -> bool:
@@ -328,16 +290,6 @@ class DetachedTrainer(ABC):
             DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
         """
         return self._loop.resume()
-
-    def checkpointed(self) -> Mapping[str, Stateful]:
-        """Return the parts of a checkpoint, by name; default: attributes with a `state_dict`."""
-        return stateful_parts(self)
-
-    def sync_models_to_remote_makers(self, **config: Any) -> None:
-        """Send all weights to the makers; makers that wait for their first weights begin."""
-        with Deadline(budget=self._stop):
-            self.resume()
-            self._update_remote_makers(fully_update=True, **config)
 
     def take_over(self, models: Mapping[str, nn.Module]) -> int:
         """Load the weights that a trainer of this name has published last.
@@ -355,7 +307,7 @@ class DetachedTrainer(ABC):
             WeightMismatch: The weights do not fit the models, which are unchanged.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
-        return self._broadcast.take_over(models, fence=not self._rank)
+        return self._broadcast.take_over(models)
 
     def push_weights(
         self, models: Mapping[str, nn.Module], *, fully_update: bool = False, lora: bool = False
@@ -376,40 +328,13 @@ class DetachedTrainer(ABC):
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
-        state = whole_tensors(models, self._gathered)
-        if self._rank:
-            return self._broadcast.version
-        version = self._broadcast.push(models, tensors=state, fully=fully_update, lora_only=lora)
-        self.buffer.stream.worker.weight_version = version
-        self.buffer.stream.advance(version)  # max_staleness counts from it
+        version = self._broadcast.push(models, fully=fully_update, lora_only=lora)
+        if not self._rank:
+            self._stream.worker.weight_version = version
+            self._stream.advance(version)  # max_staleness counts from it
         return version
 
-    def buffer_get_length(self) -> int:
-        """Return the number of full batches that wait; safe while training runs."""
-        return self.buffer.get_length()
-
-    def buffer_append(self, experience: Experience) -> None:
-        """Put a batch of samples into the buffer; safe while training runs."""
-        self.buffer.append(experience)
-
-    def buffer_extend(self, items: Sequence[BufferItem]) -> None:
-        """Put samples into the buffer; safe while training runs."""
-        self.buffer.extend(items)
-
-    @property
-    def detached_replay_buffer(self) -> DetachedReplayBuffer:
-        """The trainer's buffer, by its name in coati."""
-        return self.buffer
-
-    def _buffer_sample(self) -> Experience:
-        """Return a fresh batch; `fit` calls it once for each step of an episode's first epoch.
-
-        An override may change the batch, or call this several times; all batches that it has taken
-        are acknowledged with the step.
-        """
-        return self._loop.next_batch()
-
     def close(self) -> None:
-        """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
-        with self._client_scope, Deadline(budget=self._stop):
-            self.buffer.close()
+        """Requeue leased batches and close the stream."""
+        with Deadline(budget=self._stop):
+            self._stream.close()

@@ -6,74 +6,91 @@ import logging
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from redrb.algorithms.experience_makers import RAW_REWARD
+from redrb.checks import checked_int
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.callbacks import Callbacks
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
-from redrb.runtime.fresh_batches import FitEnded, FreshBatches, LoopSettings, reject_incomplete
+from redrb.runtime.fresh_batches import FitEnded, FreshBatches, reject_incomplete
 from redrb.runtime.world import any_rank, newest_common_step, world_size_here
 from redrb.stream import Lease
-
-if TYPE_CHECKING:
-    from redrb.runtime.trainer import DetachedTrainer
+from redrb.stream.ranks.calls import MOST_STEPS
 
 _log = logging.getLogger("redrb")
 
 
+class Hooks(Protocol):
+    """The methods of a trainer that its loop calls; see `Trainer`."""
+
+    name: str
+
+    def next_batch(self) -> Experience:
+        """Return a fresh batch."""
+
+    def training_step(self, experience: Experience) -> Mapping[str, Any]:
+        """Train on one batch and return metrics by name."""
+
+    def send_weights(self) -> None:
+        """Send new weights to the makers."""
+
+    def checkpointed(self) -> Mapping[str, Stateful]:
+        """Return the parts of a checkpoint, by name."""
+
+
 @dataclass
 class TrainingLoop:
-    """Trains the batches of a trainer's buffer, in calls of `fit`, and goes on from checkpoints.
+    """Trains fresh batches in calls of `fit`, and goes on from checkpoints.
 
     Attributes:
+        batches: The fresh batches, and how they are taken.
         checkpoints: The checkpoints; None: none are written.
+        checkpoint_every: Episodes between two checkpoints.
         position: How far training has come; the beginning until `resume` was called.
+
+    Raises:
+        ConfigError: `ack` is unknown or needs checkpoints, or `checkpoint_every` is below 1.
     """
 
-    trainer: DetachedTrainer
-    settings: LoopSettings
+    trainer: Hooks
+    batches: FreshBatches
     checkpoints: Checkpoints | None
+    checkpoint_every: int
     callbacks: Callbacks
-    stop: Stop
-    debug: bool
     position: Position = field(default_factory=Position)
     _resumed: bool = False
     _calls: int = 0
-    _parts: Mapping[str, Stateful] = field(default_factory=dict)
-    _fresh: FreshBatches | None = None
-    _waited_s: float = 0.0
     _leased: list[Lease] = field(default_factory=list)  # trained, and not acknowledged yet
     _ended: bool = False  # asked to end, on any rank
     _in_step: bool = False  # a step has begun and not ended, so that its effect is unknown
 
-    @property
-    def wait_for_batch_s(self) -> float:
-        """Seconds that the loop has waited for batches."""
-        return self._waited_s + (self._fresh.wait_for_batch_s if self._fresh else 0.0)
+    def __post_init__(self) -> None:
+        ack = self.batches.ack
+        if ack not in ("step", "checkpoint") or (ack == "checkpoint" and self.checkpoints is None):
+            raise ConfigError(
+                f'ack={ack!r}: use "step", or "checkpoint" together with a checkpoint_dir.'
+            )
+        checked_int("checkpoint_every", self.checkpoint_every, 1)
 
-    def next_batch(self) -> Experience:
-        """Return a fresh batch, of the call of `fit` that runs, if there is one."""
-        if self._fresh is not None:
-            return self._fresh.next()
-        settings = self.settings
-        return self.trainer.buffer.sample(to_device=settings.device, timeout=settings.timeout)
+    def check_limits(self, update_steps: int) -> None:
+        """Check that ranks may lease all batches between two checkpoints at once."""
+        batches = self.batches
+        leased = update_steps * self.checkpoint_every + 1 + batches.prefetch
+        if batches.ack == "checkpoint" and batches.rank is not None and leased > MOST_STEPS:
+            raise ConfigError(
+                f"ranks lease at most {MOST_STEPS} steps at once, and update_steps={update_steps} "
+                f"with checkpoint_every={self.checkpoint_every} leases {leased} until a "
+                'checkpoint: checkpoint more often, use fewer update_steps, or use ack="step".'
+            )
 
     def resume(self) -> bool:
-        """Load the newest checkpoint that all ranks have, unless it was loaded; all ranks call it.
-
-        Returns:
-            Whether there was a checkpoint.
-
-        Raises:
-            DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
-        """
+        """Load the newest checkpoint that all ranks have, unless it was loaded; all call it."""
         if self.checkpoints is not None and not self._resumed:
             parts = self.trainer.checkpointed()
             if not parts:
@@ -87,8 +104,8 @@ class TrainingLoop:
                 position, unacked = self.checkpoints.load(step, parts)
                 self.checkpoints.forget_after(step)
                 # groups that the checkpoint holds as trained; ranks acknowledge them when they take
-                for incarnation, groups in unacked.items() if self.settings.rank is None else ():
-                    self.trainer.buffer.stream.settle(groups, incarnation=incarnation)
+                for incarnation, groups in unacked.items() if self.batches.rank is None else ():
+                    self.batches.stream.settle(groups, incarnation=incarnation)
                 self.position = position
                 _log.info("trainer %r goes on after step %d", self.trainer.name, position.step)
         self._resumed = True
@@ -99,14 +116,11 @@ class TrainingLoop:
 
         Ranks of torch.distributed agree before each step whether they end, so that none of them
         waits in a collective operation for a rank that has ended.
-
-        Args:
-            episodes: Episodes of this call; None: train until asked to end.
         """
-        buffer = self.trainer.buffer
-        self.settings.check_limits(update_steps)
+        fresh, stop = self.batches, self.batches.stop
+        self.check_limits(update_steps)
         self.resume()
-        if any_rank(bool(self.stop)):
+        if any_rank(bool(stop)):
             return
         call, self._calls = self._calls, self._calls + 1
         if call < self.position.fit:
@@ -114,24 +128,19 @@ class TrainingLoop:
             return
         if call > self.position.fit:
             self.position = Position(fit=call, step=self.position.step, taken=self.position.taken)
-        position, batches = self.position, None
+        position, left = self.position, None
         if episodes is not None:
-            batches = episodes * update_steps - position.fresh(update_steps)
+            left = episodes * update_steps - position.fresh(update_steps)
         self._episodes, self._update_steps = episodes, update_steps
         self._train_epochs = train_epochs
-        self._parts = self.trainer.checkpointed()
         self._ended = self._in_step = False
-        buffer.stream.expect(update_steps * buffer.sample_batch_size)
-        self._fresh = FreshBatches(self, batches, position.taken)
-        try:
-            with Deadline(budget=self.stop):
-                try:
-                    with self.stop.on_signals(), self._fresh:
-                        self._run()
-                finally:
-                    self._release()
-        finally:
-            self._waited_s, self._fresh = self.wait_for_batch_s, None
+        fresh.stream.expect(update_steps * fresh.size)
+        with Deadline(budget=stop):
+            try:
+                with stop.on_signals(), fresh.taking(left, position.taken):
+                    self._run()
+            finally:
+                self._release()
 
     def _run(self) -> None:
         self.callbacks.call("on_fit_start")
@@ -147,7 +156,7 @@ class TrainingLoop:
             if not self._in_step:
                 self._save()
             raise
-        unsaved = self.position.episode % self.settings.checkpoint_every
+        unsaved = self.position.episode % self.checkpoint_every
         if self._ended or unsaved or self._leased:
             self._checkpoint()
         self.callbacks.call("on_fit_end")
@@ -166,11 +175,11 @@ class TrainingLoop:
 
     def _ends(self) -> bool:
         """Return whether the loop ends here; all ranks get the same answer."""
-        self._ended = self._ended or any_rank(bool(self.stop))
+        self._ended = self._ended or any_rank(bool(self.batches.stop))
         return self._ended
 
     def _episode(self) -> None:
-        call, position, every = self.callbacks.call, self.position, self.settings.checkpoint_every
+        call, position = self.callbacks.call, self.position
         call("on_episode_start", position.episode)
         while position.epoch < self._train_epochs:
             call("on_epoch_start", position.epoch)
@@ -184,13 +193,13 @@ class TrainingLoop:
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
         call("on_update_start")
         try:
-            self.trainer._update_remote_makers()  # noqa: SLF001 (a name of coati)
+            self.trainer.send_weights()
         except StoreUnavailable as error:
             _log.error("makers keep their old weights until the next update: %s", error)
         call("on_update_end")
         call("on_episode_end", position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
-        if self.checkpoints is not None and position.episode % every == 0:
+        if self.checkpoints is not None and position.episode % self.checkpoint_every == 0:
             self._checkpoint()
 
     def _train_fresh(self) -> None:
@@ -199,10 +208,10 @@ class TrainingLoop:
         Tensors that the step adds to the batch, such as the log-probabilities of the policy before
         it, are kept with the copy: later epochs need the same.
         """
-        position, fresh = self.position, self._fresh
-        while fresh is not None and position.batch < self._update_steps and not self._ends():
+        position, fresh = self.position, self.batches
+        while position.batch < self._update_steps and not self._ends():
             try:
-                experience = self.trainer._buffer_sample()  # noqa: SLF001 (a name of coati)
+                experience = self.trainer.next_batch()
             except FitEnded:
                 self._ended = True
                 return
@@ -217,7 +226,7 @@ class TrainingLoop:
                     self._in_step = False
                     self.callbacks.call("on_misfits", error)
                     # ranks end with the error: the others may wait in the step for this one
-                    if self.settings.rank is None and world_size_here() == 1:
+                    if fresh.rank is None and world_size_here() == 1:
                         continue
                 for lease in leases:
                     lease.__exit__(type(error), error, error.__traceback__)
@@ -231,31 +240,29 @@ class TrainingLoop:
                 }
                 position.kept.append(kept)
             self._leased += leases
-            if self.settings.ack == "step":
+            if fresh.ack == "step":
                 self._acknowledge_leased()
 
     def _train_kept(self) -> None:
         """Train the kept batches in a new random order."""
-        position, settings = self.position, self.settings
+        position, fresh = self.position, self.batches
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
         for number in position.order[position.batch :]:
             if self._ends():
                 return
             kept = deepcopy(position.kept[number])
-            if settings.pin_memory and settings.device.type != "cpu":
+            if fresh.pin_memory and fresh.device.type != "cpu":
                 kept = kept.pin_memory()
-            self._step(kept.to_device(settings.device))
+            self._step(kept.to_device(fresh.device))
 
     def _step(self, experience: Experience) -> None:
-        trainer, worker, self._in_step = self.trainer, self.trainer.buffer.stream.worker, True
+        worker, self._in_step = self.batches.stream.worker, True
         self.callbacks.call("on_batch_start")
-        metrics = dict(trainer.training_step(experience))
+        metrics = dict(self.trainer.training_step(experience))
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         mean = {} if reward is None else {"reward": reward.float().nanmean()}
         worker.metrics = {**mean, **metrics}
-        if self.debug:
-            _log.info("trainer %r trained %d samples: %s", trainer.name, len(experience), metrics)
         self.callbacks.call("on_batch_end", metrics, experience)
         self.position.batch += 1
         self.position.step += 1
@@ -268,11 +275,6 @@ class TrainingLoop:
         self._save()
         self._acknowledge_leased()
 
-    def _acknowledge_leased(self) -> None:
-        while self._leased:
-            self._acknowledge(self._leased[0])
-            del self._leased[0]
-
     def _save(self) -> None:
         """Write a checkpoint, if there are any; it names the groups not acknowledged yet."""
         if self.checkpoints is not None:
@@ -280,12 +282,16 @@ class TrainingLoop:
             for lease in self._leased:
                 for seq, layout in lease.layouts.items():
                     unacked.setdefault(lease.incarnation, {})[seq] = layout.samples
-            self.checkpoints.save(self._parts, self.position, unacked)
+            self.checkpoints.save(self.trainer.checkpointed(), self.position, unacked)
 
-    def _acknowledge(self, lease: Lease) -> None:
-        """Acknowledge a batch; while Redis is away, repeat it until the loop is asked to end."""
+    def _acknowledge_leased(self) -> None:
+        """Acknowledge the batches; while Redis is away, repeat it until the loop is to end."""
         outage = Outage("a trained batch cannot be acknowledged yet")
-        while lease:
+        while self._leased:
+            lease = self._leased[0]
+            if not lease:
+                del self._leased[0]
+                continue
             try:
                 lease.ack()
                 outage.over()
@@ -293,6 +299,6 @@ class TrainingLoop:
                 _log.warning("another trainer will train a batch again: %s", error)
                 self.callbacks.call("on_batch_lost", error)
             except StoreUnavailable as error:
-                if self.stop:
+                if self.batches.stop:
                     raise
                 outage.failed(error)

@@ -70,6 +70,7 @@ class RecordFile:
 
     def _open(self) -> IO[bytes]:
         if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
             if self._path.is_file():  # a pipe has no end to look at
                 with self._path.open("rb") as written:
@@ -109,12 +110,6 @@ class MetricsLog:
         self._file: RecordFile | None = None
         self._prints, self._printing = path == "-", threading.Lock()
         if path and not self._prints:
-            try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"no metrics can be written to {path}: {error.strerror}."
-                ) from error
             self._file = RecordFile(Path(path), say)
 
     def __enter__(self) -> Self:

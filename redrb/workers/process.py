@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from redrb.errors import ConfigError, RedrbError, WeightMismatch
@@ -52,8 +52,6 @@ def run_recipe(
     except ConfigError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
-    from redrb.runtime.stopping import leaving_on_signals
-
     try:
         with ExitStack() as scope:
             with leaving_on_signals():
@@ -77,6 +75,22 @@ def run_recipe(
     if reason:
         print(f"{program} {recipe.worker} ends: {reason}", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """In this block SIGTERM and Ctrl-C end the process with status 0.
+
+    For the start of a process, before it leases or makes anything. Main thread only.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    # an exception would not do: one that is raised during garbage collection is lost
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def exit_status(error: RedrbError) -> int:

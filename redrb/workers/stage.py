@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from redrb.options import (
     variable_of,
 )
 from redrb.workers.event_sinks import tracing_to_collector
-from redrb.workers.process import end, exit_status
+from redrb.workers.process import end, exit_status, leaving_on_signals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _work(function: str, settings: StageSettings) -> None:
-    from redrb.runtime.stopping import leaving_on_signals
-
     with ExitStack() as scope:
         with leaving_on_signals():
             import torch
@@ -133,7 +131,7 @@ def _work(function: str, settings: StageSettings) -> None:
             source.worker.role = "stage"
             source.worker.begins()  # a class may load a model for long
             stage = Stage(
-                *(source, target, _made(found, function)),
+                *(source, target, found() if isinstance(found, type) else found),
                 batch=settings.batch,
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
@@ -142,7 +140,7 @@ def _work(function: str, settings: StageSettings) -> None:
             stage.run()
 
 
-def _found(name: str) -> object:
+def _found(name: str) -> Callable[..., Any]:
     """Return the object `MODULE:FUNCTION`; modules in the working directory are found."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
@@ -150,33 +148,19 @@ def _found(name: str) -> object:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: object = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}.") from error
-    if isinstance(found, type) and not _takes(found, 0):
-        raise ConfigError(f"{name!r} needs arguments: give a class that is made without any.")
+    if isinstance(found, type):
+        try:
+            with suppress(ValueError):  # a class of C that does not say
+                inspect.signature(found).bind()
+        except TypeError as error:
+            text = f"{name!r} needs arguments: give a class that is made without any."
+            raise ConfigError(text) from error
     if not callable(found):
         raise ConfigError(f"{name!r} is no function: its type is {type(found).__name__}.")
-    return found
-
-
-def _made(found: Any, name: str) -> Callable[..., Any]:
-    """Return a function, or an object of a class."""
-    made: Callable[..., Any] = found() if isinstance(found, type) else found
-    if not callable(made):
-        raise ConfigError(f"{name!r} is no function: its type is {type(made).__name__}.")
-    return made
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with `count` positional arguments."""
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C that does not say
-        return True
-    return True
+    return found  # type: ignore[no-any-return]
 
 
 def run() -> NoReturn:

@@ -134,7 +134,7 @@ def test_weights_that_are_announced_after_a_maker_has_loaded_them_are_its_first(
     maker = workers.maker()
     maker.load_announced()
     assert (maker.version, maker.initialised) == (1, False)
-    assert trainer.take_over({"actor": workers.model}, fence=True) == 1
+    assert trainer.take_over({"actor": workers.model}) == 1
     assert maker.wait_until_initialised()
 
 

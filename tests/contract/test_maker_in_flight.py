@@ -183,7 +183,7 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
     assert newest.kind == "lora"
     again = nn.Sequential(LoraLinear(4, 4, bias=False), nn.Linear(4, 4))
     later = Broadcast(client, namespace, "t", [])
-    assert later.take_over({"actor": again}, fence=True) == trainer.version
+    assert later.take_over({"actor": again}) == trainer.version
     assert torch.equal(again[0].lora_A, source[0].lora_A)
 
 

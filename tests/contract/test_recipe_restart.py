@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from redrb import Client, ExperienceStream, TaskMismatch
+from redrb import Client, ExperienceStream, TaskMismatch, WeightSubscriber
+from redrb.launch.job import delete_namespace
 from redrb.recipe import option
 from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
 from redrb.recipe.trainer import RecipeTrainer
@@ -100,3 +103,33 @@ def test_a_learning_rate_that_was_changed_holds_after_a_resume(
             assert checkpoints is not None
             checkpoints.save(trainer.checkpointed(), Position(step=1), {})
     assert found == [1.0, 0.25]
+
+
+class Referring(Counting):
+    """Its makers need the first weights of the actor, as a reference policy."""
+
+    def reference(self, models: dict[str, nn.Module]) -> nn.Module:
+        return models["actor"]
+
+
+def test_a_resume_into_an_emptied_redis_publishes_the_reference_policy_again(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    recipe = Referring(namespace=namespace, checkpoints=str(tmp_path), steps=0)
+    published = []
+    for step in (1, 2):
+        with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
+            trainer.begin()
+            weight: Any = trainer.plain_models["actor"].weight.data
+            assert float(weight) == step - 1
+            weight += 1.0
+            checkpoints = trainer._loop.checkpoints
+            assert checkpoints is not None
+            checkpoints.save(trainer.checkpointed(), Position(step=step), {})
+        subscriber = WeightSubscriber(client, recipe.reference_name, namespace=namespace)
+        published.append(subscriber.fetch())
+        delete_namespace(client, namespace)
+    first, again = published
+    assert first.keys() == again.keys() == {"weight", "bias"}
+    assert first["weight"] == 0.0
+    assert all(torch.equal(first[name], again[name]) for name in first)

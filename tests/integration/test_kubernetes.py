@@ -16,9 +16,9 @@ import jsonschema
 import pytest
 import yaml
 
+from redrb.connection.stop import STOP_TIMEOUT_S
 from redrb.recipe.loading import load
 from redrb.recipe.settings import resolve, settings_of
-from redrb.runtime.stopping import STOP_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "tests" / "kubernetes" / "schema.json").read_text())

@@ -134,7 +134,7 @@ def test_the_target_is_not_reached_by_rewards_that_survive(
     recipe = kind(namespace=namespace)
     with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
         trainer.begin()
-        trainer.sync_models_to_remote_makers()  # as after a step
+        trainer.send_weights()  # as after a step
     caplog.clear()
     with RecipeTrainer(client, recipe, lambda event, **all: events.append((event, all))) as trainer:
         trainer.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import threading
 import time
@@ -78,6 +79,19 @@ def test_faults_are_said_once_and_counted_in_the_report() -> None:
         " ".join(text.getvalue().replace("│", " ").split())
     )
     assert history.reward_last is None  # an evaluation without a number is none
+
+
+def test_the_report_tells_the_seconds_of_all_runs_from_those_of_this_run() -> None:
+    history = History()
+    history.add({"event": "step", "samples": 100, "seconds": 1.0})
+    history.add({"event": "finished", "seconds": 40.0})
+    history.begin_run()
+    figures = summary(10.0, history, None)
+    assert (figures["seconds"], figures["seconds_of_run"]) == (50.0, 10.0)
+    assert figures["samples_per_second"] == 2.0  # of all runs, as the samples are
+    text = io.StringIO()
+    Console(file=text, width=120).print(table(figures, history, None))
+    assert re.search(r"seconds of all runs / of this run\W+50\.0 / 10\.0", text.getvalue())
 
 
 def a_run(follow: Callable[[], None], **others: Any) -> Any:

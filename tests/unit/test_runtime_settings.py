@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from redrb import ConfigError, DetachedTrainer, ExperienceMakerHolder
+import redrb
+from redrb import (
+    ConfigError,
+    DetachedTrainer,
+    Experience,
+    ExperienceMakerHolder,
+    ExperienceStream,
+)
 from redrb.connection.stop import Stop
-from redrb.runtime.checkpoint import Position
-from redrb.runtime.fresh_batches import LoopSettings
+from redrb.runtime.checkpoint import Checkpoints, Position
 from redrb.runtime.performance import parameters_of
 from redrb.runtime.strategy import Strategy, place_models
+from redrb.runtime.trainer import Trainer
 
 
-def settings(**options: Any) -> LoopSettings:
-    given: dict[str, Any] = {
-        "device": torch.device("cpu"),
-        "pin_memory": False,
-        "prefetch": 1,
-        "timeout": None,
-        "rank": None,
-        "world_size": None,
-        "ack": "step",
-        "checkpoint_dir": None,
-        "checkpoint_every": 1,
-    }
-    return LoopSettings(**(given | options))
+class Idle(Trainer):
+    """Trains nothing."""
+
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        return {}
+
+    def send_weights(self) -> None:
+        """Send nothing."""
+
+
+@pytest.fixture
+def make(namespace: str) -> Iterator[Callable[..., Idle]]:
+    with redrb.connect(f"fake://{namespace}") as client:
+        yield lambda **options: Idle(client, ExperienceStream(client, "math"), 2, **options)
 
 
 @pytest.mark.parametrize(
@@ -39,29 +47,31 @@ def settings(**options: Any) -> LoopSettings:
         ({"ack": "later", "checkpoint_dir": "checkpoints"}, "ack="),
         ({"ack": "checkpoint"}, "checkpoint_dir"),
         ({"rank": 1}, "world_size"),
+        ({"step_limit": -1}, "step_limit=-1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(options: Any, message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(
+    make: Callable[..., Idle], options: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        settings(**options)
+        make(**options)
 
 
-def test_ranks_lease_a_bounded_number_of_steps_between_two_checkpoints(tmp_path: Path) -> None:
+def test_ranks_lease_a_bounded_number_of_steps_between_two_checkpoints(
+    make: Callable[..., Idle], tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
     of_ranks = {"rank": 0, "world_size": 2, **options}
-    settings(ack="checkpoint", **options).check_limits(1000)
-    settings(ack="checkpoint", **of_ranks).check_limits(31)
-    settings(**of_ranks).check_limits(1000)
+    make(ack="checkpoint", **options)._loop.check_limits(1000)
+    make(ack="checkpoint", **of_ranks)._loop.check_limits(31)
+    make(**of_ranks)._loop.check_limits(1000)
     with pytest.raises(ConfigError, match="at most 64 steps"):
-        settings(ack="checkpoint", **of_ranks).check_limits(32)
+        make(ack="checkpoint", **of_ranks).fit(32, 32)
 
 
 def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
-    assert settings().checkpoints("me") is None
-    for ranks in ({}, {"rank": 1, "world_size": 2}):
-        checkpoints = settings(checkpoint_dir=tmp_path, **ranks).checkpoints("me")
-        assert checkpoints is not None
-        checkpoints.save({}, Position(step=1), {})
+    for rank in (None, 1):
+        Checkpoints.of_rank(tmp_path, "me", rank).save({}, Position(step=1), {})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pt")) == [
         "checkpoint-1.pt",
         "rank-1/checkpoint-1.pt",

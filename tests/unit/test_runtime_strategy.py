@@ -15,7 +15,7 @@ from redrb.algorithms.models import forward_names
 from redrb.errors import ConfigError
 from redrb.experience import Experience
 from redrb.runtime import AccelerateStrategy, Strategy
-from redrb.runtime.algorithm_trainers import staleness
+from redrb.runtime.trainer import staleness
 from tests.networks import PlainActor, seeded
 
 accelerate_state = pytest.importorskip("accelerate.state")

@@ -12,8 +12,7 @@ import pytest
 
 from redrb import ConfigError
 from redrb.connection.deadline import Deadline, here
-from redrb.connection.stop import Stop
-from redrb.runtime.stopping import checked_stop_seconds
+from redrb.connection.stop import Stop, checked_stop_seconds
 
 
 @pytest.fixture

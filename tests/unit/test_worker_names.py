@@ -11,7 +11,7 @@ import pytest
 from redrb.errors import ConfigError
 from redrb.launch.history import History
 from redrb.recipe.job_settings import JobSettings
-from redrb.runtime.stopping import leaving_on_signals
+from redrb.workers.process import leaving_on_signals
 
 
 def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
@@ -25,7 +25,7 @@ def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signals) -> None:
     code = (
-        "from redrb.runtime.stopping import leaving_on_signals\n"
+        "from redrb.workers.process import leaving_on_signals\n"
         "import threading\n"
         "with leaving_on_signals():\n"
         "    print('ready', flush=True)\n"

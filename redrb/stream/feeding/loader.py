@@ -155,9 +155,9 @@ class ExperienceLoader:
         stream, count, keywords, first = self._stream, self._batch_size, self._keywords, self._step
 
         def take(number: int) -> Lease:
-            step: dict[str, Any] = {"step": first + number} if "rank" in keywords else {}
+            step = None if keywords.get("rank") is None else first + number
             with stream.worker.steps.ahead():
-                return stream.take(count, **keywords, **step)
+                return stream.take(count, **keywords, step=step)
 
         prefetcher = Prefetcher(
             take, stream.is_fresh, self._placer, prefetch=self._prefetch, steps=self._steps

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import fields, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 
 from redrb.checks import checked_int
-from redrb.connection import Client, connect
+from redrb.connection import Client
+from redrb.connection.connecting import client_for
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
 from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
 from redrb.stream.task.settings import may_give_rights
-
-
-def client_for(client: Client | str | None) -> tuple[Client, AbstractContextManager[object]]:
-    """Return a client, and a context manager that closes it if it was opened here.
-
-    Args:
-        client: A client, which the user closes; a URL; or None for the variable REDRB_URL.
-
-    Raises:
-        ConfigError: The argument is something else, or there is no URL.
-        StoreUnavailable: No server answers at the URL.
-    """
-    if isinstance(client, Client):
-        return client, nullcontext()
-    if client is not None and not isinstance(client, str):
-        raise ConfigError(
-            f"the client is a {type(client).__name__}: pass the result of redrb.connect(url), or a "
-            "URL."
-        )
-    opened = connect(client)
-    return opened, opened
 
 
 class DetachedReplayBuffer:
@@ -88,23 +68,25 @@ class DetachedReplayBuffer:
             raise ConfigError(f"limit={limit!r}: it is a number of batches; 0 is no limit.")
         self.sample_batch_size = checked_int("sample_batch_size", sample_batch_size, 1)
         self.limit = max(0, limit)
-        self._client, self._client_scope = client_for(client)
+        opened, self._client_scope = client_for(client)
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
-        parted = stream_options.get("partitions") is not None
         most = self.limit * self.sample_batch_size
-        implied = stream_options.pop("implied", implied_limit(most, parted=parted))
-        named = {each.name: getattr(implied, each.name) for each in fields(implied)}
-        given = {name: value for name, value in named.items() if value is not None}
-        if may_give_rights(given | stream_options):
+        limited = TaskSettings()
+        if most and stream_options.get("partitions") is None:
+            limited = TaskSettings(rate=RateLimit.queue(most))
+        elif most:  # a rate counts the reads of one task
+            limited = TaskSettings(limit=most)
+        # a run that goes on with another batch size or limit has another limit, or none
+        implied = stream_options.pop("implied", limited)
+        if may_give_rights({**implied.as_stored(), **stream_options}):
             implied = replace(implied, groups_per_version=self.sample_batch_size)
-        try:
+        with ExitStack() as undo:
+            undo.push(self._client_scope)
             self.stream = ExperienceStream(
-                self._client, task, namespace=namespace, implied=implied, **stream_options
+                opened, task, namespace=namespace, implied=implied, **stream_options
             )
-        except BaseException:
-            self._client_scope.__exit__(None, None, None)
-            raise
+            undo.pop_all()
 
     def __repr__(self) -> str:
         return f"<redrb.DetachedReplayBuffer of {self.sample_batch_size} on {self.stream!r}>"
@@ -203,13 +185,3 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
-
-
-def implied_limit(most: int, *, parted: bool) -> TaskSettings:
-    """Return the settings of a task in which at most so many groups wait; 0: any number.
-
-    A rate counts the reads of one task, so a task with partitions has a limit instead.
-    """
-    if not most:
-        return TaskSettings()
-    return TaskSettings(limit=most) if parted else TaskSettings(rate=RateLimit.queue(most))

@@ -11,12 +11,12 @@ from torch import nn
 
 from redrb.algorithms import GRPOStep, PPOStep
 from redrb.experience import Experience
-from redrb.experience.records import per_sample
+from redrb.interop.coati.trainer import DetachedTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.checkpoint import DeclaredSettings, stateful_parts
 from redrb.runtime.performance import TrainerPerformanceEvaluator, parameters_of
 from redrb.runtime.strategy import Strategy, place_models
-from redrb.runtime.trainer import DetachedTrainer
+from redrb.runtime.trainer import staleness
 
 
 class AlgorithmTrainer(DetachedTrainer):
@@ -45,10 +45,10 @@ class AlgorithmTrainer(DetachedTrainer):
         )
         self._step = step
         self._update_lora_weights = update_lora_weights
-        evaluators = []
         if eval_performance:
-            evaluators = [TrainerPerformanceEvaluator(sum(map(parameters_of, models)))]
-        super().__init__(callbacks=[*callbacks, *evaluators], **trainer_options)
+            parameters = sum(map(parameters_of, models))
+            callbacks = [*callbacks, TrainerPerformanceEvaluator(parameters)]
+        super().__init__(callbacks=callbacks, **trainer_options)
 
     @abstractmethod
     def models_to_send(self) -> dict[str, nn.Module]:
@@ -71,15 +71,6 @@ class AlgorithmTrainer(DetachedTrainer):
         self.push_weights(
             self.models_to_send(), fully_update=fully_update, lora=self._update_lora_weights
         )
-
-
-def staleness(experience: Experience, current_version: int) -> dict[str, float]:
-    """Return how many versions the samples are behind, mean and most; empty without versions."""
-    versions = per_sample(experience, "policy_version", len(experience))
-    behind = [max(0, current_version - version) for version in versions if version is not None]
-    if not behind:
-        return {}
-    return {"staleness_mean": sum(behind) / len(behind), "staleness_max": float(max(behind))}
 
 
 class DetachedPPOTrainer(AlgorithmTrainer):
