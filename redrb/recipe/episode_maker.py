@@ -29,16 +29,8 @@ from redrb.experience.faults import Fault, log_filtered
 from redrb.metrics.events import Write
 from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import (
-    StepTimes,
-    load_reference,
-    placed_models,
-    seed_everything,
-    task_of,
-    weights_of,
-)
+from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
-from redrb.runtime import Strategy
 from redrb.runtime.following import MakerWeights
 
 if TYPE_CHECKING:
@@ -147,16 +139,12 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
         """Open the task."""
         self._recipe = recipe
-        seed_everything(recipe.worker_seed)
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
         with ExitStack() as undo:
             undo.callback(stream.close)
-            strategy = Strategy(recipe.device or None)
-            self._models, self._reference = placed_models(recipe, strategy)
+            self._models, self._reference, self._generation = placed_models(recipe)
             self._is_loaded = False  # the reference policy
-            generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-            self._generation = recipe.generation(generator)
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
             self._names = group_names(recipe)
             super().__init__(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import count, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -104,19 +104,16 @@ class RecipeMaker(Maker):
         """Open the task."""
         self._recipe, self._client = recipe, client
         stop = Stop(checked_stop_seconds("stop_timeout", recipe.stop_timeout))
-        seed_everything(recipe.worker_seed)
+        stream = task_of(client, recipe)
         with ExitStack() as undo:
-            stream = task_of(client, recipe)
             undo.callback(stream.close)
-            strategy = Strategy(recipe.device or None)
-            models, self._reference = placed_models(recipe, strategy)
-            generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+            models, self._reference, generation = placed_models(recipe)
             weights = weights_of(client, recipe, models, stop)
             super().__init__(
                 *([stream], recipe.experience_maker(models, self._reference), weights),
                 room_timeout=min(0.75 * recipe.stop_timeout, ROOM_TIMEOUT_S),
                 callbacks=[MakerReport(self, weights, write)],
-                generate_kwargs=recipe.generation(generator),
+                generate_kwargs=generation,
             )
             undo.pop_all()
 
@@ -178,14 +175,20 @@ def weights_of(
 
 
 def placed_models(
-    recipe: Recipe, strategy: Strategy
-) -> tuple[dict[str, nn.Module], nn.Module | None]:
-    """Return a maker's models by name, and its reference policy, which has no weights yet."""
+    recipe: Recipe,
+) -> tuple[dict[str, nn.Module], nn.Module | None, dict[str, Any]]:
+    """Seed this process; return a maker's models, its reference policy, and options of generation.
+
+    The models have no weights of the job yet.
+    """
+    seed_everything(recipe.worker_seed)
+    strategy = Strategy(recipe.device or None)
     models = recipe.models()
     like = recipe.reference(models)
     reference = None if like is None else copy.deepcopy(like).requires_grad_(requires_grad=False)
     placed = {name: strategy.prepare(model) for name, model in models.items()}
-    return placed, strategy.prepare(reference)
+    generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+    return placed, strategy.prepare(reference), recipe.generation(generator)
 
 
 def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:

@@ -86,15 +86,12 @@ class Maker:
         offload: bool = True,
         end_with_job: bool = True,
     ) -> None:
-        """Make a maker.
+        """Make a maker; arguments that are not described are those of `ExperienceMakerHolder`.
 
         Args:
             streams: The tasks that get the experience, sample by sample in turn; `close` closes
                 them.
-            experience_maker: Turns prompts into experience.
             weights: Keeps the models at the newest weights; its `stop` ends the loop.
-            room_timeout, callbacks, max_unsent, end_with_job: As for `ExperienceMakerHolder`.
-            generate_kwargs: Options of generation.
             offload: Copy experience to the CPU in the loop.
 
         Raises:
@@ -109,7 +106,7 @@ class Maker:
         self._job_end = JobEnd(weights, tasks, self._stop) if end_with_job else None
         sender = self._sender = ExperienceSender(streams, max_groups=max_unsent, offload=offload)
         rights = [TaskRights(each, self._stop, f"maker {self.name!r}") for each in streams]
-        self._rights = BatchRights(rights, sender.shares)
+        self._rights = BatchRights(rights, sender)
         self._graceful_sender = GracefulSender(sender, self._stop, stop_timeout=room_timeout)
 
     def __enter__(self) -> Self:
@@ -148,25 +145,14 @@ class Maker:
         self._stop.ask(why)
 
     def close(self, *, timeout: float = 60.0) -> None:
-        """Send the remaining groups, and close the streams.
-
-        Raises:
-            SendFailed: Not all groups could be sent in time. If the loop was asked to end and has
-                waited for them already, a warning counts them instead.
-        """
+        """Send the remaining groups, and close the streams."""
         with Deadline(budget=self._stop), ExitStack() as scope:
             for stream in self._streams:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
 
     def _run(self, batches: Iterable[Any]) -> None:
-        """Make experience of each batch of prompts, until they or the maker end; send all of it.
-
-        No batch is drawn that is not made, unless the maker ends while it waits for rights.
-
-        Raises:
-            The errors that `ExperienceMakerHolder.workingloop` names.
-        """
+        """Make experience of each batch of prompts, as `ExperienceMakerHolder.workingloop` does."""
         ended = self._job_end.watching() if self._job_end else nullcontext()
         with self._stop.on_signals(), Deadline(budget=self._stop), ended:
             with ExitStack() as waiting:
@@ -260,12 +246,11 @@ class Maker:
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
         version, options = self._begin_batch()
-        maker = self.experience_maker
-        make_parts = getattr(maker, "make_parts", None)
-        for experience in (
-            [maker.make_experience(inputs, **options)]
-            if make_parts is None
-            else make_parts(inputs, **options)
-        ):
+        make_parts = getattr(self.experience_maker, "make_parts", None)
+        if make_parts is None:
+            parts = [self.experience_maker.make_experience(inputs, **options)]
+        else:
+            parts = make_parts(inputs, **options)
+        for experience in parts:
             self._note(experience, version)
             yield experience
