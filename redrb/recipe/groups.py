@@ -16,7 +16,6 @@ from redrb.algorithms.calls import Calls
 from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.models import evaluating
 from redrb.episodes.groups import samples_of
-from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
 from redrb.recipe.prompts import prompt_batch
@@ -105,11 +104,9 @@ class RolloutGroups:
         Raises:
             RecordError: Every rollout failed.
         """
-        parts = list(self.make_parts(inputs, **options))
-        if not parts:
-            raise RecordError("every rollout of a batch of prompts failed: the log says why.")
+        parts = self.make_parts(inputs, **options)
         items = [item for part in parts for item in split_experience_batch(part)]
-        return parts[0] if len(parts) == 1 else make_experience_batch(items)
+        return make_experience_batch(items)
 
     @torch.no_grad()
     def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:

@@ -124,10 +124,7 @@ class WeightSubscriber:
         """Start a thread that fetches new versions; `swap` of the standby loads them.
 
         Until the standby is closed, calls that load with this subscriber raise `ConfigError`.
-
-        Args:
-            target: As in `poll`.
-            strict: As in `poll`.
+        Arguments are those of `poll`.
 
         Raises:
             ConfigError: A standby of this subscriber is open.
@@ -137,11 +134,8 @@ class WeightSubscriber:
     def prepared_load(self, target: Target, *, strict: Strict = True) -> PreparedLoad:
         """Return the two steps of `poll`, fetch and load, for callers with their own thread.
 
-        Until it is closed, calls that load with this subscriber raise `ConfigError`.
-
-        Args:
-            target: As in `poll`.
-            strict: As in `poll`.
+        Until it is closed, calls that load with this subscriber raise `ConfigError`. Arguments are
+        those of `poll`.
 
         Raises:
             ConfigError: Another one, or a standby, is open.
