@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import shutil
 import socket
 import time
@@ -12,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client, check_client
-from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.engines.engine import Engine, WeightsReplacedError
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
@@ -152,28 +152,32 @@ class EngineWeights:
 
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
-        ends = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
             self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
         while True:
-            left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
-            try:
-                return await asyncio.to_thread(partial(self._look, max(0.0, left)))
-            except WeightTimeout:
-                if self._given is None:
-                    await asyncio.to_thread(self._missing.log)
-                if ends is not None and time.monotonic() >= ends:
-                    raise
+            left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
+            found = await asyncio.to_thread(self._look, left)
+            if found is not None:
+                return found
+            if self._given is None:
+                await asyncio.to_thread(self._missing.log)
+            if time.monotonic() >= ends:
+                have = None if self._given is None else self._given.version
+                waited_s = time.monotonic() - began
+                raise WeightTimeout(
+                    name=self.name, newer_than=have or 0, newest=have, waited_s=waited_s
+                )
 
-    def _look(self, seconds: float) -> WeightVersion:
+    def _look(self, seconds: float) -> WeightVersion | None:
         """Return the newest version if the server does not have it; else wait for a larger one."""
         newest = self._catalogue.newer_than(0)
         if newest is not None:
             held = Held(None if self._engine.has_lost_weights else self._given)
             if next_move(newest, held) == "fetch":
                 return newest
-        with Deadline(seconds):
-            return self._catalogue.wait(newest.version if newest else 0, larger=True)
+        return self._catalogue.wait_once(newest.version if newest else 0, seconds)
 
     def _use(self, label: str, found: WeightVersion) -> Path:
         """Return the folder of a version; it stays until the next call, or raise OSError."""

@@ -63,7 +63,7 @@ def samples_of(found: object, what: str) -> list[BufferItem]:
     """
     if isinstance(found, Experience):
         return split_experience_batch(found)
-    items = list(found) if isinstance(found, Iterable) else [found]
+    items: list[Any] = list(found) if isinstance(found, Iterable) else [found]
     if not items or not all(isinstance(item, BufferItem) for item in items):
         raise RecordError(
             f"{what} returned {found!r:.80}: return its samples, each a BufferItem with a reward, "
