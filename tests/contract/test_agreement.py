@@ -197,10 +197,10 @@ def test_makers_of_a_recipe_refuse_a_trainer_with_other_settings(
             pytest.raises(ConfigError, match="base is 6 there and 10 here"),
         ):
             maker.run()
-        assert trainer.buffer.stream.stats().ledger.put == 0
+        assert trainer._stream.stats().ledger.put == 0
         with recipe(worker="m", base=6, maker_steps=1, group_size=2).maker(client, write) as maker:
             maker.run()
-        assert trainer.buffer.stream.stats().ledger.put == 2
+        assert trainer._stream.stats().ledger.put == 2
 
 
 @pytest.mark.usefixtures("no_grace")

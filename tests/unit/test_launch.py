@@ -457,14 +457,8 @@ def _versions(client: Client, name: str, namespace: str) -> list[int | None]:
 
 def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
     reasons: list[str] = []
-    trainer: Any = SimpleNamespace(
-        weight_version=21,
-        evaluates=True,
-        evaluate=lambda: None,
-        reward_at_end=None,
-        stop=reasons.append,
-    )
-    report = TrainerReport(trainer, Sorting(steps=20), lambda *_, **__: None)
+    trainer: Any = SimpleNamespace(weight_version=21, reward_at_end=None, stop=reasons.append)
+    report = TrainerReport(trainer, Sorting(steps=20), lambda: None, lambda *_, **__: None)
     report.begin(19)
     assert not report.reached
     report.begin(20)
