@@ -21,9 +21,9 @@ from .interop.coati import DetachedGRPOTrainer as DetachedGRPOTrainer
 from .interop.coati import DetachedPPOTrainer as DetachedPPOTrainer
 from .interop.coati import DetachedReplayBuffer as DetachedReplayBuffer
 from .interop.coati import DetachedTrainer as DetachedTrainer
+from .interop.coati import ExperienceMakerHolder as ExperienceMakerHolder
 from .interop.coati import GRPOMakerHolder as GRPOMakerHolder
 from .replay import ReplayBuffer as ReplayBuffer
-from .runtime import ExperienceMakerHolder as ExperienceMakerHolder
 from .runtime import MakerCallback as MakerCallback
 from .runtime import Stage as Stage
 from .runtime import Strategy as Strategy

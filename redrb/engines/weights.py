@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import shutil
 import socket
 import time
 from functools import partial
 from pathlib import Path
 
-from redrb.connection import Client
+from redrb.connection import Client, check_client
 from redrb.connection.outage import Outage
 from redrb.engines.engine import Engine, WeightsReplacedError
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
-from redrb.keys import WeightKeys
-from redrb.weights import WeightSubscriber, WeightVersion
+from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 from redrb.weights.host.locks import FileLock
 from redrb.weights.host.versions import HostVersions
+from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.missing import MissingWeights
+from redrb.weights.reading.standby import Held, next_move
+from redrb.weights.reading.state_copies import PrivateCopy
+from redrb.weights.reading.targets import named_tensors
 
 _log = logging.getLogger("redrb")
 
@@ -41,7 +45,8 @@ class EngineWeights:
     """Writes published weights as a folder of Hugging Face, which the server then loads.
 
     The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
-    It holds one version, and two during an update; makers of one machine share them.
+    It holds one version, and two during an update; makers of one machine share them. A maker that
+    writes a version keeps a copy of the weights in memory, so that the next one costs its delta.
 
     Attributes:
         client: Connection to Redis.
@@ -75,7 +80,9 @@ class EngineWeights:
         Raises:
             ConfigError: `config` is no folder.
         """
-        self._subscriber = WeightSubscriber(client, name, namespace=namespace)
+        check_client(client)
+        self._catalogue = Catalogue(client, name, namespace)
+        self._copy = PrivateCopy()
         self.client, self.name, self.namespace = client, name, namespace
         self._engine = engine
         self._folder = Path(folder)
@@ -145,26 +152,32 @@ class EngineWeights:
 
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
-        ends = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
-            keys = WeightKeys.of(self.namespace, self.name)
-            self._missing = MissingWeights(self.client, keys, self.name)
+            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
         while True:
-            left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
-            try:
-                return await asyncio.to_thread(partial(self._look, max(0.0, left)))
-            except WeightTimeout:
-                if self._given is None:
-                    await asyncio.to_thread(self._missing.log)
-                if ends is not None and time.monotonic() >= ends:
-                    raise
+            left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
+            found = await asyncio.to_thread(self._look, left)
+            if found is not None:
+                return found
+            if self._given is None:
+                await asyncio.to_thread(self._missing.log)
+            if time.monotonic() >= ends:
+                have = None if self._given is None else self._given.version
+                waited_s = time.monotonic() - began
+                raise WeightTimeout(
+                    name=self.name, newer_than=have or 0, newest=have, waited_s=waited_s
+                )
 
-    def _look(self, seconds: float) -> WeightVersion:
+    def _look(self, seconds: float) -> WeightVersion | None:
         """Return the newest version if the server does not have it; else wait for a larger one."""
-        newest = self._subscriber.latest()
-        if newest is not None and (newest != self._given or self._engine.has_lost_weights):
-            return newest
-        return self._subscriber.wait(newest.version if newest else 0, timeout=seconds)
+        newest = self._catalogue.newer_than(0)
+        if newest is not None:
+            held = Held(None if self._engine.has_lost_weights else self._given)
+            if next_move(newest, held) == "fetch":
+                return newest
+        return self._catalogue.wait_once(newest.version if newest else 0, seconds)
 
     def _use(self, label: str, found: WeightVersion) -> Path:
         """Return the folder of a version; it stays until the next call, or raise OSError."""
@@ -181,9 +194,10 @@ class EngineWeights:
 
     def _write(self, found: WeightVersion, path: Path) -> None:
         """Write a version into a new folder."""
-        state = self._subscriber.fetch(found.version)
-        if found not in self._subscriber.versions():
+        fetched = self._copy.fetch(self._catalogue, found.version)
+        if fetched.state is None or next_move(found, Held(fetched.described)) != "nothing":
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
+        state = dict(named_tensors(fetched.state))
         chosen = {
             name.removeprefix(self._prefix): tensor
             for name, tensor in state.items()

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
@@ -25,7 +25,7 @@ from redrb.errors import (
     RedrbError,
     StoreUnavailable,
 )
-from redrb.experience import BufferItem, Status
+from redrb.experience import BufferItem, Experience, Status, split_experience_batch
 from redrb.experience.faults import log_filtered, raised
 from redrb.stream import Admission, Lease
 
@@ -53,6 +53,23 @@ class EpisodeEngine(Protocol):
 
     async def abort(self) -> None:
         """End all requests, also later ones, with what was sampled so far."""
+
+
+def samples_of(found: object, what: str) -> list[BufferItem]:
+    """Return as a list what a user's function, named `what`, has returned as samples.
+
+    Raises:
+        RecordError: These are no samples, or none.
+    """
+    if isinstance(found, Experience):
+        return split_experience_batch(found)
+    items: list[Any] = list(found) if isinstance(found, Iterable) else [found]
+    if not items or not all(isinstance(item, BufferItem) for item in items):
+        raise RecordError(
+            f"{what} returned {found!r:.80}: return its samples, each a BufferItem with a reward, "
+            "such as trajectory.item(reward=...)."
+        )
+    return items
 
 
 class EpisodeRunner:
@@ -84,10 +101,7 @@ class EpisodeRunner:
             Any error of the function.
         """
         more = {"partial": partial} if self._goes_on and partial is not None else {}
-        found = await self._episode(prompt, self._engine, **more)
-        items = [found] if isinstance(found, BufferItem) else list(found)
-        if not items or not all(isinstance(item, BufferItem) for item in items):
-            raise RecordError(f"an episode returned {found!r:.80}: return its samples.")
+        items = samples_of(await self._episode(prompt, self._engine, **more), "an episode")
         for item in items:
             if item.status is Status.ABORTED:
                 item.extras = {**item.extras, PROMPT: prompt}

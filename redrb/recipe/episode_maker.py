@@ -1,39 +1,90 @@
-"""`EpisodeRecipeMaker`: the maker of an `EpisodeRecipe`, on `EpisodeMaker`."""
+"""`EpisodeRecipeMaker`: the maker of an `EpisodeRecipe`, on `EpisodeMaker`; its samples."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor, nn
 
 from redrb.algorithms import group_relative_advantages
+from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
+from redrb.algorithms.experience_makers import reference_log_probs
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
-from redrb.experience import BufferItem
+from redrb.episodes.groups import Episode, samples_of
+from redrb.errors import RecordError
+from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
 from redrb.metrics.events import Write
-from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of, with_reference
 from redrb.recipe.groups import group_names
-from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import StepTimes, load_reference, placed_models, seed_everything
+from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
-from redrb.recipe.task_settings import settings_of_maker
-from redrb.runtime import Strategy
 from redrb.runtime.following import MakerWeights
-from redrb.stream import ExperienceStream
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
+    from redrb.recipe.recipe import Prompt
+
+
+def encoded_prompt(recipe: EpisodeRecipe, prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt as episodes get it: its keys, and its tokens as `input_ids`."""
+    return {**prompt, "input_ids": recipe.encode(prompt).tolist()}
+
+
+def episode_of(recipe: EpisodeRecipe) -> Episode:
+    """Return the recipe's episode with its time limit, and with the prompt's keys in its samples.
+
+    It has the parameter `partial` if the recipe's episode has it.
+    """
+
+    @wraps(recipe.episode)
+    async def episode(prompt: dict[str, Any], *arguments: Any, **partial: Any) -> list[BufferItem]:
+        async with asyncio.timeout(recipe.episode_timeout):
+            found = await recipe.episode(prompt, *arguments, **partial)
+        items = samples_of(found, "an episode")
+        for item in items:
+            item.extras = {**{key: prompt.get(key) for key in recipe.extras}, **item.extras}
+            tags = {key: prompt[key] for key in recipe.tags if key in prompt}
+            item.tags = {"maker": recipe.worker, **tags, **item.tags}
+        return items
+
+    return episode
+
+
+def with_reference(
+    reference: nn.Module, items: list[BufferItem], *, temperature: float
+) -> list[BufferItem]:
+    """Return samples with the reference policy's log-probabilities of their actions."""
+    experience = make_experience_batch(items)
+    batch = TrainingBatch.of(experience, algorithm="GRPO")
+    found = reference_log_probs(reference, batch, temperature=temperature)
+    experience.tensors[REFERENCE_LOG_PROBS] = found
+    return split_experience_batch(experience)
+
+
+def reward_of(item: BufferItem) -> Tensor:
+    """Return the reward of a sample, float32.
+
+    Raises:
+        RecordError: It has none.
+    """
+    if item.reward is None:
+        raise RecordError(
+            "a sample of an episode has no reward: return trajectory.item(reward=...)."
+        )
+    return torch.as_tensor(item.reward, dtype=torch.float32).reshape(())
 
 
 class EpisodeReport:
@@ -44,9 +95,11 @@ class EpisodeReport:
     `backpressure_s` the time for which groups waited for room, which does not hold up the others.
     """
 
-    def __init__(self, maker: EpisodeRecipeMaker, groups: int, write: Write) -> None:
-        self._maker, self._each, self._write = maker, groups, write
-        self._times = StepTimes(maker)
+    def __init__(
+        self, maker: EpisodeMaker, weights: MakerWeights, groups: int, write: Write
+    ) -> None:
+        self._weights, self._each, self._write = weights, groups, write
+        self._times = StepTimes(maker, weights)
         self._steps = self._groups = 0
         self._rewards: list[float] = []
 
@@ -65,7 +118,7 @@ class EpisodeReport:
             step=self._steps,
             groups=self._groups,
             samples=len(rewards),
-            policy_version=self._maker.policy_version,
+            policy_version=self._weights.version,
             reward=sum(rewards) / len(rewards),
             send_s=times["backpressure_s"],
             **times,
@@ -86,26 +139,13 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
         """Open the task."""
         self._recipe = recipe
-        seed_everything(recipe.worker_seed)
-        stream = ExperienceStream(
-            *(client, recipe.task_name),
-            namespace=recipe.namespace,
-            lease_ms=recipe.lease_ms,
-            on_bad_group="drop",
-            implied=settings_of_maker(client, recipe),
-        )
-        stream.worker.label = recipe.worker
+        stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
-        stream.worker.begins()
         with ExitStack() as undo:
             undo.callback(stream.close)
-            strategy = Strategy(recipe.device or None)
-            self._models, self._reference = placed_models(recipe, strategy)
+            self._models, self._reference, self._generation = placed_models(recipe)
             self._is_loaded = False  # the reference policy
-            generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-            self._generation = recipe.generation(generator)
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
-            self._report = EpisodeReport(self, recipe.prompts_per_step, write)
             self._names = group_names(recipe)
             super().__init__(
                 *(stream, episode_of(recipe), self._local),
@@ -116,13 +156,9 @@ class EpisodeRecipeMaker(EpisodeMaker):
                 drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
                 stop_timeout=recipe.stop_timeout,
             )
-            self._weights = self._followed = MakerWeights(
-                *(client, recipe.namespace, recipe.worker, self._models, self._stop),
-                follow=recipe.weights_name,
-                first_timeout=recipe.weights_timeout,
-                in_flight=recipe.in_flight_updates,
-                agree=agreed_settings(recipe),
-            )
+            weights = weights_of(client, recipe, self._models, self._stop)
+            self._weights = self._followed = weights
+            self._report = EpisodeReport(self, weights, recipe.prompts_per_step, write)
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -131,16 +167,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def __exit__(self, *_: object) -> None:
         with Deadline(budget=self._stop):
             self._stream.close()
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in the models; None before the first ones."""
-        return self._followed.version
-
-    @property
-    def fetch_s(self) -> float:
-        """Seconds for which sampling has waited for new weights, after the first ones."""
-        return self._followed.fetch_s
 
     def run(self, prompts: Iterable[Any] | None = None) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
@@ -193,7 +219,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
                 load_reference(weights.client, self._recipe, self._reference)
             self._is_loaded = True
             weights.refresh(self.right_version)
-            with weights.updates.exclusive():
+            with weights.models.exclusive():
                 version, options = weights.begin_batch()
                 newest = options.get("before_token", lambda: version)
 

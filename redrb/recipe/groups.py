@@ -15,7 +15,7 @@ from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
 from redrb.algorithms.calls import Calls
 from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.models import evaluating
-from redrb.errors import RecordError
+from redrb.episodes.groups import samples_of
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
 from redrb.recipe.prompts import prompt_batch
@@ -104,11 +104,9 @@ class RolloutGroups:
         Raises:
             RecordError: Every rollout failed.
         """
-        parts = list(self.make_parts(inputs, **options))
-        if not parts:
-            raise RecordError("every rollout of a batch of prompts failed: the log says why.")
+        parts = self.make_parts(inputs, **options)
         items = [item for part in parts for item in split_experience_batch(part)]
-        return parts[0] if len(parts) == 1 else make_experience_batch(items)
+        return make_experience_batch(items)
 
     @torch.no_grad()
     def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:
@@ -124,7 +122,9 @@ class RolloutGroups:
     def _group(self, prompt: Prompt, found: Any) -> list[BufferItem]:
         """Return the samples of a group, with its name; none if its rollout failed."""
         try:
-            items = _samples(found)
+            if isinstance(found, BaseException):
+                raise found
+            items = samples_of(found, "it")
         except Exception as error:  # noqa: BLE001 (what a rollout returned or raised)
             self._failed += 1
             _log.warning(
@@ -147,14 +147,3 @@ class RolloutGroups:
         for item in items:
             item.group_id = name
         return items
-
-
-def _samples(found: Any) -> list[BufferItem]:
-    """Return what a rollout returned as samples."""
-    if isinstance(found, BaseException):
-        raise found
-    items = split_experience_batch(found) if isinstance(found, Experience) else found
-    usable = isinstance(items, list | tuple)
-    if not usable or not items or not all(isinstance(item, BufferItem) for item in items):
-        raise RecordError(f"it returned {found!r:.80}: return the samples of the prompt.")
-    return list(items)

@@ -1,4 +1,4 @@
-"""`RecipeMaker`: the maker of a recipe, on `ExperienceMakerHolder`."""
+"""`RecipeMaker`: the maker of a recipe, and what the makers of all recipes share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from itertools import islice
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import nn
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop, checked_stop_seconds
 from redrb.errors import StoreError
 from redrb.experience import Experience
 from redrb.metrics.events import Write
@@ -24,19 +25,22 @@ from redrb.recipe.groups import RolloutGroups
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
-from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, MakerEvents, Strategy
+from redrb.runtime import MakerEvents, Strategy
+from redrb.runtime.following import MakerWeights
+from redrb.runtime.maker import Maker, maker_stream
+from redrb.stream import ExperienceStream
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
-    from redrb.recipe.episode_maker import EpisodeRecipeMaker
-    from redrb.recipe.recipe import Prompt, Recipe
+    from redrb.episodes import EpisodeMaker
+    from redrb.recipe.recipe import Recipe
 
 
 class StepTimes:
     """Seconds of a maker's step, and of the waits in it: for rights, for weights, for room."""
 
-    def __init__(self, maker: RecipeMaker | EpisodeRecipeMaker) -> None:
-        self._maker = maker
+    def __init__(self, maker: Maker | EpisodeMaker, weights: MakerWeights) -> None:
+        self._maker, self._weights = maker, weights
         self._before: Mapping[str, float] = {}
 
     def since_before(self) -> dict[str, float]:
@@ -45,7 +49,7 @@ class StepTimes:
         self._before = now = {
             "step_s": time.perf_counter(),
             "admission_s": maker.admission_s,
-            "fetch_s": maker.fetch_s,
+            "fetch_s": self._weights.fetch_s,
             "backpressure_s": maker.backpressure_s,
         }
         return {name: seconds - before.get(name, seconds) for name, seconds in now.items()}
@@ -59,9 +63,9 @@ class MakerReport(MakerEvents):
     `backpressure_s` the part of `send_s` that was a wait for room.
     """
 
-    def __init__(self, maker: RecipeMaker, write: Write) -> None:
+    def __init__(self, maker: RecipeMaker, weights: MakerWeights, write: Write) -> None:
         super().__init__(write)
-        self._maker, self._times = maker, StepTimes(maker)
+        self._maker, self._times = maker, StepTimes(maker, weights)
         self._groups = 0
 
     def on_loop_start(self) -> None:
@@ -93,47 +97,38 @@ ROOM_TIMEOUT_S = 2.0
 """Longest wait for room for unsent groups after a maker was asked to end."""
 
 
-class RecipeMaker(ExperienceMakerHolder):
+class RecipeMaker(Maker):
     """Makes groups of a recipe's prompts with the newest published weights."""
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
         """Open the task."""
-        self._recipe = recipe
-        seed_everything(recipe.worker_seed)
-        strategy = Strategy(recipe.device or None)
-        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-        super().__init__(
-            [recipe.task_name],
-            lambda: strategy,
-            lambda: (None, None, None, None),  # `_place_models` makes the recipe's
-            sync_models_from_trainers=True,
-            callbacks=[MakerReport(self, write)],
-            name=recipe.worker,
-            client=client,
-            namespace=recipe.namespace,
-            follow=recipe.weights_name,
-            weights_timeout=recipe.weights_timeout,
-            agree=agreed_settings(recipe),
-            stop_timeout=recipe.stop_timeout,
-            room_timeout=ROOM_TIMEOUT_S,
-            in_flight_updates=recipe.in_flight_updates,
-            stream_options={
-                "lease_ms": recipe.lease_ms,
-                "implied": settings_of_maker(client, recipe),
-            },
-            **recipe.generation(generator),
-        )
+        self._recipe, self._client = recipe, client
+        stop = Stop(checked_stop_seconds("stop_timeout", recipe.stop_timeout))
+        stream = task_of(client, recipe)
+        with ExitStack() as undo:
+            undo.callback(stream.close)
+            models, self._reference, generation = placed_models(recipe)
+            weights = weights_of(client, recipe, models, stop)
+            super().__init__(
+                *([stream], recipe.experience_maker(models, self._reference), weights),
+                room_timeout=min(0.75 * recipe.stop_timeout, ROOM_TIMEOUT_S),
+                callbacks=[MakerReport(self, weights, write)],
+                generate_kwargs=generation,
+            )
+            undo.pop_all()
 
     def run(self) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.
 
         Raises:
-            Any error of `workingloop`, or of the recipe.
+            Any error of `ExperienceMakerHolder.workingloop`, or of the recipe.
         """
-        groups = self.experience_maker
+        groups, recipe = self.experience_maker, self._recipe
         stop = groups.stop if isinstance(groups, RolloutGroups) else None
+        prompts = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
+        steps = range(recipe.maker_steps) if recipe.maker_steps else count()
         with self._stop.waking(stop) if stop else nullcontext():
-            self.workingloop(self._batches, num_steps=self._recipe.maker_steps)
+            self._run(list(islice(prompts, recipe.prompts_per_step)) for _ in steps)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Send the remaining groups and close; a first SIGTERM does not break this off."""
@@ -155,29 +150,45 @@ class RecipeMaker(ExperienceMakerHolder):
             except StoreError as error:
                 _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
 
-    def _place_models(
-        self, strategy_fn: Any, *_: Any
-    ) -> tuple[ExperienceMaker, dict[str, nn.Module], Sequence[int]]:
-        models, self._reference = placed_models(self._recipe, strategy_fn())
-        return self._recipe.experience_maker(models, self._reference), models, ()
 
-    def _batches(self) -> Iterator[list[Prompt]]:
-        """Yield batches of `prompts_per_step` prompts for ever; a batch may span two passes."""
-        recipe = self._recipe
-        prompts = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
-        while True:
-            yield list(islice(prompts, recipe.prompts_per_step))
+def task_of(client: Client, recipe: Recipe) -> ExperienceStream:
+    """Open the task of a recipe for a maker, which is announced."""
+    return maker_stream(
+        *(client, recipe.task_name, recipe.worker),
+        namespace=recipe.namespace,
+        lease_ms=recipe.lease_ms,
+        implied=settings_of_maker(client, recipe),
+    )
+
+
+def weights_of(
+    client: Client, recipe: Recipe, models: Mapping[str, nn.Module], stop: Stop
+) -> MakerWeights:
+    """Return the weights that a maker of a recipe follows."""
+    return MakerWeights(
+        *(client, recipe.namespace, recipe.worker, models, stop),
+        follow=recipe.weights_name,
+        first_timeout=recipe.weights_timeout,
+        in_flight=recipe.in_flight_updates,
+        agree=agreed_settings(recipe),
+    )
 
 
 def placed_models(
-    recipe: Recipe, strategy: Strategy
-) -> tuple[dict[str, nn.Module], nn.Module | None]:
-    """Return a maker's models by name, and its reference policy, which has no weights yet."""
+    recipe: Recipe,
+) -> tuple[dict[str, nn.Module], nn.Module | None, dict[str, Any]]:
+    """Seed this process; return a maker's models, its reference policy, and options of generation.
+
+    The models have no weights of the job yet.
+    """
+    seed_everything(recipe.worker_seed)
+    strategy = Strategy(recipe.device or None)
     models = recipe.models()
     like = recipe.reference(models)
     reference = None if like is None else copy.deepcopy(like).requires_grad_(requires_grad=False)
     placed = {name: strategy.prepare(model) for name, model in models.items()}
-    return placed, strategy.prepare(reference)
+    generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+    return placed, strategy.prepare(reference), recipe.generation(generator)
 
 
 def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:

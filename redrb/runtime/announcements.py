@@ -62,10 +62,15 @@ def announce(client: Client, keys: Sequence[str], announcement: Announcement) ->
 
 
 class AnnouncementReader:
-    """Reads the newest announcement of one stream, or waits for one."""
+    """Reads the newest announcement of one stream, or waits for one.
+
+    Attributes:
+        last: The announcement that was returned last.
+    """
 
     def __init__(self, client: Client, key: str) -> None:
         self._messages = MessageReader(client, key)
+        self.last: Announcement | None = None
 
     def newest(self, wait_s: float = 0.0) -> Announcement | None:
         """Return the newest announcement, unless it was returned before; wait so long for one.
@@ -82,6 +87,7 @@ class AnnouncementReader:
             check_name("trainer", found.trainer)
         except (msgspec.ValidationError, ConfigError) as error:
             raise DecodeError(f"an announcement of weights is damaged: {error}") from error
+        self.last = found
         return found
 
 
@@ -184,7 +190,6 @@ class JobEnd:
     others: Sequence[str]
     stop: Stop
     _readers: dict[str, AnnouncementReader] = field(default_factory=dict)
-    _newest: dict[str, Announcement] = field(default_factory=dict)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -203,15 +208,13 @@ class JobEnd:
         with Deadline(stop=over):
             while not (over or self.stop):
                 try:
-                    running = self._running()
-                    if running is None and (not began or time.monotonic() >= grace_ends):
-                        name = self.weights.name
+                    name, why = self._look()
+                    if why and (not began or time.monotonic() >= grace_ends):
                         if not over:
-                            why = f"trainer {name!r} has ended the job: {self._newest[name].ended}"
-                            self.stop.ask(why)
+                            self.stop.ask(f"trainer {name!r} has ended the job: {why}")
                         return
-                    began = began and running is None
-                    self._read(running or self.weights.name, _WAIT_S)
+                    began = began and bool(why)
+                    self._read(name, _WAIT_S)
                 except StoreClosed:
                     return
                 except RedrbError as error:
@@ -219,24 +222,21 @@ class JobEnd:
                         _log.debug("a maker cannot see whether its job is over: %s", error)
                     over.wait(_PAUSE_S)
 
-    def _running(self) -> str | None:
-        """Return a trainer that has not announced the end; None: all have."""
-        followed = self.weights.name
+    def _look(self) -> tuple[str, str]:
+        """Return a trainer that goes on, and ""; or the followed one, and why its job is over."""
+        followed, ends = self.weights.name, []
         for name in dict.fromkeys((followed, *self.others)):
-            self._read(name)
-            newest = self._newest.get(name)
-            if newest is None:  # of the others, some are names of tasks, and no trainers
-                if name == followed:
-                    return name
-            elif not newest.ended:
-                return name
-        return None
+            last = self._read(name)
+            if last is not None and last.ended:
+                ends.append(last.ended)
+            elif last is not None or name == followed:
+                return name, ""  # of the others, some are names of tasks, and no trainers
+        return followed, ends[0]
 
-    def _read(self, name: str, wait_s: float = 0.0) -> None:
-        """Read the newest announcement of a trainer, or wait for one."""
+    def _read(self, name: str, wait_s: float = 0.0) -> Announcement | None:
+        """Return the newest announcement of a trainer; wait for another one."""
         if name not in self._readers:
             key = trainer_key(self.weights.namespace, name)
             self._readers[name] = AnnouncementReader(self.weights.client, key)
-        announcement = self._readers[name].newest(wait_s)
-        if announcement is not None:
-            self._newest[name] = announcement
+        self._readers[name].newest(wait_s)
+        return self._readers[name].last

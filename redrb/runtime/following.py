@@ -19,10 +19,10 @@ from redrb.connection.stop import Stop
 from redrb.errors import DecodeError, StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import WeightKeys, maker_key, trainer_key
 from redrb.runtime.announcements import Agreement, Announcement, AnnouncementReader
-from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.reading.standby import BackgroundFetch, PreparedLoad
+from redrb.weights.tensors.wrapping import unwrapped
 
 _log = logging.getLogger("redrb")
 
@@ -36,6 +36,62 @@ _ONE_ATTEMPT = Stop()
 _ONE_ATTEMPT.ask()
 
 
+BUSY_S = 600.0
+"""Longest wait for the lock of the models."""
+
+
+class LockedModels:
+    """Models that are used under one lock and loaded as a whole.
+
+    Attributes:
+        models: The models by name.
+        lock: Held by generation, and while weights change.
+        loads: How often published weights were loaded.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module | None]) -> None:
+        """Guard models by name; None is left out."""
+        self.models = {
+            name: unwrapped(model) for name, model in models.items() if model is not None
+        }
+        self.lock = threading.Lock()
+        self.loads = 0
+        self._user: threading.Thread | None = None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            WeightError: The lock was not free for `BUSY_S`, or this thread holds it already.
+        """
+        if self._user is threading.current_thread():
+            raise WeightError(
+                "the models cannot be updated while this thread makes experience with them: do it "
+                "in on_batch_start or on_send_start, not in on_make_experience_*."
+            )
+        if not self.lock.acquire(timeout=BUSY_S):
+            raise WeightError(
+                f"the models were in use for {BUSY_S:g} s: generation hangs, or updates come "
+                "faster than they can be loaded."
+            )
+        self._user = threading.current_thread()
+        try:
+            yield
+        finally:
+            self._user = None
+            self.lock.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock; does nothing if this thread makes experience and holds it already."""
+        if self._user is threading.current_thread():
+            yield
+        else:
+            with self.exclusive():
+                yield
+
+
 class MakerWeights(BackgroundFetch):
     """Keeps the models of a maker at the newest announced weights, also while Redis comes and goes.
 
@@ -47,7 +103,10 @@ class MakerWeights(BackgroundFetch):
     Attributes:
         client: Connection to Redis.
         namespace: Namespace of the trainers.
-        updates: The models with their lock.
+        maker: Name of the maker.
+        stop: Ends the waits for Redis when the maker is to end.
+        name: Name of the trainer whose weights are followed.
+        models: The models with their lock.
         version: Version of the weights in the models; None before the first.
         initialised: Whether the models may be used.
         fetch_s: Seconds that calls of `refresh` have taken.
@@ -74,41 +133,22 @@ class MakerWeights(BackgroundFetch):
             agree: Text of each setting in which the trainer must agree with the maker; weights of
                 others are refused.
         """
-        super().__init__("redrb-in-flight", self)
+        outage = Outage(f"maker {maker!r} goes on with the weights it has")
+        super().__init__("redrb-in-flight", outage)
         self.client, self.namespace = client, namespace
-        self.updates = ModelUpdates(models)
+        self.maker, self.stop, self.name = maker, stop, follow
+        self.models = LockedModels(models)
         self.version: int | None = None
         self.initialised = not wait_for_first
         self.fetch_s = 0.0
-        self._maker, self._maker_stop = maker, stop
         self._first_timeout, self._in_flight = first_timeout, in_flight
         self._to_maker = AnnouncementReader(client, maker_key(namespace, maker))
         self._by_chosen: AnnouncementReader | None = AnnouncementReader(
             client, trainer_key(namespace, follow)
         )
         self._agreement = Agreement(maker, agree or {})
-        self._trainer = follow
         self._announced = 0
         self._pending: Announcement | None = None  # not fetched yet, because Redis was away
-        self._prepared: PreparedLoad | None = None
-        self._outage = Outage(f"maker {maker!r} goes on with the weights it has")
-        self._error: Exception | None = None  # of the thread, or of a swap
-        self._fetched = threading.Event()  # the thread has fetched an update, or failed
-
-    @property
-    def name(self) -> str:
-        """Name of the trainer whose weights are followed."""
-        return self._trainer
-
-    @property
-    def ready(self) -> bool:
-        """Whether fetched weights can be loaded."""
-        return self._prepared is not None and self._prepared.ready is not None
-
-    @property
-    def fetching(self) -> bool:
-        """Whether a fetch is under way."""
-        return self._prepared is not None and self._prepared.fetching
 
     async def update(self) -> None:
         """Wait for the first weights as `wait_until_initialised` does, in a thread."""
@@ -122,10 +162,8 @@ class MakerWeights(BackgroundFetch):
     @contextmanager
     def prefetching(self) -> Iterator[None]:
         """With in-flight updates, fetch them in a thread while this block runs."""
-        if not self._in_flight:
-            yield
-            return
-        self._start()
+        if self._in_flight:
+            self._start()
         try:
             yield
         finally:
@@ -145,13 +183,13 @@ class MakerWeights(BackgroundFetch):
         started = time.monotonic()
         missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
         cause: Exception | None = None
-        outage = Outage(f"maker {self._maker!r} still waits for weights")
-        with Deadline(stop=self._maker_stop):
-            while not (self.initialised or self._maker_stop):
+        outage = Outage(f"maker {self.maker!r} still waits for weights")
+        with Deadline(stop=self.stop):
+            while not (self.initialised or self.stop):
                 left = started + self._first_timeout - time.monotonic()
                 if left <= 0:
                     raise self._agreement.pending or WeightTimeout(
-                        name=f"of {self.name} for maker {self._maker}",
+                        name=f"of {self.name} for maker {self.maker}",
                         newer_than=0,
                         newest=None,
                         waited_s=time.monotonic() - started,
@@ -181,26 +219,21 @@ class MakerWeights(BackgroundFetch):
         """
         began = time.monotonic()
         try:
-            if not self._in_flight:
-                with Deadline(stop=_ONE_ATTEMPT if self._outage.lasts else self._maker_stop):
-                    self.load_announced()
+            if self._in_flight:
+                self._raise_error()
+                if least is not None and self.version is not None and not self._outage.lasts:
+                    self._swap_until(least, FETCH_S)
             else:
-                error = self._error
-                if error is not None:
-                    if not isinstance(error, StoreUnavailable):  # of an outage until it is over
-                        self._error = None
-                    raise error
-                if least is not None and self.version is not None:
-                    self._await_version(least)
+                with Deadline(stop=_ONE_ATTEMPT if self._outage.lasts else self.stop):
+                    self.load_announced()
+                self._outage.over()
         except StoreUnavailable as outage:
-            if not self._maker_stop:
+            if not self.stop:
                 self._outage.failed(outage)
         except (WeightError, DecodeError) as wrong:
             if self.version is None:
                 raise
-            _log.error("maker %r keeps the weights it has: %s", self._maker, wrong)
-        else:
-            self._outage.over()
+            _log.error("maker %r keeps the weights it has: %s", self.maker, wrong)
         finally:
             self.fetch_s += time.monotonic() - began
 
@@ -219,7 +252,7 @@ class MakerWeights(BackgroundFetch):
         The next `refresh` raises or logs an error.
         """
         try:
-            self._swap_in(self.updates.held())
+            self._swap_in(self.models.held())
         except (WeightError, DecodeError) as error:
             self._error = error
         return self.version
@@ -232,13 +265,11 @@ class MakerWeights(BackgroundFetch):
             StoreUnavailable: Redis stayed away; the next call goes on.
             ConfigError: A trainer with other settings than the maker's has started.
         """
-        found = self.prepare(wait_s)
-        if self.ready:
-            with self.updates.held():
-                self.load()
+        found = self._fetch_next(wait_s)
+        self._swap_in(self.models.held())
         return found
 
-    def prepare(self, wait_s: float) -> bool:
+    def _fetch_next(self, wait_s: float) -> bool:
         """Wait so long for an announcement, and fetch its weights; returns whether there was one.
 
         Only one stream is waited on, since the two may be on different nodes of a cluster. While
@@ -255,28 +286,33 @@ class MakerWeights(BackgroundFetch):
         announcement = found if self._agreement.accepts(found) else self._pending
         if announcement is None:
             return found is not None
-        self._pending = announcement
+        self._pending = None
         try:
             self._fetch(announcement)
         except StoreUnavailable:
+            self._pending = announcement
             raise
-        except BaseException:
-            self._pending = None
-            raise
-        self._pending = None
         return True
 
-    def load(self) -> bool:
-        """Load the fetched weights, unless a fetch is under way; never waits for Redis.
+    def _fetch(self, announcement: Announcement) -> None:
+        prepared, trainer = self._prepared, announcement.trainer
+        if prepared is None or trainer != self.name:
+            subscriber = WeightSubscriber(
+                self.client, trainer, namespace=self.namespace, lock=self.models.lock
+            )
+            prepared = subscriber.prepared_load(self.models.models, strict="model")
+            self._prepared, self.name = prepared, trainer
+        self._announced = announcement.version
+        prepared.fetch()
+        if prepared.newest < announcement.version:
+            _log.error(
+                "version %d of weights %r was announced, but is not in Redis any more: maker %r "
+                "waits for a newer one",
+                *(announcement.version, trainer, self.maker),
+            )
+        self._note_initialised(prepared)
 
-        The caller holds the lock of the models.
-
-        Raises:
-            WeightMismatch: The weights do not fit the models.
-        """
-        prepared = self._prepared
-        if prepared is None:
-            return False
+    def _load(self, prepared: PreparedLoad) -> None:
         try:
             loaded = prepared.load()
         except WeightMismatch:
@@ -284,53 +320,12 @@ class MakerWeights(BackgroundFetch):
         except BaseException:  # loading broke off: the models hold a mixture until it is repeated
             self.version = None
             raise
-        if loaded is None:
-            return False
-        self.version = loaded
-        self._note_initialised()
-        self.updates.all_loaded()
-        return True
+        if loaded is not None:
+            self.version = loaded
+            self._note_initialised(prepared)
+            self.models.loads += 1
 
-    def _fetch(self, announcement: Announcement) -> None:
-        prepared, trainer = self._prepared, announcement.trainer
-        if prepared is None or trainer != self._trainer:
-            subscriber = WeightSubscriber(
-                self.client, trainer, namespace=self.namespace, lock=self.updates.lock
-            )
-            prepared = subscriber.prepared_load(self.updates.models, strict="model")
-            self._prepared, self._trainer = prepared, trainer
-        self._announced = announcement.version
-        prepared.fetch()
-        if prepared.newest < announcement.version:
-            _log.error(
-                "version %d of weights %r was announced, but is not in Redis any more: maker %r "
-                "waits for a newer one",
-                *(announcement.version, trainer, self._maker),
-            )
-        self._note_initialised()
-
-    def _note_initialised(self) -> None:
+    def _note_initialised(self, prepared: PreparedLoad) -> None:
         """Note whether announced weights are loaded, perhaps before they were announced."""
-        loaded = self._prepared.version if self._prepared else None
-        self.initialised = self.initialised or 0 < self._announced <= (loaded or 0)
-
-    def _await_version(self, least: int) -> None:
-        """Load what the thread fetches until the models have version `least`, for a while."""
-        end = time.monotonic() + FETCH_S
-        while True:
-            self._fetched.clear()
-            if (self.swap() or 0) >= least or self._error is not None:
-                return
-            left = end - time.monotonic()
-            if left <= 0 or not self._fetched.wait(left):
-                return
-
-    def _fetch_next(self, wait_s: float) -> None:
-        if self.prepare(wait_s):
-            self._fetched.set()
-        if isinstance(self._error, StoreUnavailable):
-            self._error = None
-
-    def _failed(self, error: Exception) -> None:
-        self._error = error
-        self._fetched.set()
+        loaded = prepared.version or 0
+        self.initialised = self.initialised or 0 < self._announced <= loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from redrb.errors import (
 )
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
+from redrb.stream.sending import ExperienceSender
 
 _OUTAGE_PAUSE_S = 0.5
 """Pause between requests while Redis is away for longer than the client's retries last."""
@@ -100,12 +101,12 @@ class BatchRights:
     cannot wait for each other in a circle.
 
     Attributes:
-        shares: Returns how many of the next groups each task gets.
+        sender: Knows how many of the next groups each task gets.
         waited_s: Seconds for which the loop has waited for rights.
     """
 
     tasks: Sequence[TaskRights]
-    shares: Callable[[int], list[int]]
+    sender: ExperienceSender
     waited_s: float = 0.0
 
     @contextmanager
@@ -116,7 +117,7 @@ class BatchRights:
             began = time.monotonic()
             try:
                 for number in sorted(range(len(each)), key=lambda n: self.tasks[n].stream.task):
-                    share = self.shares(groups)[number]
+                    share = self.sender.shares(groups)[number]
                     if not share:
                         continue
                     most = min(share, MOST_RIGHTS) if least == 1 else share
@@ -124,7 +125,7 @@ class BatchRights:
                     if right is None:
                         continue
                     each[number] = scope.enter_context(right)
-                    while self.shares(groups)[number] > right.count:
+                    while self.sender.shares(groups)[number] > right.count:
                         groups -= 1
             finally:
                 self.waited_s += time.monotonic() - began

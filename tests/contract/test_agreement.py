@@ -74,7 +74,7 @@ def test_a_maker_that_waits_refuses_a_trainer_with_other_settings_at_once(
 ) -> None:
     """The trainer announces its settings before it has weights."""
     maker = workers.maker()
-    assert not maker.prepare(0.0)
+    assert not maker._fetch_next(0.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(maker.wait_until_initialised)
         workers.trainer(SIX)
@@ -87,7 +87,7 @@ def test_a_maker_that_finds_the_settings_of_an_earlier_run_waits_for_its_success
 ) -> None:
     workers.publish(workers.trainer(SIX))
     maker = workers.maker()
-    assert maker.prepare(0.0)
+    assert maker._fetch_next(0.0)
     assert maker.version is None
     successor = workers.trainer(TEN)
     maker.wait_until_initialised()  # the successor goes on from these weights

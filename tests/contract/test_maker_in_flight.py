@@ -147,7 +147,7 @@ def test_a_swap_during_a_fetch_gets_the_update_later(
         began.clear()
         trainer.push({"actor": Versioned(3)}, fully=True)  # waits for its turn
         go_on.set()
-        until(lambda: weights.ready)
+        until(lambda: weights._prepared.ready)
         time.sleep(0.1)
         assert not began.is_set()
         assert (weights.swap(), model.number()) == (2, 2)
@@ -252,7 +252,7 @@ def test_updates_that_do_not_fit_are_logged_between_batches(
             until(lambda: maker._weights._error)
         if token == 15:
             trainer.push({"actor": Versioned(3)}, fully=True)
-            until(lambda: maker._weights.ready)
+            until(lambda: maker._weights._prepared.ready)
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS, PROMPTS])
@@ -285,11 +285,11 @@ def test_a_maker_goes_on_in_flight_while_redis_is_away(
         def meanwhile(token: int) -> None:
             if token == 12:
                 server.kill()
-                until(lambda: maker._weights._error)
+                until(lambda: maker._weights._outage.lasts)
             if token == 40:
                 server.start()
                 until(lambda: trainer_is_back(trainer))
-                until(lambda: maker._weights.ready)
+                until(lambda: maker._weights._prepared.ready)
 
         model.meanwhile = meanwhile
         maker = GRPOMakerHolder(

@@ -248,7 +248,15 @@ def test_a_stopped_maker_counts_the_groups_it_gives_up_in_one_warning(
 
 
 def test_every_drawn_batch_of_prompts_is_used(holder: Callable[..., Holder]) -> None:
-    maker, drawn = holder(), list[int]()
+    class Stopping(MakerCallback):
+        stops = False
+
+        def on_batch_end(self) -> None:
+            if self.stops:
+                maker.stop()
+
+    stopping, drawn = Stopping(), list[int]()
+    maker = holder(callbacks=[stopping])
 
     def loader() -> Iterator[torch.Tensor]:
         for number in range(9):
@@ -257,12 +265,7 @@ def test_every_drawn_batch_of_prompts_is_used(holder: Callable[..., Holder]) -> 
 
     maker.workingloop(loader, num_steps=2)
     assert drawn == [0, 1]
-
-    class Stopping(MakerCallback):
-        def on_batch_end(self) -> None:
-            maker.stop()
-
-    maker._callbacks._all.append(Stopping())
+    stopping.stops = True
     maker.workingloop(loader)
     assert drawn == [0, 1, 0]
     maker.workingloop(loader)  # it was asked to end

@@ -15,7 +15,7 @@ import torch
 import redrb
 from redrb.engines import Trajectory
 from redrb.experience import make_experience_batch
-from redrb.recipe.episode_samples import encoded_prompt
+from redrb.recipe.episode_maker import encoded_prompt
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipes.multiturn import Multiturn, added
 from redrb.runtime.broadcast import Broadcast
@@ -186,7 +186,7 @@ def test_a_failed_or_too_long_episode_costs_its_group_alone(
             return item
 
     prompts = [*PROMPTS, {"prompt": "1=", "answer": "endless"}, {"prompt": "2=", "answer": "none"}]
-    monkeypatch.setattr("redrb.recipe.episode_samples.asyncio.timeout", noted)
+    monkeypatch.setattr("redrb.recipe.episode_maker.asyncio.timeout", noted)
     made = Made(Failing(worker="maker"), client)
     experience = made.run(prompts)
     assert [extras["answer"] for extras in experience.extras] == ["6"] * 4

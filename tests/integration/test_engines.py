@@ -22,7 +22,9 @@ from redrb.engines import Engine, EngineWeights, Generation, SGLangEngine, Traje
 from redrb.episodes import EpisodeMaker
 from redrb.errors import ConfigError, EngineError, RecordError, SendFailed
 from redrb.runtime.broadcast import Broadcast
-from redrb.weights.files.safetensors import save_safetensors
+from redrb.weights.files.safetensors import load_safetensors, save_safetensors
+from redrb.weights.reading.catalogue import Pin, Step
+from redrb.weights.reading.replica import Replica
 from tests.engine_server import EngineServer, log_probs_of, tiny_model
 
 PROMPT = [1, 2, 3]
@@ -763,6 +765,37 @@ def test_makers_of_one_machine_share_their_folder(
     publish(2, 2)
     assert folders_after(one) == {loaded[0], loaded[2]}
     assert folders_after(other) == {loaded[2]} == {loaded[3]}
+
+
+def test_a_version_costs_its_delta(
+    client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maker that has written a version has it as the base of the next one."""
+    ways: list[str] = []
+    follow = Replica.follow
+
+    def noted(self: Replica, step: Step, pin: Pin) -> None:
+        ways.append(step.how)
+        follow(self, step, pin)
+
+    monkeypatch.setattr(Replica, "follow", noted)
+    loaded: list[Path] = []
+
+    class Server(SGLangEngine):
+        async def update(self, path: Path, version: int, label: str | None = None) -> None:
+            loaded.append(path)
+
+    state = {"actor.weight": torch.arange(100_000.0), "critic.weight": torch.zeros(1)}
+    publisher = redrb.WeightPublisher(client, "trainer_0", namespace=namespace)
+    weights = EngineWeights(client, "trainer_0", Server("http://h"), tmp_path, namespace=namespace)
+    for number in (1, 2, 3):
+        state["actor.weight"][number] = -1.0
+        publisher.publish(state)
+        assert asyncio.run(weights.update(timeout=5)) == number
+        written = load_safetensors(loaded[-1])
+        assert written.keys() == {"weight"}
+        assert torch.equal(written["weight"], state["actor.weight"])
+    assert ways == ["full", "delta", "delta"]
 
 
 def test_an_adapter_is_refused_by_name(

@@ -7,7 +7,7 @@ import torch
 
 from redrb.experience import BufferItem, make_experience_batch
 from redrb.experience.rows import select_rows
-from redrb.runtime.maker import ExperienceMakerHolder
+from redrb.runtime.maker import Maker
 
 
 def _batch(*versions):
@@ -33,7 +33,7 @@ def test_each_sample_of_a_part_without_a_version_gets_that_of_the_weights(given,
         batch.policy_version = None  # as experience makers leave it
         batch = select_rows(batch, [1, 0])  # groups whose rewards were ready first
     parts = SimpleNamespace(make_parts=lambda _: iter([batch]))
-    maker = object.__new__(ExperienceMakerHolder)
+    maker = object.__new__(Maker)
     maker.experience_maker, maker.generate_kwargs, maker._streams = parts, {}, []
     maker._weights = SimpleNamespace(begin_batch=lambda: (7, {}))
     (part,) = maker._parts(["a prompt"])

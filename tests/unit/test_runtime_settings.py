@@ -10,10 +10,15 @@ import pytest
 from torch import nn
 
 import redrb
-from redrb import ConfigError, DetachedTrainer, Experience, ExperienceStream
+from redrb import (
+    ConfigError,
+    DetachedTrainer,
+    Experience,
+    ExperienceMakerHolder,
+    ExperienceStream,
+)
 from redrb.connection.stop import Stop
 from redrb.runtime.checkpoint import Checkpoints, Position
-from redrb.runtime.maker import ExperienceMakerHolder
 from redrb.runtime.performance import parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.runtime.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Trainers whose training step is one of `redrb.algorithms`, and makers of groups for GRPO."""
+"""Trainers whose training step is one of `redrb.algorithms`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from redrb.algorithms import GRPOExperienceMaker, GRPOStep, PPOStep
+from redrb.algorithms import GRPOStep, PPOStep
 from redrb.experience import Experience
 from redrb.interop.coati.trainer import DetachedTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.checkpoint import DeclaredSettings, stateful_parts
-from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
 from redrb.runtime.performance import TrainerPerformanceEvaluator, parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.runtime.trainer import staleness
@@ -201,29 +200,3 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
     def models_to_send(self) -> dict[str, nn.Module]:
         """Return the actor."""
         return {"actor": self.actor}
-
-
-class GRPOMakerHolder(ExperienceMakerHolder):
-    """Makes groups of completions of each prompt, each scored against its group.
-
-    `model_fn` returns actor, None, reward model (or a function) and initial model (or None). Args
-    are those of `ExperienceMakerHolder`, and:
-
-    Args:
-        group_size: Completions of each prompt.
-    """
-
-    def __init__(self, *args: Any, group_size: int = 8, **options: Any) -> None:
-        self._group_size = group_size
-        super().__init__(*args, **options)
-
-    def build_experience_maker(
-        self,
-        actor: Any,
-        critic: Any,  # noqa: ARG002
-        reward_model: Any,
-        initial_model: Any,
-        kl_coef: float,  # noqa: ARG002 (the divergence is a term of the loss: `GRPOStep`'s beta)
-    ) -> ExperienceMaker:
-        """Return a `GRPOExperienceMaker`."""
-        return GRPOExperienceMaker(actor, reward_model, initial_model, group_size=self._group_size)

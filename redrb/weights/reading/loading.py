@@ -75,16 +75,20 @@ class TargetLoader:
 
     def poll(self, selection: LoadTarget) -> WeightVersion | None:
         """Fetch the newest version and load it under `lock`; None if it is loaded already."""
+        fetched = self.fetch(selection)
+        if fetched is None:
+            return None
+        load = self.plan(selection, fetched)
+        with self.lock:
+            load()
+        return fetched.described
 
-        def attempt(pin: Pin) -> WeightVersion | None:
+    def fetch(self, selection: LoadTarget) -> FetchedVersion | None:
+        """Fetch the newest version into the copy; None if it is loaded already."""
+
+        def attempt(pin: Pin) -> FetchedVersion | None:
             used = self.version or 0
-            fetched = self.copy.fetch_newest(pin, used=used, needed=selection.chunks)
-            if fetched is None:
-                return None
-            load = self.plan(selection, fetched)
-            with self.lock:
-                load()
-            return fetched.described
+            return self.copy.fetch_newest(pin, used=used, needed=selection.chunks)
 
         return fetching(self.catalogue, self.copy.forget, attempt)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
 
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
@@ -19,10 +21,10 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights.reading.catalogue import Pin, fetching
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.state_copies import FetchedVersion
 from redrb.weights.reading.targets import LoadTarget
+from redrb.weights.wire.manifest import WeightVersion
 
 _WAIT_S = 0.5
 """Longest wait for a new version; then the thread checks whether it is to end."""
@@ -36,97 +38,44 @@ _END_S = 2.0
 _MISSED_S = 60.0
 """How long fetched weights wait for the swap that missed them."""
 
-_FIRST_S = 1.0
-"""Longest wait for the first version; then `wait` checks whether the standby was closed."""
+_LOOK_S = 1.0
+"""Longest wait of a caller for the thread; then it looks whether the thread has ended."""
+
+Move: TypeAlias = Literal["fetch", "load", "nothing"]
+"""What a reader of weights does next."""
 
 
-class FetchedVersions(Protocol):
-    """Versions that one thread fetches and another one loads."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The versions that a reader of weights has.
 
-    @property
-    def ready(self) -> object:
-        """True if a fetched version can be loaded."""
-
-    @property
-    def fetching(self) -> bool:
-        """Whether a fetch is under way."""
-
-    def load(self) -> object:
-        """Load the fetched version, unless a fetch is under way; returns whether it was loaded."""
-
-
-class BackgroundFetch(ABC):
-    """A thread that waits for versions and fetches them, and the swap that loads them.
-
-    The thread and the swaps never wait for each other. If a swap finds nothing ready while a fetch
-    is under way, the thread keeps the fetched version until the next swap has loaded it. Without
-    that, a thread that fetches all the time, because versions come faster than it can fetch them,
-    would never have a version ready.
+    Attributes:
+        loaded: The version in use; None: there is none, or it is a mixture.
+        ready: The version that was fetched and can be loaded; None: there is none.
+        missed: Whether a load came too early, while a fetch was under way.
     """
 
-    def __init__(self, thread_name: str, source: FetchedVersions) -> None:
-        self._thread_name = thread_name
-        self._thread: threading.Thread | None = None
-        self._source = source
-        self._stop = Stop()
-        self._loaded = threading.Event()
-        self._missed = False
+    loaded: WeightVersion | None = None
+    ready: WeightVersion | None = None
+    missed: bool = False
 
-    @abstractmethod
-    def _fetch_next(self, wait_s: float) -> None:
-        """Wait at most `wait_s` seconds for a version, and fetch it."""
 
-    @abstractmethod
-    def _failed(self, error: Exception) -> None:
-        """Keep, log or drop an error of the thread."""
+def next_move(newest: WeightVersion | None, held: Held) -> Move:
+    """Return what a reader does next; `newest` is the newest published version, if it is known.
 
-    def _ended(self) -> None:  # noqa: B027 (most have nothing to release)
-        """Release resources at the end of the thread."""
-
-    def _start(self) -> None:
-        self._stop = Stop()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._stop,), name=self._thread_name, daemon=True
-        )
-        self._thread.start()
-
-    def _end(self) -> None:
-        self._stop.ask()
-        self._loaded.set()
-        if self._thread is not None:
-            with Deadline(at_most=_END_S) as deadline:
-                self._thread.join(deadline.left_s)
-
-    def _swap_in(self, lock: AbstractContextManager[object]) -> None:
-        """Load the fetched version under `lock`, if one is ready; never waits for Redis."""
-        if self._source.ready:
-            with lock:
-                if self._source.load():
-                    self._loaded.set()
-                else:
-                    self._missed = True
-        elif self._source.fetching:
-            self._missed = True
-
-    def _run(self, stop: Stop) -> None:
-        with Deadline(stop=stop):
-            while not stop:
-                try:
-                    self._fetch_next(_WAIT_S)
-                    missed, self._missed = self._missed, False
-                    deadline = time.monotonic() + _MISSED_S
-                    while missed and not stop and (left := deadline - time.monotonic()) > 0:
-                        self._loaded.clear()
-                        if stop or not self._source.ready:
-                            break
-                        self._loaded.wait(left)
-                except Exception as error:  # noqa: BLE001 (a swap or a check raises it)
-                    if not (stop and isinstance(error, RedrbError)):
-                        self._failed(error)
-                    if isinstance(error, StoreClosed):
-                        break
-                    stop.wait(_PAUSE_S)
-            self._ended()
+    Each version but the one that is held is fetched, also one of a smaller number, and one of the
+    same number that was created at another time: a server that has lost its data counts versions
+    from 1 again. A version whose load came too early is loaded before a newer one is fetched.
+    Without that, a reader that fetches all the time, because versions come faster than it can fetch
+    them, would never have a version ready.
+    """
+    has = held.ready or held.loaded
+    is_other = newest is not None and (
+        has is None or (newest.version, newest.created_s) != (has.version, has.created_s)
+    )
+    if is_other and not (held.ready and held.missed):
+        return "fetch"
+    return "load" if held.ready else "nothing"
 
 
 class PreparedLoad:
@@ -136,7 +85,8 @@ class PreparedLoad:
     load with the same subscriber raise `ConfigError`.
 
     Attributes:
-        ready: The version that `load` would load, or None.
+        missed: Whether a load came while a fetch was under way: until the fetched version is
+            loaded, `fetch` fetches no newer one.
     """
 
     def __init__(self, loader: TargetLoader, selection: LoadTarget) -> None:
@@ -146,7 +96,20 @@ class PreparedLoad:
         self._selection = selection
         self._fetched: FetchedVersion | None = None
         self._closed = False
-        self.ready: int | None = None
+        self.missed = False
+
+    @property
+    def held(self) -> Held:
+        """The versions that are loaded and ready."""
+        used = self._loader.catalogue.used if self._loader.version is not None else None
+        fetched = self._fetched
+        return Held(used, None if fetched is None else fetched.described, self.missed)
+
+    @property
+    def ready(self) -> int | None:
+        """The version that `load` would load, or None."""
+        ready = self.held.ready
+        return None if ready is None else ready.version
 
     @property
     def version(self) -> int | None:
@@ -169,21 +132,13 @@ class PreparedLoad:
         A fetch drops the version that was ready before.
         """
         loader = self._loader
-
-        def attempt(pin: Pin) -> FetchedVersion | None:
-            used, needed = self.version or 0, self._selection.chunks
-            return loader.copy.fetch_newest(pin, used=used, needed=needed)
-
         with loader.reading:
-            if self._closed or loader.catalogue.other_than(self.newest) is None:
+            if self._closed or next_move(loader.catalogue.newer_than(0), self.held) != "fetch":
                 return False
-            self._drop()
-            fetched = fetching(loader.catalogue, loader.copy.forget, attempt)
-            if fetched is None:  # the newer version was deleted meanwhile
-                return False
-            self._fetched = fetched
-            self.ready = fetched.described.version
-            return True
+            self._fetched = None
+            # None if the newer version was deleted meanwhile
+            self._fetched = loader.fetch(self._selection)
+            return self._fetched is not None
 
     def load(self) -> int | None:
         """Load the fetched version; the caller holds the lock of the tensors.
@@ -195,6 +150,7 @@ class PreparedLoad:
             The version, or None if no version is ready or a fetch is under way.
         """
         if not self._loader.reading.acquire(blocking=False):
+            self.missed = True
             return None
         try:
             if self._fetched is None:
@@ -210,10 +166,10 @@ class PreparedLoad:
                     "when this standby was created: close it and create a new one."
                 )
             self._loader.plan(selection, self._fetched)()
-            self._drop()
+            self._fetched, self.missed = None, False
             return self.version
         except WeightMismatch:
-            self._drop()
+            self._fetched = None
             raise
         finally:
             self._loader.reading.release()
@@ -223,11 +179,129 @@ class PreparedLoad:
         with self._loader.reading:
             if not self._closed:
                 self._closed = True
-                self._drop()
+                self._fetched = None
                 self._loader.in_use = False
 
-    def _drop(self) -> None:
-        self.ready = self._fetched = None
+
+class BackgroundFetch(ABC):
+    """A thread that waits for versions and fetches them, and the swap that loads them.
+
+    The thread and the swaps never wait for each other. If a swap finds nothing ready while a fetch
+    is under way, the thread keeps the fetched version until the next swap has loaded it.
+    """
+
+    def __init__(self, thread_name: str, outage: Outage) -> None:
+        self._thread_name = thread_name
+        self._thread: threading.Thread | None = None
+        self._over = Stop()
+        self._outage = outage
+        self._prepared: PreparedLoad | None = None
+        self._changed = threading.Condition()  # a version was fetched or loaded, or failed
+        self._changes = 0
+        self._error: Exception | None = None  # for the next call of `_raise_error`
+        self._reported = ""  # the last error, which is not raised twice in a row
+
+    @abstractmethod
+    def _fetch_next(self, wait_s: float) -> bool:
+        """Wait at most `wait_s` seconds for a version, and fetch it; returns whether one came."""
+
+    @abstractmethod
+    def swap(self) -> int | None:
+        """Load the fetched version, if there is one; returns the version that the model has."""
+
+    def _start(self) -> None:
+        self._over, self._reported = Stop(), ""
+        self._thread = threading.Thread(
+            target=self._run, args=(self._over,), name=self._thread_name, daemon=True
+        )
+        self._thread.start()
+
+    def _end(self) -> None:
+        self._over.ask()
+        self._notify()
+        if self._thread is not None:
+            with Deadline(at_most=_END_S) as deadline:
+                self._thread.join(deadline.left_s)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def _load(self, prepared: PreparedLoad) -> None:
+        """Load the fetched version, unless a fetch is under way; the lock of the model is held."""
+        prepared.load()
+
+    def _swap_in(self, lock: AbstractContextManager[object]) -> None:
+        """Load the fetched version under `lock`, if one is ready; never waits for Redis."""
+        prepared = self._prepared
+        if prepared is None:
+            return
+        if next_move(None, prepared.held) == "load":
+            try:
+                with lock:
+                    self._load(prepared)
+            finally:
+                if prepared.ready is None:
+                    self._notify()
+        elif prepared.fetching:
+            prepared.missed = True
+
+    def _raise_error(self) -> None:
+        """Raise the error of the thread, if there is one; that of a closed client each time."""
+        if self._error is None:
+            return
+        with self._changed:
+            error = self._error
+            if not isinstance(error, StoreClosed):
+                self._error = None
+        if error is not None:  # another thread may have been faster
+            raise error
+
+    def _swap_until(self, least: int, timeout: float | None) -> int | None:
+        """Swap until the model has version `least`, or an error came up, or the time is over."""
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            seen, version, left = self._changes, self.swap(), ends - time.monotonic()
+            if (version or 0) >= least or self._error is not None or self._over or left <= 0:
+                return version
+            with self._changed:
+                if seen == self._changes:
+                    self._changed.wait(min(left, _LOOK_S))
+
+    def _run(self, over: Stop) -> None:
+        with Deadline(stop=over):
+            while not over:
+                try:
+                    if self._fetch_next(_WAIT_S):
+                        self._reported = ""
+                        self._notify()
+                    self._outage.over()
+                except Exception as error:  # noqa: BLE001 (a swap or a check raises it)
+                    if not (over and isinstance(error, RedrbError)):
+                        self._failed(error)
+                    if isinstance(error, StoreClosed):
+                        break
+                    over.wait(_PAUSE_S)
+                else:
+                    self._await_swap(over)
+
+    def _await_swap(self, over: Stop) -> None:
+        """Keep the fetched version for a swap that came too early."""
+        prepared = self._prepared
+        if prepared is not None and prepared.missed:
+            with self._changed:
+                self._changed.wait_for(lambda: over or prepared.ready is None, _MISSED_S)
+            prepared.missed = False
+
+    def _failed(self, error: Exception) -> None:
+        """Note an error of the thread for a swap; while Redis is away nothing is raised."""
+        text = f"{type(error).__name__} {error}"
+        if isinstance(error, StoreUnavailable):
+            self._outage.failed(error)
+        elif text != self._reported:
+            self._reported, self._error = text, error
+            self._notify()
 
 
 class WeightStandby(BackgroundFetch):
@@ -245,16 +319,14 @@ class WeightStandby(BackgroundFetch):
         ...     done.token_versions  # the weights that made each token
     """
 
+    _prepared: PreparedLoad
+
     def __init__(self, loader: TargetLoader, selection: LoadTarget) -> None:
+        name = loader.catalogue.name
+        super().__init__("redrb-standby", Outage(f"weights {name!r} cannot be followed"))
         self._prepared = PreparedLoad(loader, selection)
-        super().__init__("redrb-standby", self._prepared)
         self._loader = loader
-        self._name = loader.catalogue.name
-        self._news = threading.Event()  # a version is ready, or an error came up
-        self._outage = Outage(f"weights {self._name!r} cannot be followed")
-        self._error: Exception | None = None
-        self._closed: StoreClosed | None = None
-        self._reported = ""  # the last error, which is not raised twice in a row
+        self._name = name
         self._seen: int | None = None
         self._refused = 0  # the newest version, if it can never be fetched
         self._start()
@@ -291,12 +363,7 @@ class WeightStandby(BackgroundFetch):
                 versions are followed. While Redis is away nothing is raised.
             StoreClosed: The client was closed, so that no version can be fetched any more.
         """
-        if self._closed is not None:
-            raise self._closed
-        if self._error is not None:
-            error, self._error = self._error, None
-            if error is not None:  # another thread may have been faster
-                raise error
+        self._raise_error()
         self._swap_in(nullcontext() if locked else self._loader.lock)
         return self._prepared.version
 
@@ -308,18 +375,12 @@ class WeightStandby(BackgroundFetch):
             WeightMismatch, DecodeError, WeightError, StoreError: As `swap` does.
         """
         started = time.monotonic()
-        while True:
-            self._news.clear()
-            version = self.swap()
-            if version is not None:
-                return version
+        version = self._swap_until(1, timeout)
+        if version is None:
+            self._raise_error()
             waited_s = time.monotonic() - started
-            if self._stop or (timeout is not None and waited_s >= timeout):
-                raise WeightTimeout(
-                    name=self._name, newer_than=0, newest=self._seen, waited_s=waited_s
-                )
-            left = _FIRST_S if timeout is None else min(_FIRST_S, timeout - waited_s)
-            self._news.wait(left)
+            raise WeightTimeout(name=self._name, newer_than=0, newest=self._seen, waited_s=waited_s)
+        return version
 
     def close(self) -> None:
         """End the thread; the model keeps its weights.
@@ -327,33 +388,23 @@ class WeightStandby(BackgroundFetch):
         A fetch that does not end within two seconds goes on in the background; the subscriber can
         be used again when it has ended.
         """
-        self._stop.ask()
-        self._news.set()
         self._end()
 
-    def _fetch_next(self, wait_s: float) -> None:
+    def _fetch_next(self, wait_s: float) -> bool:
         catalogue = self._loader.catalogue
         newest = catalogue.wait_once(self._refused or self._prepared.newest, wait_s)
-        if newest is not None:
-            self._seen = newest.version
-            try:
-                self._prepared.fetch()
-            except (WeightMismatch, DecodeError):
-                self._refused = newest.version
-                raise
-            self._reported, self._refused = "", 0
-            self._news.set()
-        self._outage.over()
+        if newest is None:
+            return False
+        self._seen = newest.version
+        try:
+            self._prepared.fetch()
+        except (WeightMismatch, DecodeError):
+            self._refused = newest.version
+            raise
+        self._refused = 0
+        return True
 
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, StoreClosed):
-            self._closed = error
-        elif isinstance(error, StoreUnavailable):
-            self._outage.failed(error)
-        elif self._reported != (text := f"{type(error).__name__} {error}"):
-            self._reported, self._error = text, error
-            self._news.set()
-
-    def _ended(self) -> None:
+    def _run(self, over: Stop) -> None:
+        super()._run(over)
         self._prepared.close()
-        self._news.set()
+        self._notify()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from redrb.errors import ConfigError, DecodeError, WeightCorrupt
-from redrb.weights.reading.catalogue import Pin, Step
+from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
+from redrb.weights.reading.catalogue import Catalogue, Pin, Step, fetching
 from redrb.weights.reading.replica import Replica, fetch_chunks
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.state import State
@@ -55,9 +55,43 @@ class PrivateCopy:
 
     def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
         """Fetch the newest version unless it is `used`; it stays until the next call."""
-        have = self._replica.version if self._replica is not None else 0
-        steps = pin.route(have=have, used=used)
+        steps = pin.route(have=self._version, used=used)
         return self.follow(pin, steps, needed) if steps else None
+
+    def fetch(
+        self, catalogue: Catalogue, version: int | None = None, *, only_adapter: bool = False
+    ) -> FetchedVersion:
+        """Fetch a version, default the newest, by deltas if they lead to it from the content.
+
+        Args:
+            only_adapter: Refuse a version that is no adapter. Of an adapter, its base is not
+                fetched.
+
+        Raises:
+            WeightError: There is no such version, or it is not an adapter.
+        """
+
+        def attempt(pin: Pin) -> FetchedVersion:
+            steps = pin.route(have=self._version, wanted=version or 0)
+            if not steps:
+                newest = catalogue.newer_than(0)
+                known = f"the newest is {newest.version}" if newest else "nothing is published yet"
+                which = "" if version is None else f"version {version} of "
+                raise WeightError(f"no {which}weights {catalogue.name!r} to fetch: {known}.")
+            if steps[-1].how == "lora":
+                steps = steps[-1:]
+            elif only_adapter:
+                raise WeightError(
+                    f"version {steps[-1].described.version} of weights {catalogue.name!r} is no "
+                    "adapter: publish_lora publishes one."
+                )
+            return self.follow(pin, steps, lambda _: None)
+
+        return fetching(catalogue, self.forget, attempt)
+
+    @property
+    def _version(self) -> int:
+        return self._replica.version if self._replica is not None else 0
 
     def forget(self) -> None:
         """Drop the content, because it is damaged: the next version is fetched in full.

@@ -10,12 +10,12 @@ from torch import Tensor
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError, DecodeError, WeightError
-from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
+from redrb.errors import ConfigError, DecodeError
+from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.shared_copy import SharedCopy
 from redrb.weights.reading.standby import PreparedLoad, WeightStandby
-from redrb.weights.reading.state_copies import Adapter, FetchedVersion, PrivateCopy
+from redrb.weights.reading.state_copies import Adapter, PrivateCopy
 from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.fitting import Strict
 from redrb.weights.tensors.names import Target
@@ -124,10 +124,7 @@ class WeightSubscriber:
         """Start a thread that fetches new versions; `swap` of the standby loads them.
 
         Until the standby is closed, calls that load with this subscriber raise `ConfigError`.
-
-        Args:
-            target: As in `poll`.
-            strict: As in `poll`.
+        Arguments are those of `poll`.
 
         Raises:
             ConfigError: A standby of this subscriber is open.
@@ -137,11 +134,8 @@ class WeightSubscriber:
     def prepared_load(self, target: Target, *, strict: Strict = True) -> PreparedLoad:
         """Return the two steps of `poll`, fetch and load, for callers with their own thread.
 
-        Until it is closed, calls that load with this subscriber raise `ConfigError`.
-
-        Args:
-            target: As in `poll`.
-            strict: As in `poll`.
+        Until it is closed, calls that load with this subscriber raise `ConfigError`. Arguments are
+        those of `poll`.
 
         Raises:
             ConfigError: Another one, or a standby, is open.
@@ -163,7 +157,7 @@ class WeightSubscriber:
             StoreUnavailable: Redis stayed away.
         """
         version = checked_int_or_none("version", version, 1)
-        fetched = self._fetch(version)
+        fetched = PrivateCopy().fetch(self._catalogue, version)
         if fetched.adapter is not None:
             return fetched.adapter.tensors
         return dict(named_tensors(fetched.state)) if fetched.state is not None else {}
@@ -174,7 +168,7 @@ class WeightSubscriber:
         Raises:
             WeightError: There is no such version, or it is not an adapter.
         """
-        fetched = self._fetch(version, only_adapter=True)
+        fetched = PrivateCopy().fetch(self._catalogue, version, only_adapter=True)
         if fetched.adapter is None:
             raise DecodeError(f"weights {self._name!r}: the fetched version is not an adapter.")
         return fetched.adapter
@@ -199,25 +193,3 @@ class WeightSubscriber:
         after = checked_int("newer_than", after)
         with Deadline(timeout):
             return self._catalogue.wait(after, larger=newer_than is not None)
-
-    def _fetch(self, version: int | None, *, only_adapter: bool = False) -> FetchedVersion:
-        """Fetch a version, or only its adapter, into new memory."""
-        copy = PrivateCopy()
-
-        def attempt(pin: Pin) -> FetchedVersion:
-            steps = pin.route(have=0, wanted=version or 0)
-            if only_adapter and steps and steps[-1].how != "lora":
-                raise WeightError(
-                    f"version {steps[-1].described.version} of weights {self._name!r} is no "
-                    "adapter: publish_lora publishes one."
-                )
-            if not steps:
-                newest = self.latest()
-                known = f"the newest is {newest.version}" if newest else "nothing is published yet"
-                which = "" if version is None else f"version {version} of "
-                raise WeightError(f"no {which}weights {self._name!r} to fetch: {known}.")
-            if steps[-1].how == "lora":
-                steps = steps[-1:]
-            return copy.follow(pin, steps, lambda _: None)
-
-        return fetching(self._catalogue, copy.forget, attempt)

@@ -1,27 +1,23 @@
-"""Updates of a maker's models: each is loaded as a whole, so generation never sees half of it."""
+"""Updates of a maker's models from its own process, in one call or in coati's chunks."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from redrb.errors import WeightError, WeightMismatch
+from redrb.runtime.following import LockedModels
 from redrb.weights.lora.merging import LoraMerger
 from redrb.weights.tensors.names import module_tensors
-from redrb.weights.tensors.wrapping import unwrapped
 
 _log = logging.getLogger("redrb")
-
-BUSY_S = 600.0
-"""Longest wait for the lock of the models."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,59 +29,17 @@ class _Staged:
     dropped: bool = False
 
 
-class ModelUpdates:
-    """Models that are used under one lock and updated as a whole.
+class ChunkedUpdates:
+    """Updates of models, each of which is loaded as a whole.
 
-    The chunks of an update are collected beside the models, and loaded under the lock at its end.
+    The chunks of an update are collected beside the models, and loaded under their lock at its end.
     All of them must come from the thread that began the update.
-
-    Attributes:
-        models: The models by name.
-        lock: Held by generation, and while weights change.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module | None]) -> None:
-        """Guard models by name; None is left out."""
-        self.models = {
-            name: unwrapped(model) for name, model in models.items() if model is not None
-        }
-        self.lock = threading.Lock()
-        self._mergers = {name: LoraMerger(model) for name, model in self.models.items()}
+    def __init__(self, models: LockedModels) -> None:
+        self._models, self._loads = models, models.loads
+        self._mergers = {name: LoraMerger(model) for name, model in models.models.items()}
         self._own = threading.local()  # `staged`: the update that this thread has begun
-        self._user: threading.Thread | None = None
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            WeightError: The lock was not free for `BUSY_S`, or this thread holds it already.
-        """
-        if self._user is threading.current_thread():
-            raise WeightError(
-                "the models cannot be updated while this thread makes experience with them: do it "
-                "in on_batch_start or on_send_start, not in on_make_experience_*."
-            )
-        if not self.lock.acquire(timeout=BUSY_S):
-            raise WeightError(
-                f"the models were in use for {BUSY_S:g} s: generation hangs, or updates come "
-                "faster than they can be loaded."
-            )
-        self._user = threading.current_thread()
-        try:
-            yield
-        finally:
-            self._user = None
-            self.lock.release()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock; does nothing if this thread makes experience and holds it already."""
-        if self._user is threading.current_thread():
-            yield
-        else:
-            with self.exclusive():
-                yield
 
     def update(
         self,
@@ -128,18 +82,13 @@ class ModelUpdates:
                 if state is not None:
                     self._stage(staged, model, state, lora_configs[model])
             if ends:
-                with self.exclusive():
+                with self._models.exclusive():
                     self._load(staged)
         except BaseException:
             staged.dropped = True
             staged.states, staged.loras = {}, {}
             raise
         return ends
-
-    def all_loaded(self) -> None:
-        """Note that all weights were replaced: later LoRA products are merged into the new ones."""
-        for merger in self._mergers.values():
-            merger.forget()
 
     def _stage(
         self,
@@ -148,8 +97,8 @@ class ModelUpdates:
         state: Mapping[str, Tensor],
         lora_configs: Mapping[str, Any] | None,
     ) -> None:
-        if model not in self.models:
-            raise WeightError(f"this maker has no {model}; it has {sorted(self.models)}.")
+        if model not in self._models.models:
+            raise WeightError(f"this maker has no {model}; it has {sorted(self._models.models)}.")
         copied = {name: tensor.detach().clone() for name, tensor in state.items()}
         if lora_configs is None:
             staged.states.setdefault(model, {}).update(copied)
@@ -161,9 +110,13 @@ class ModelUpdates:
     @torch.no_grad()
     def _load(self, staged: _Staged) -> None:
         """Load the weights that the models have, and LoRA products, after all were checked."""
+        if self._loads != self._models.loads:  # later LoRA products are merged into the new weights
+            self._loads = self._models.loads
+            for merger in self._mergers.values():
+                merger.forget()
         planned: list[Callable[[], object]] = []
         for model, state in staged.states.items():
-            live = module_tensors(self.models[model])
+            live = module_tensors(self._models.models[model])
             for name, tensor in state.items():
                 if name in live and tensor.shape != live[name].shape:
                     raise WeightMismatch(

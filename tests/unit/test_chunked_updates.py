@@ -10,27 +10,36 @@ import torch
 from torch import nn
 
 from redrb.errors import WeightError, WeightMismatch
-from redrb.runtime.model_updates import ModelUpdates
+from redrb.interop.coati.updates import ChunkedUpdates
+from redrb.runtime.following import LockedModels
 from redrb.weights import LoraConfig
 from redrb.weights.tensors.names import models_tensors
 
 NONE: dict[str, Any] = {"actor": None, "critic": None, "reward": None}
 
 
-def models() -> ModelUpdates:
+class Updated(LockedModels):
+    """Models, and the updates of them."""
+
+    def __init__(self, models: dict[str, nn.Module | None]) -> None:
+        super().__init__(models)
+        self.update = ChunkedUpdates(self).update
+
+
+def models() -> Updated:
     actor, critic = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         actor.weight.zero_()
         critic.weight.zero_()
-    return ModelUpdates({"actor": actor, "critic": critic, "reward": None})
+    return Updated({"actor": actor, "critic": critic, "reward": None})
 
 
-def weights(updates: ModelUpdates) -> list[float]:
+def weights(updates: Updated) -> list[float]:
     tensors = models_tensors(updates.models)
     return [float(tensor.detach().mean()) for tensor in tensors.values()]
 
 
-def change(updates: ModelUpdates, *ends: str, **states: dict[str, torch.Tensor]) -> bool:
+def change(updates: Updated, *ends: str, **states: dict[str, torch.Tensor]) -> bool:
     return updates.update(states, NONE, first="first" in ends, last="last" in ends)
 
 
@@ -103,7 +112,7 @@ def test_an_update_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_lora_is_merged_and_a_full_update_is_a_new_base() -> None:
-    updates = ModelUpdates({"actor": nn.Sequential(nn.Linear(2, 2, bias=False))})
+    updates = Updated({"actor": nn.Sequential(nn.Linear(2, 2, bias=False))})
     lora = {"0.lora_A": torch.ones(1, 2), "0.lora_B": torch.ones(2, 1)}
     configs = {"actor": {"0": LoraConfig(1, 1.0)}}
     for base in (0.0, 5.0):
@@ -111,6 +120,19 @@ def test_lora_is_merged_and_a_full_update_is_a_new_base() -> None:
         for _ in range(3):
             updates.update({"actor": lora}, configs, first=False, last=False)
             assert weights(updates) == [base + 1]
+
+
+def test_lora_is_merged_into_the_weights_that_a_trainer_has_published_meanwhile() -> None:
+    actor = nn.Sequential(nn.Linear(2, 2, bias=False))
+    updates = Updated({"actor": actor})
+    lora = {"0.lora_A": torch.ones(1, 2), "0.lora_B": torch.ones(2, 1)}
+    for base in (1.0, 5.0):
+        nn.init.constant_(actor[0].weight, base)
+        updates.loads += 1
+        updates.update(
+            {"actor": lora}, {"actor": {"0": LoraConfig(1, 1.0)}}, first=False, last=False
+        )
+        assert weights(updates) == [base + 1]
 
 
 class Compiled(nn.Module):
@@ -123,5 +145,5 @@ class Compiled(nn.Module):
 
 def test_the_model_inside_a_wrapper_is_updated() -> None:
     inner = nn.Linear(2, 2, bias=False)
-    updates = ModelUpdates({"actor": Compiled(Compiled(inner))})
+    updates = Updated({"actor": Compiled(Compiled(inner))})
     assert updates.models == {"actor": inner}
