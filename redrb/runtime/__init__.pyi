@@ -4,8 +4,6 @@ from .callbacks import TrainerCallback as TrainerCallback
 from .callbacks import TrainerEvents as TrainerEvents
 from .checkpoint import Stateful as Stateful
 from .maker import ExperienceMaker as ExperienceMaker
-from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
-from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
 from .stage import Stage as Stage
 from .strategy import AccelerateStrategy as AccelerateStrategy
 from .strategy import Strategy as Strategy

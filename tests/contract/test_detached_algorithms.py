@@ -26,7 +26,7 @@ from redrb import (
 from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
 from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
-from redrb.runtime import TrainerPerformanceEvaluator
+from redrb.interop.coati import TrainerPerformanceEvaluator
 from redrb.weights import LoraConfig
 from tests.networks import VOCABULARY, LoraLinear, TokenNetwork
 

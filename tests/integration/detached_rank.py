@@ -12,6 +12,7 @@ import torch
 from torch import distributed, nn
 
 import redrb
+from redrb.interop.coati import TrainerPerformanceEvaluator
 
 STEPS = 6
 
@@ -73,7 +74,7 @@ def main(
         ack=ack,
         checkpoint_dir=directory,
         checkpoint_every=2,
-        callbacks=[redrb.runtime.TrainerPerformanceEvaluator(ignore_first_episodes=0)],
+        callbacks=[TrainerPerformanceEvaluator(ignore_first_episodes=0)],
         lease_ms=2000,
         timeout=20,
         at=at,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redrb import Experience
-from redrb.runtime import (
+from redrb.interop.coati import (
     ExperienceMakerPerformanceEvaluator,
     TrainerPerformanceEvaluator,
     performance,

@@ -18,8 +18,8 @@ from redrb import (
     ExperienceStream,
 )
 from redrb.connection.stop import Stop
+from redrb.interop.coati.performance import parameters_of
 from redrb.runtime.checkpoint import Checkpoints, Position
-from redrb.runtime.performance import parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.runtime.trainer import Trainer
 

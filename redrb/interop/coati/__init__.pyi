@@ -4,4 +4,6 @@ from .algorithm_trainers import DetachedPPOTrainer as DetachedPPOTrainer
 from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .holder import ExperienceMakerHolder as ExperienceMakerHolder
 from .holder import GRPOMakerHolder as GRPOMakerHolder
+from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
+from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
 from .trainer import DetachedTrainer as DetachedTrainer

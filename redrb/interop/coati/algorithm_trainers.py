@@ -11,10 +11,10 @@ from torch import nn
 
 from redrb.algorithms import GRPOStep, PPOStep
 from redrb.experience import Experience
+from redrb.interop.coati.performance import TrainerPerformanceEvaluator, parameters_of
 from redrb.interop.coati.trainer import DetachedTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.checkpoint import DeclaredSettings, stateful_parts
-from redrb.runtime.performance import TrainerPerformanceEvaluator, parameters_of
 from redrb.runtime.strategy import Strategy, place_models
 from redrb.runtime.trainer import staleness
 

@@ -16,12 +16,12 @@ from redrb.connection.connecting import client_for
 from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
 from redrb.errors import ConfigError
 from redrb.experience import Experience
+from redrb.interop.coati.performance import ExperienceMakerPerformanceEvaluator, parameters_of
 from redrb.interop.coati.updates import ChunkedUpdates
 from redrb.keys import check_name
 from redrb.runtime.callbacks import MakerCallback, MakerEvents, refuse_hooks
 from redrb.runtime.following import MakerWeights
 from redrb.runtime.maker import ExperienceMaker, Maker, maker_stream
-from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator, parameters_of
 from redrb.runtime.rights import rows_of
 from redrb.runtime.strategy import Strategy, place_models
 
