@@ -178,7 +178,8 @@ class WeightsState:
     Attributes:
         kind: "full", "delta" or "lora".
         nbytes: Bytes of the newest version's tensors.
-        stored_bytes: Bytes of the newest version in Redis, with chunks that other versions share.
+        stored_bytes: Bytes of the 200 newest versions in Redis, without manifests; chunks that
+            versions share count once.
         age_s: Seconds since the newest version's commit, by the server's clock.
         expired_pins: Pins whose time is over.
         damage: Why the entry of the newest version cannot be read, as of a task.

@@ -194,7 +194,7 @@ NO_PAGES = {
     "redrb.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
     "redrb.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
     "redrb.state.tasks._MOST_SENT": "requests under way at a time",
-    "redrb.state.weights._PINS": "readers that are shown",
+    "redrb.state.weights._MOST_READ": "versions and readers that are counted",
     "redrb.state.workers.MOST_BYTES": "the size of an announcement",
     "redrb.state.workers.MOST_METRICS": "the size of an announcement",
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",

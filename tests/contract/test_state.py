@@ -99,7 +99,7 @@ def test_rates_are_those_between_two_looks(client: Client, namespace: str) -> No
 
 def test_a_task_that_was_asked_for_must_exist(client: Client, namespace: str) -> None:
     with pytest.raises(UnknownTask):
-        StateReader(client, namespace, task="math").look()
+        StateReader(client, namespace, tasks=["math"]).look()
     assert StateReader(client, namespace).look().tasks == ()
 
 

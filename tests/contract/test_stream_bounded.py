@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from redrb.stream.saving.checked_file import CheckedFile
 
 import redrb
 from redrb.connection.transport import Pipeline
@@ -29,7 +30,6 @@ from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving import resuming
 from redrb.stream.saving.calls import ReadRecords, ReadTask
-from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.take.cause import NO_CAUSE

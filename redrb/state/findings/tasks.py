@@ -9,6 +9,7 @@ from redrb.state.findings.wording import (
     counted,
     finding_of,
     of_workers,
+    programs_of,
     redrb_command,
     seconds,
     subject_of,
@@ -95,7 +96,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         *(kind, task, starved),
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
-            f"{counted(waiting, 'group')} wait in the task, and {others}."
+            f"{counted(waiting, 'group')} wait in the task, and {others}.{programs_of(task)}"
         ),
         lambda _: worker_command(state, task, "maker"),
     )
@@ -123,7 +124,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            command = _taking_command(state, task, task.main)
+            command, summary = _taking_command(state, task, task.main), summary + programs_of(task)
             yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
@@ -139,6 +140,7 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
+    summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
     yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 

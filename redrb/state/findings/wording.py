@@ -36,7 +36,12 @@ def redrb_command(state: State, *words: str) -> str:
 
 
 def worker_command(state: State, task: TaskState, role: Role) -> str:
-    """Return the command that starts a worker on a task; words in capitals are for the user."""
+    """Return the command that starts a worker on a task; words in capitals are for the user.
+
+    No command starts one on a task with partitions: that for its figures is returned.
+    """
+    if task.partitions > 1:
+        return redrb_command(state, "stats", task.name)
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
         words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
@@ -101,6 +106,16 @@ def shown(text: str, *, longest: int = 60) -> str:
     """Return a name, or another text, that is safe to print, and not too long."""
     safe = text if text.isascii() and text.isprintable() else ascii(text)
     return safe if len(safe) <= longest else f"{safe[:longest]}..."
+
+
+def programs_of(task: TaskState) -> str:
+    """Return which programs can work on a task with partitions, for a summary; "" of others."""
+    if task.partitions == 1:
+        return ""
+    return (
+        f" It has partitions: programs of your own work on it, which open it with "
+        f"partitions={task.partitions}; redrb-maker, redrb-trainer and redrb-stage cannot."
+    )
 
 
 def subject_of(task: TaskState) -> str:

@@ -16,7 +16,7 @@ from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.stream.saving.calls import AddToStage, BeginRestore, PartKind
-from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.checking import CheckedFile
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
     PUT_COUNTERS,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
-from redrb.stream.arguments import period_text
-from redrb.stream.task.rate import RateLimit
-from redrb.stream.task.setting_texts import shown_value
-from redrb.stream.task.settings import NUMBERS, STORED_NAMES, TaskSettings
+from redrb.errors import ConfigError
+from redrb.stream.task.settings import (
+    DIVIDED,
+    SETTINGS,
+    STORED_NAMES,
+    TaskSettings,
+    stored_names,
+)
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
 
@@ -43,6 +46,11 @@ class SettingChange:
     pid: int
     user: str
 
+    @property
+    def by(self) -> tuple[str, int, str]:
+        """The process that changed it, and its user."""
+        return self.host, self.pid, self.user
+
     @classmethod
     @Reading("a change of a setting")
     def of(cls, packed: bytes) -> Self:
@@ -59,7 +67,7 @@ class StoredSettings:
     """The settings of a task at one moment.
 
     Attributes:
-        values: Value of each setting that the task was given, as text.
+        values: Value of each setting that the task was given, as `redrb set` reads it.
         implied: Those of them that no user gave, such as the limit that follows from a trainer's
             `buffer_limit`.
         changes: The last 100 changes, newest first; the first ones set what was not set before.
@@ -71,13 +79,74 @@ class StoredSettings:
     changes: tuple[SettingChange, ...]
     revision: str
 
+    @classmethod
+    @Reading("the settings of a task")
+    def summed(cls, parts: Sequence[Self]) -> Self:
+        """Return the settings of a task by those of its partitions.
+
+        A change of a limit changes the part of each partition: it counts as one change if the same
+        process has changed the parts, each of them once.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        changes = [change for change in parts[0].changes if change.setting not in DIVIDED]
+        for name in DIVIDED:
+            changes += _changes_of_limit(name, parts)
+        return replace(
+            parts[0],
+            values=summed_settings([part.values for part in parts]),
+            changes=tuple(sorted(changes, key=lambda change: change.time, reverse=True)),
+        )
+
     def last_change(self, setting: str) -> SettingChange | None:
         """Return the newest recorded change of a setting; None if none is recorded."""
         return next((change for change in self.changes if change.setting == setting), None)
 
 
-_PUBLIC = {"keep_ms": "keep"}
-_HIDDEN = ("sampled",)
+def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[SettingChange]:
+    """Yield the changes of a limit of the whole task, newest first."""
+    found = [
+        (number, change)
+        for number, part in enumerate(parts)
+        for change in part.changes
+        if change.setting == name
+    ]
+    found.sort(key=lambda each: each[1].time, reverse=True)
+    held = [part.values.get(name, "") for part in parts]
+
+    def whole() -> str:
+        return str(sum(map(int, held))) if all(held) else ""
+
+    while found:
+        newest, new, changed = found[0][1], whole(), set[int]()
+        while found and found[0][0] not in changed and found[0][1].by == newest.by:
+            number, change = found.pop(0)
+            held[number] = change.old
+            changed.add(number)
+        yield replace(newest, old=whole(), new=new)
+
+
+_PUBLIC = {key: name for name in SETTINGS for key in stored_names([name])}
+
+
+@Reading("the settings of a task")
+def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among the fields that Redis keeps of a task, as users write them."""
+    found = {name: fields.get(stored_names([name])[0]) for name in SETTINGS}
+    return {name: SETTINGS[name].text(stored) for name, stored in found.items() if stored}
+
+
+@Reading("the settings of a task")
+def summed_settings(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the settings of a task by those of its partitions, which have parts of the limits."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    summed = {
+        name: str(sum(int(part.get(name, 0)) for part in parts))
+        for name in DIVIDED
+        if name in parts[0]
+    }
+    return {**parts[0], **summed}
 
 
 def read_settings(store: TaskStore) -> StoredSettings | None:
@@ -89,13 +158,8 @@ def read_settings(store: TaskStore) -> StoredSettings | None:
 def _settings(fields: Mapping[str, str], stored: Sequence[bytes]) -> StoredSettings | None:
     if not fields["revision"]:
         return None
-    values = {
-        _PUBLIC.get(name, name): _text(name, fields[name])
-        for name in STORED_NAMES
-        if fields[name] and name not in _HIDDEN
-    }
     return StoredSettings(
-        values=values,
+        values=shown_settings(fields),
         implied=frozenset(fields["implied"].split()),
         changes=tuple(map(SettingChange.of, stored)),
         revision=fields["revision"],
@@ -116,27 +180,56 @@ def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:
 @Reading("the settings of a task")
 def settings_in(fields: Mapping[str, str]) -> TaskSettings:
     """Return stored settings as arguments of a stream, except the order and the partitions."""
-    given: dict[str, Any] = {
-        name: int(fields[name]) for name in NUMBERS if fields.get(name) and name != "partitions"
-    }
-    for name in ("on_expired", "eviction"):
-        if fields.get(name):
-            given[name] = fields[name]
-    if fields.get("groups_per_version"):
-        given["groups_per_version"] = float(fields["groups_per_version"])
-    if fields.get("rate"):
-        per_insert, size, least, most = fields["rate"].split(" ")
-        given["rate"] = RateLimit(float(per_insert), int(size), float(least), float(most))
-    if fields.get("tags"):
-        given["tags"] = json.loads(fields["tags"])
-    if fields.get("keep_ms"):
-        given["keep"] = period_text(int(fields["keep_ms"]))
-    return TaskSettings(**given)
+    found = {name: fields.get(stored_names([name])[0]) for name in SETTINGS}
+    return TaskSettings(
+        **{
+            name: SETTINGS[name].value(stored)
+            for name, stored in found.items()
+            if stored and name not in ("order", "partitions")
+        }
+    )
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in texts such as "limit=32", None for "none".
+
+    Raises:
+        ConfigError: A text has another form, a setting does not exist, or one is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r:.80}: write NAME=VALUE, such as limit=32.")
+        if name in found:
+            raise ConfigError(f"{name} is given twice.")
+        check_changes([name])
+        try:
+            found[name] = None if value == "none" else SETTINGS[name].parsed(value)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            form = SETTINGS[name].form
+            raise ConfigError(f"{name}={value!r:.80}: write {form}.") from error
+    return found
+
+
+def check_changes(names: Collection[str]) -> None:
+    """Raise ConfigError if a setting does not exist or cannot change, or if there is none."""
+    known = ", ".join(name for name, setting in SETTINGS.items() if not setting.fixed)
+    for name in names:
+        if name not in SETTINGS:
+            raise ConfigError(f"unknown setting {name!r}: use one of {known}.")
+        if SETTINGS[name].fixed:
+            why = SETTINGS[name].fixed
+            raise ConfigError(f"{name} cannot change while the task exists: {why}.")
+    if not names:
+        raise ConfigError(f"give at least one setting to change: {known}.")
 
 
 def setting_text(name: str, value: str) -> str:
     """Return a setting, as Redis keeps it, as `redrb set` reads it, such as "limit=64"."""
-    return f"{_PUBLIC.get(name, name)}={shown_value(name, _text(name, value)) or 'none'}"
+    return f"{_PUBLIC.get(name, name)}={_text(name, value) or 'none'}"
 
 
 def caller(store: TaskStore) -> str:
@@ -146,9 +239,6 @@ def caller(store: TaskStore) -> str:
 
 
 def _text(name: str, value: str) -> str:
-    """Return a stored value as users write it."""
-    if not value:
-        return ""
-    if name == "keep_ms":
-        return period_text(int(value))
-    return ",".join(json.loads(value)) if name == "tags" else value
+    """Return a value that Redis keeps under a name as users write it."""
+    setting = SETTINGS.get(_PUBLIC.get(name, name))
+    return setting.text(value) if setting and value else value

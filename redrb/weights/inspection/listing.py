@@ -1,15 +1,15 @@
-"""The published weights of a namespace, their versions, and a version's tensors."""
+"""The versions of published weights, their bytes, and a version's tensors."""
 
 from __future__ import annotations
 
-import logging
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from redrb.connection import Client
 from redrb.damage import Reading
-from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
-from redrb.keys import check_name, is_name
+from redrb.errors import ConfigError
+from redrb.keys import is_name
 from redrb.registry import Registry
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.wire.layout import CHUNK_BYTES, TensorEntry
@@ -18,48 +18,12 @@ from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
 
-_log = logging.getLogger("redrb")
-
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion(WeightVersion):
     """A kept version, and the seconds since its commit, by the server's clock."""
 
     age_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedWeights:
-    """The published weights of one name.
-
-    Attributes:
-        versions: Number of kept versions.
-        stored_bytes: Bytes of all versions in Redis, without manifests.
-    """
-
-    name: str
-    newest: KeptVersion
-    versions: int
-    stored_bytes: int
-
-
-def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
-    """Return all weights of a namespace, by name; those that cannot be read are logged."""
-    check_name("namespace", namespace)
-    found = []
-    for name in filter(is_name, Registry(client, namespace).names("weights")):
-        catalogue = Catalogue(client, name, namespace)
-        try:
-            versions = kept(catalogue)
-            stored = stored_bytes(catalogue)
-        except StoreUnavailable:
-            raise
-        except (StoreError, DecodeError) as error:
-            _log.warning("weights %r are not listed: %s", name, error)
-            continue
-        if versions:
-            found.append(PublishedWeights(name, versions[-1], len(versions), stored))
-    return found
 
 
 def kept(catalogue: Catalogue) -> list[KeptVersion]:
@@ -110,13 +74,16 @@ def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple
     return layouts[-1].tensors
 
 
-def stored_bytes(catalogue: Catalogue) -> int:
-    """Return the bytes of all versions without manifests; shared chunks are counted once."""
+def stored_bytes(name: str, entries: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
+    """Return the bytes of versions, without manifests; shared chunks are counted once.
+
+    `entries` are those of the stream `versions`.
+    """
     ranges: dict[int, list[tuple[int, int, int]]] = {}
     total = 0
-    for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):
+    for _, listed in entries:
         fields = dict(zip(listed[::2], listed[1::2], strict=True))
-        with Reading(f"weights {catalogue.name!r}"):
+        with Reading(f"weights {name!r}"):
             total += int(fields.get(b"delta") or 0)
             nbytes = int(fields.get(b"nbytes") or 0)
         for token, first, count in _RANGE.findall(fields.get(b"full", b"")):

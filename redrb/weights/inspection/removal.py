@@ -12,10 +12,7 @@ from redrb.connection.client import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.weights.inspection.listing import (
-    nothing_published,
-    stored_bytes,
-)
+from redrb.weights.inspection.listing import nothing_published, stored_bytes
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named, run
@@ -50,10 +47,11 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     catalogue = Catalogue(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client
     with foreign_keys_named(node, keys):
-        deleted = {entry.decode() for entry, _ in node.execute("XRANGE", keys.versions, "-", "+")}
+        entries = node.execute("XRANGE", keys.versions, "-", "+")
+    deleted = {entry.decode() for entry, _ in entries}
     if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, remove, more = stored_bytes(catalogue), RemoveVersions(uuid.uuid4().hex), True
+    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(uuid.uuid4().hex), True
     while more:
         page = run(node, keys, remove)
         more = page.more
