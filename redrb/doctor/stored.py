@@ -1,4 +1,4 @@
-"""What a task stores against what it counts; leases, rights and places in queues that nobody ends."""
+"""What a task stores against what it counts, and what dead processes have left in it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.model import Finding, Role, ServerState, State, TaskState, WorkerState
+from redrb.state.model import Finding, ServerState, State, TaskState, WorkerState
+from redrb.stream.worker import Role
 
 OfWorker: TypeAlias = Callable[[WorkerState], str]
 
