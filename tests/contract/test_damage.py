@@ -16,9 +16,8 @@ import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
-from redrb.dashboard.groups import TaskGroups
-from redrb.dashboard.payload import encoded, view_data
-from redrb.dashboard.requests import group_choice
+from redrb.dashboard.feed import encoded, view_data
+from redrb.dashboard.groups import TaskGroups, group_choice
 from redrb.doctor.checkup import Checkup
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key

@@ -144,8 +144,6 @@ TOGETHER = {
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.browse.follower.NEWEST": (reports.followed,),
-    "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
-    "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.walk._REQUEST_GROUPS": (reports.browsed,),
     "redrb.doctor.examination._PAGE": (
         doctor.many_unknown,
@@ -164,7 +162,8 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.saving.snapshot.PAGE_BYTES": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot.PAGE_GROUPS": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot._SCAN_FIELDS": (reports.saved_and_restored,),
-    "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters,),
+    "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters, reports.browsed),
+    "redrb.stream.task.dead_letters.PAGE_BYTES": (reports.found_letters, reports.browsed),
     "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),

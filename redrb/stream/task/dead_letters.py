@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from redrb.damage import Reading
 from redrb.errors import DecodeError, StoreError
-from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 
 if TYPE_CHECKING:  # it loads torch, which a list of letters does not need
     from redrb.experience import BufferItem
 
 LETTERS_OF_A_PAGE = 16
+PAGE_BYTES = 4 << 20
+"""Bytes of a page to aim at; a single letter may be larger."""
 
 _log = logging.getLogger("redrb")
 
@@ -73,35 +75,45 @@ def find_letters(
     text: str = "",
     ids: Collection[int] = (),
 ) -> Iterator[DeadLetter]:
-    """Yield dead letters page by page: those of each partition, newest first, without samples.
+    """Yield dead letters, the newest first, without samples.
 
     Args:
         group: Consumer group that gave them up; None: any.
         text: Text in the reason, or in the message or class of the exception.
         ids: Their ids; none given: any.
     """
-    numbering = Numbering(len(stores))
-    for number, store in enumerate(stores):
-        for letter in _each(store):
-            named = replace(letter, id=letter.id and numbering.ids(number, [letter.id])[0])
-            told = (letter.reason, letter.message, letter.exception or "")
-            if (
-                group in (None, letter.group)
-                and any(text in one for one in told)
-                and (not ids or named.id in ids)
-            ):
-                yield named
-
-
-def _each(store: TaskStore) -> Iterator[DeadLetter]:
-    newest = "+"
-    while True:
-        command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
-        page = store.client.execute(*command)
-        for letter, _ in letters_of(page, decode=False):
+    for letter, _ in letters_in(stores):
+        told = (letter.reason, letter.message, letter.exception or "")
+        if (
+            group in (None, letter.group)
+            and any(text in one for one in told)
+            and (not ids or letter.id in ids)
+        ):
             yield letter
-        if len(page) < LETTERS_OF_A_PAGE:
+
+
+def letters_in(
+    stores: Sequence[TaskStore],
+) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
+    """Yield all dead letters of some partitions, newest first, and the fields of each entry.
+
+    They are read in pages, and have no samples.
+    """
+    return heapq.merge(*map(_each, stores), key=lambda found: found[0].time, reverse=True)
+
+
+def _each(store: TaskStore) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
+    newest, count = "+", 1
+    while True:
+        page = store.client.execute("XREVRANGE", store.keys.dead, newest, "-", "COUNT", count)
+        for letter, flat in letters_of(page, decode=False):
+            (name,) = store.numbering.ids(store.number, [letter.id])
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            yield replace(letter, id=letter.id and name), fields
+        if len(page) < count:
             return
+        largest = max(sum(map(len, flat)) for _, flat in page)
+        count = max(1, min(LETTERS_OF_A_PAGE, PAGE_BYTES // max(largest, 1)))
         newest = f"({page[-1][0].decode()}"
 
 

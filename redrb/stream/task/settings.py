@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
@@ -46,8 +45,6 @@ EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
 
 MOST_PER_VERSION = 1e9
 
-_NUMBER = re.compile(r"[0-9]{1,16}")
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -74,20 +71,16 @@ class Setting:
     divided: bool = False
     fixed: str = ""
 
+    def key(self, name: str) -> str:
+        """Return the name under which Redis keeps the value of the setting of this name."""
+        return self.keys[0] if self.keys else name
+
 
 def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setting:
     """Return a setting that is an int, and its smallest value."""
-
-    def parsed(text: str) -> int:
-        if not _NUMBER.fullmatch(text):
-            raise ValueError(text)
-        return int(text)
-
     return Setting(
         lambda name, value: str(checked_int(name, value, least)),
-        value=int,
-        parsed=parsed,
-        form="a number, or none",
+        *(int, str, int, "a number, or none"),
         divided=divided,
         fixed=fixed,
     )
@@ -275,19 +268,18 @@ class TaskSettings:
         Raises:
             ConfigError: A setting is not usable, or two contradict each other.
         """
-        given = {name: getattr(self, name) for name in SETTINGS}
         stored = {
-            stored_names([name])[0]: SETTINGS[name].stored(name, value)
-            for name, value in given.items()
-            if value is not None
+            setting.key(name): setting.stored(name, value)
+            for name, setting in SETTINGS.items()
+            if (value := getattr(self, name)) is not None
         }
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
         self._check_rate()
         if self.groups_per_version is not None:
             for name, only in EXCLUDED_BY_ADMISSION.items():
-                if given[name] not in (None, only):
-                    raise excluded_by_admission(name, given[name])
+                if (value := getattr(self, name)) not in (None, only):
+                    raise excluded_by_admission(name, value)
         if stored.get("partitions") == "1":
             del stored["partitions"]  # a task without partitions
         if self.order is not None:

@@ -17,8 +17,8 @@ from redrb.stream.task.settings import (
     DIVIDED,
     SETTINGS,
     STORED_NAMES,
+    Setting,
     TaskSettings,
-    stored_names,
 )
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
@@ -126,14 +126,20 @@ def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[Se
         yield replace(newest, old=whole(), new=new)
 
 
-_PUBLIC = {key: name for name in SETTINGS for key in stored_names([name])}
+_PUBLIC = {setting.key(name): name for name, setting in SETTINGS.items()}
 
 
 @Reading("the settings of a task")
 def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the settings among the fields that Redis keeps of a task, as users write them."""
-    found = {name: fields.get(stored_names([name])[0]) for name in SETTINGS}
-    return {name: SETTINGS[name].text(stored) for name, stored in found.items() if stored}
+    return {name: setting.text(stored) for name, setting, stored in _given(fields)}
+
+
+def _given(fields: Mapping[str, str]) -> Iterator[tuple[str, Setting, str]]:
+    """Yield the settings that Redis keeps: name, setting, and what it keeps."""
+    for name, setting in SETTINGS.items():
+        if stored := fields.get(setting.key(name)):
+            yield name, setting, stored
 
 
 @Reading("the settings of a task")
@@ -180,12 +186,11 @@ def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:
 @Reading("the settings of a task")
 def settings_in(fields: Mapping[str, str]) -> TaskSettings:
     """Return stored settings as arguments of a stream, except the order and the partitions."""
-    found = {name: fields.get(stored_names([name])[0]) for name in SETTINGS}
     return TaskSettings(
         **{
-            name: SETTINGS[name].value(stored)
-            for name, stored in found.items()
-            if stored and name not in ("order", "partitions")
+            name: setting.value(stored)
+            for name, setting, stored in _given(fields)
+            if name not in ("order", "partitions")
         }
     )
 
