@@ -46,11 +46,6 @@ class SettingChange:
     pid: int
     user: str
 
-    @property
-    def by(self) -> tuple[str, int, str]:
-        """The process that changed it, and its user."""
-        return self.host, self.pid, self.user
-
     @classmethod
     @Reading("a change of a setting")
     def of(cls, packed: bytes) -> Self:
@@ -84,8 +79,8 @@ class StoredSettings:
     def summed(cls, parts: Sequence[Self]) -> Self:
         """Return the settings of a task by those of its partitions.
 
-        A change of a limit changes the part of each partition: it counts as one change if the same
-        process has changed the parts, each of them once.
+        A change of a limit changes the parts of several partitions. Changes of different parts, one
+        after the other by one process, count as one.
         """
         if len(parts) == 1:
             return parts[0]
@@ -105,24 +100,21 @@ class StoredSettings:
 
 def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[SettingChange]:
     """Yield the changes of a limit of the whole task, newest first."""
-    found = [
-        (number, change)
-        for number, part in enumerate(parts)
-        for change in part.changes
-        if change.setting == name
-    ]
-    found.sort(key=lambda each: each[1].time, reverse=True)
+    changes = [[each for each in part.changes if each.setting == name] for part in parts]
     held = [part.values.get(name, "") for part in parts]
 
     def whole() -> str:
         return str(sum(map(int, held))) if all(held) else ""
 
-    while found:
-        newest, new, changed = found[0][1], whole(), set[int]()
-        while found and found[0][0] not in changed and found[0][1].by == newest.by:
-            number, change = found.pop(0)
-            held[number] = change.old
-            changed.add(number)
+    def call(change: SettingChange) -> tuple[object, ...]:
+        return change.host, change.pid, change.user, bool(change.old), bool(change.new)
+
+    while any(changes):
+        newest = max((each[0] for each in changes if each), key=lambda change: change.time)
+        new = whole()
+        for number, of_part in enumerate(changes):
+            if of_part and call(of_part[0]) == call(newest):
+                held[number] = of_part.pop(0).old
         yield replace(newest, old=whole(), new=new)
 
 
