@@ -167,7 +167,6 @@ class Browser:
     def _by_reward(
         self, walk: Walk, choice: Choice, notes: list[str], *, full: bool
     ) -> list[GroupView]:
-        """Return the groups with the highest or lowest mean reward among the first ones."""
         sign = -1.0 if choice.rank == "best" else 1.0
         most = self._limits.group_bytes
         read, nbytes = [], 0

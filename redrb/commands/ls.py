@@ -72,7 +72,6 @@ def note_damage(kind: str, each_of: Iterable[TaskState | WeightsState]) -> None:
 
 
 def _record(task: TaskState) -> dict[str, object]:
-    """Return what is shown of a task, for JSON."""
     return {
         "name": task.name,
         "readable": task.readable,

@@ -32,7 +32,6 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Look at the tasks, and print them."""
     from redrb.connection import connect
     from redrb.errors import StoreDenied, StoreError
     from redrb.state.rates import RateWindow
@@ -86,7 +85,6 @@ def _lines(task: TaskState) -> Iterator[str]:
 
 
 def _figures(task: TaskState) -> dict[str, object]:
-    """Return the figures of a task by name."""
     if task.main is None:
         return {"task": task.name}
     from redrb.commands.top.text import rate

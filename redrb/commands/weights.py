@@ -182,7 +182,7 @@ def _described(version: WeightVersion) -> dict[str, object]:
 
 def _rm(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.weights.inspection.removal import remove_weights
+    from redrb.weights.inspection.listing import remove_weights
 
     with connect(options.url) as client:
         removed = remove_weights(client, options.name, namespace=options.namespace)

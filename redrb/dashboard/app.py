@@ -85,7 +85,6 @@ def make_app(
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    """Answer an error of redrb with a status and its message."""
     wrong = 404 if isinstance(error, UnknownTask) else 400
     return JSONResponse({"error": str(error)}, wrong if isinstance(error, ConfigError) else 503)
 

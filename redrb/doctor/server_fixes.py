@@ -83,7 +83,6 @@ def find(server: ServerState) -> Iterator[Finding]:
 
 
 def _advice(line: Line, faults: list[Fault]) -> str:
-    """Return to which version the server is to be upgraded."""
     fixed = {line: max(fault.fixed.get(line, 0) for fault in faults) for line in faults[-1].fixed}
     nearest = min(other for other in fixed if other >= line)
     return f"upgrade to {nearest[0]}.{nearest[1]}.{fixed[nearest]} or newer"

@@ -58,7 +58,6 @@ def _differences(examined: Examination) -> Iterator[str]:
 
 
 def _processes(state: State, examined: Examination) -> Iterator[Finding]:
-    """Yield the findings about what processes that died have left."""
     command = redrb_command(state, "doctor", examined.store.task, "--repair")
     for group in examined.consumer_groups:
         yield from _of_group(examined.subject, group, command)

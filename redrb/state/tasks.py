@@ -201,16 +201,12 @@ def _group_in(part: _Part, name: str) -> ConsumerGroupState:
 def _summed(parts: Sequence[ConsumerGroupState]) -> ConsumerGroupState:
     if len(parts) == 1:
         return parts[0]
-    of = [part.staleness for part in parts]
-    return ConsumerGroupState(
-        parts[0].name,
-        StreamStats.summed([part.stats for part in parts]),
-        Staleness(
-            Histogram.summed([one.waiting for one in of]),
-            Histogram.summed([one.leased for one in of]),
-            Histogram.summed([one.taken for one in of]),
-        ),
-    )
+    staleness = [
+        Histogram.summed([getattr(part.staleness, name) for part in parts])
+        for name in ("waiting", "leased", "taken")
+    ]
+    stats = StreamStats.summed([part.stats for part in parts])
+    return ConsumerGroupState(parts[0].name, stats, Staleness(*staleness))
 
 
 def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]:
@@ -220,17 +216,11 @@ def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]
     merged: dict[tuple[str, int, str, str], WorkerState] = {}
     for worker in sorted((each for part in parts for each in part), key=lambda one: one.seen_s):
         process = (worker.host, worker.pid, worker.role, worker.label)
-        newest = merged.get(process, worker)
-        merged[process] = (
-            newest
-            if newest is worker
-            else replace(
-                newest,
-                groups=newest.groups + worker.groups,
-                samples=newest.samples + worker.samples,
-                leased=newest.leased + worker.leased,
-            )
-        )
+        newest = merged.setdefault(process, worker)
+        if newest is not worker:
+            names = ("groups", "samples", "leased")
+            sums = {name: getattr(newest, name) + getattr(worker, name) for name in names}
+            merged[process] = replace(newest, **sums)
     return tuple(merged.values())
 
 

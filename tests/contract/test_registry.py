@@ -25,7 +25,7 @@ from redrb.stream import heartbeat
 from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
 
 

@@ -72,7 +72,6 @@ def _takers(task: TaskState, group: ConsumerGroupState) -> int:
 
 
 def _has_makers(task: TaskState) -> bool:
-    """Return whether somebody puts, or did between two looks."""
     stats = task.main.stats if task.main else None
     waiting = stats.makers + stats.producers_waiting if stats else 0
     put = task.rates is not None and task.rates.put > 0
@@ -80,7 +79,6 @@ def _has_makers(task: TaskState) -> bool:
 
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
-    """Find trainers that wait for batches."""
     made, hang = _has_makers(task), hanging(task)
     kind, long_s = (
         ("slow-makers", LONG_WITH_MAKERS_S) if made else ("starved-trainer", LONG_WITHOUT_MAKER_S)
@@ -103,7 +101,6 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
 
 
 def _makers(state: State, task: TaskState) -> Iterator[Finding]:
-    """Find makers that wait for room or for rights."""
     if task.main is None:
         return
     stats = task.main.stats
@@ -134,7 +131,6 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
-    """Find consumer groups from which nobody takes."""
     waiting = group.stats.ledger.waiting
     if not waiting or _takers(task, group):
         return

@@ -242,7 +242,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 
 def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:
-    """Check what a dead letter needs to be requeued."""
     facts = dict(unpack_facts(fields[b"facts"]))
     facts.pop("current", None)
     _check_facts(msgspec.convert(facts, SavedFacts), facts, tags, sampled=sampled)
