@@ -37,7 +37,11 @@ from redrb.stream.task.letter_changes import change_letters, drop, requeue
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import OnExpired, SettingArguments
-from redrb.stream.task.stored_settings import StoredSettings, check_changes
+from redrb.stream.task.stored_settings import (
+    StoredSettings,
+    check_changes,
+    settings_of_partitions,
+)
 from redrb.weights.wire.calls import Advance
 
 T = TypeVar("T")
@@ -275,7 +279,7 @@ class OpenTask:
         Raises:
             UnknownTask: There is no such task, because it was cleared.
         """
-        return StoredSettings.summed([each.task.stored_settings() for each in self._partitions])
+        return settings_of_partitions([each.task.stored_settings() for each in self._partitions])
 
     def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
         """Change settings of the task, in one atomic step, while others work on it.

@@ -13,7 +13,12 @@ from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import DIVIDED, TaskSettings
 from redrb.stream.task.similar_tasks import unknown_task
-from redrb.stream.task.stored_settings import StoredSettings, check_changes, read_settings
+from redrb.stream.task.stored_settings import (
+    StoredSettings,
+    check_changes,
+    read_settings,
+    settings_of_partitions,
+)
 
 
 def part_of(settings: TaskSettings, number: int) -> TaskSettings:
@@ -72,4 +77,4 @@ def whole_settings(
     found = [settings for settings in map(read_settings, stores) if settings is not None]
     if len(found) < count:  # another process has deleted it meanwhile
         raise unknown_task(client, namespace, task)
-    return StoredSettings.summed(found)
+    return settings_of_partitions(found)

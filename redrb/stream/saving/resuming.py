@@ -20,7 +20,7 @@ from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.file import Kind, SaveReader
 from redrb.stream.saving.records import DeadRecord, GroupRecord
 from redrb.stream.saving.restoring import Restoring
-from redrb.stream.saving.saving import AnyPath, SavedTask
+from redrb.stream.saving.saving import AnyPath, SavedTask, summed
 from redrb.stream.task.store import TaskStore
 
 
@@ -89,7 +89,7 @@ def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
     waiting = list(map(TaskFile, stores, files))
     if source.is_dir():
         restore_directory(unrestored(waiting))
-        return SavedTask.summed(source, [SavedTask.of(file.path, file.ending) for file in files])
+        return summed(source, [SavedTask.of(file.path, file.ending) for file in files])
     restore_tasks(waiting, number=0)
     return SavedTask.of(source, files[0].ending)
 

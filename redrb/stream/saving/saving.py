@@ -56,11 +56,11 @@ class SavedTask:
             nbytes=path.stat().st_size,
         )
 
-    @classmethod
-    def summed(cls, path: Path, parts: Sequence[Self]) -> Self:
-        """Return the numbers of all files of a task in a directory."""
-        names = ("groups", "archived", "dead_letters", "nbytes")
-        return cls(path, *(sum(getattr(part, name) for part in parts) for name in names))
+
+def summed(path: Path, parts: Sequence[SavedTask]) -> SavedTask:
+    """Return the numbers of all files of a task in a directory."""
+    names = ("groups", "archived", "dead_letters", "nbytes")
+    return SavedTask(path, *(sum(getattr(part, name) for part in parts) for name in names))
 
 
 def save(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
@@ -91,7 +91,7 @@ def save_tasks(tasks: Mapping[str, Sequence[TaskStore]], directory: Path) -> lis
         saved = []
         for stores in tasks.values():
             write = [partial(save_task, each, partitions=len(stores)) for each in stores]
-            saved.append(SavedTask.summed(directory, list(map(files.add, write))))
+            saved.append(summed(directory, list(map(files.add, write))))
         names = iter(files.names)
         files.commit({task: list(islice(names, len(stores))) for task, stores in tasks.items()})
     return saved

@@ -74,28 +74,28 @@ class StoredSettings:
     changes: tuple[SettingChange, ...]
     revision: str
 
-    @classmethod
-    @Reading("the settings of a task")
-    def summed(cls, parts: Sequence[Self]) -> Self:
-        """Return the settings of a task by those of its partitions.
-
-        A change of a limit changes the parts of several partitions. Changes of different parts, one
-        after the other by one process, count as one.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        changes = [change for change in parts[0].changes if change.setting not in DIVIDED]
-        for name in DIVIDED:
-            changes += _changes_of_limit(name, parts)
-        return replace(
-            parts[0],
-            values=summed_settings([part.values for part in parts]),
-            changes=tuple(sorted(changes, key=lambda change: change.time, reverse=True)),
-        )
-
     def last_change(self, setting: str) -> SettingChange | None:
         """Return the newest recorded change of a setting; None if none is recorded."""
         return next((change for change in self.changes if change.setting == setting), None)
+
+
+@Reading("the settings of a task")
+def settings_of_partitions(parts: Sequence[StoredSettings]) -> StoredSettings:
+    """Return the settings of a task by those of its partitions.
+
+    A change of a limit changes the parts of several partitions. Changes of different parts, one
+    after the other by one process, count as one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    changes = [change for change in parts[0].changes if change.setting not in DIVIDED]
+    for name in DIVIDED:
+        changes += _changes_of_limit(name, parts)
+    return replace(
+        parts[0],
+        values=summed_settings([part.values for part in parts]),
+        changes=tuple(sorted(changes, key=lambda change: change.time, reverse=True)),
+    )
 
 
 def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[SettingChange]:
