@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from redrb.state.findings.wording import finding_of, server_command
+from redrb.state.findings.wording import server_finding
 from redrb.state.model import Finding, ServerState
 
 Line = tuple[int, int]
@@ -78,8 +78,7 @@ def find(server: ServerState) -> Iterator[Finding]:
     if line < FIRST_WITHOUT_DISTRIBUTION:
         kind, text = "unknown-security-fixes", f"It is {name}: check that your distribution's "
         text += f"update is in, which fixes {listed}; or {advice}."
-    command = server_command(server, "INFO", "server")
-    yield finding_of(kind, f"server {server.address}", text, command)
+    yield server_finding(kind, server, text, "INFO", "server")
 
 
 def _advice(line: Line, faults: list[Fault]) -> str:

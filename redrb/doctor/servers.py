@@ -9,7 +9,14 @@ from typing import Literal, TypeAlias
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
-from redrb.state.findings.wording import counted, finding_of, listed, place_of, server_command
+from redrb.state.findings.wording import (
+    counted,
+    finding_of,
+    listed,
+    place_of,
+    server_command,
+    server_finding,
+)
 from redrb.state.model import Finding, ServerState
 from redrb.state.reader import figure_of, info_fields, server_state
 
@@ -40,25 +47,23 @@ def server_of(client: Client, info: Mapping[str, str]) -> ServerState:
 
 def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings of one server's INFO."""
-    subject = f"server {server.address}"
     fork_us = figure_of(info, "latest_fork_usec")
     if fork_us >= LONG_FORK_US:
         text = f"The last fork took {fork_us / 1e6:.2f} s."
         command = "cat /sys/kernel/mm/transparent_hugepage/enabled"
-        yield finding_of("long-fork", subject, text, command)
+        yield finding_of("long-fork", f"server {server.address}", text, command)
     used, resident = server.used_memory, figure_of(info, "used_memory_rss")
     if used >= LEAST_BYTES and resident >= FRAGMENTED * used:
         text = f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data."
-        command = server_command(server, "MEMORY", "PURGE")
-        yield finding_of("fragmented-memory", subject, text, command)
+        yield server_finding("fragmented-memory", server, text, "MEMORY", "PURGE")
     if server.allocator.startswith("libc"):
-        command = server_command(server, "INFO", "memory")
-        yield finding_of("libc-allocator", subject, "Its allocator is libc's.", command)
+        text = "Its allocator is libc's."
+        yield server_finding("libc-allocator", server, text, "INFO", "memory")
     most = figure_of(info, "maxclients")
     if most and server.clients >= NEAR_MOST_CLIENTS * most:
         text = f"{server.clients:,} of at most {most:,.0f} connections are open."
-        command = server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}")
-        yield finding_of("many-clients", subject, text, command)
+        words = ("CONFIG", "SET", "maxclients", f"{2 * most:.0f}")
+        yield server_finding("many-clients", server, text, *words)
 
 
 def find_in_cluster(client: Client) -> Iterator[Finding]:
@@ -81,37 +86,34 @@ def find_in_settings(client: Client, server: ServerState) -> Iterator[Finding]:
     flat = client.execute("CONFIG", "GET", *_SETTINGS)
     words = [word.decode("utf-8", "backslashreplace") for word in flat]
     settings = dict(zip(words[::2], words[1::2], strict=True))
-    subject = f"server {server.address}"
 
-    def change(name: str, value: str) -> str:
-        return server_command(server, "CONFIG", "SET", name, value)
+    def harmful(code: str, name: str, text: str = "", *, better: str) -> Finding:
+        text = text or f"{name} is {settings[name]}."
+        return server_finding(code, server, text, "CONFIG", "SET", name, better)
 
     if settings.get("appendonly") == "no":
         saves = settings.get("save")
         kind = "snapshots-only" if saves else "no-persistence"
         text = f"save is {repr(saves) if saves else 'empty'}, and appendonly no."
-        yield finding_of(kind, subject, text, change("appendonly", "yes"))
+        yield harmful(kind, "appendonly", text, better="yes")
     elif settings.get("appendfsync") == "always":
-        text = "appendfsync is always."
-        yield finding_of("fsync-always", subject, text, change("appendfsync", "everysec"))
+        yield harmful("fsync-always", "appendfsync", better="everysec")
     if settings.get("maxmemory") == "0":
-        command = change("maxmemory", "BYTES")
-        yield finding_of("no-memory-limit", subject, "maxmemory is 0.", command)
+        yield harmful("no-memory-limit", "maxmemory", better="BYTES")
     limits = settings.get("client-output-buffer-limit", "")  # "normal 0 0 0 slave ..."
     normal = re.search(r"\bnormal (\d+)", limits, re.ASCII)
     hard = int(normal[1]) if normal else 0
     if 0 < hard < LEAST_OUTPUT_BYTES:
         text = f"The hard limit of client-output-buffer-limit normal is {hard:,} bytes."
-        command = change("client-output-buffer-limit", "normal 0 0 0")
-        yield finding_of("small-output-buffer", subject, text, command)
+        name = "client-output-buffer-limit"
+        yield harmful("small-output-buffer", name, text, better="normal 0 0 0")
     if settings.get("timeout", "0") != "0":
         text = f"timeout is {settings['timeout']} s."
-        yield finding_of("idle-timeout", subject, text, change("timeout", "0"))
+        yield harmful("idle-timeout", "timeout", text, better="0")
     if settings.get("disable-thp") == "no":
         text = "disable-thp is no; only a setting in the server's file changes it."
-        yield finding_of(
-            "huge-pages", subject, text, "echo never > /sys/kernel/mm/transparent_hugepage/enabled"
-        )
+        command = "echo never > /sys/kernel/mm/transparent_hugepage/enabled"
+        yield finding_of("huge-pages", f"server {server.address}", text, command)
 
 
 def kept_in(client: Client) -> Kept:
@@ -135,4 +137,4 @@ def find_users(client: Client, server: ServerState) -> Iterator[Finding]:
     kind, words = "perhaps-unsaved-users", ("CONFIG", "REWRITE")
     if kept == "memory":
         kind, words = "unsaved-users", ("ACL", "LIST")
-    yield finding_of(kind, f"server {server.address}", text, server_command(server, *words))
+    yield server_finding(kind, server, text, *words)

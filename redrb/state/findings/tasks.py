@@ -13,6 +13,7 @@ from redrb.state.findings.wording import (
     redrb_command,
     seconds,
     subject_of,
+    task_finding,
     worker_command,
 )
 from redrb.state.findings.workers import hanging
@@ -127,7 +128,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
         larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)
         words = ("set", task.name, larger) if larger else ("stats", task.name)
-        yield finding_of("full-task", subject_of(task), summary, redrb_command(state, *words))
+        yield task_finding("full-task", state, task, summary, *words)
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:

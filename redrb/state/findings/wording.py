@@ -31,6 +31,16 @@ def finding_of(code: str, subject: str, summary: str, command: str) -> Finding:
     return Finding(code, subject=subject, summary=summary, command=command, **kinds()[code])
 
 
+def server_finding(code: str, server: ServerState, summary: str, *words: str) -> Finding:
+    """Return a finding about a server, with a command of redis-cli."""
+    return finding_of(code, f"server {server.address}", summary, server_command(server, *words))
+
+
+def task_finding(code: str, state: State, task: TaskState, summary: str, *words: str) -> Finding:
+    """Return a finding about a task, with a command of redrb."""
+    return finding_of(code, f"task {task.name}", summary, redrb_command(state, *words))
+
+
 def redrb_command(state: State, *words: str) -> str:
     """Return a command of redrb that reaches the state's server and namespace."""
     return command_line(("redrb", *words), namespace=state.namespace, url=state.url)
