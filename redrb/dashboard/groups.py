@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from redrb.browse.choice import Choice, Limits, Rank
+from redrb.browse.choice import RANKS, Choice, Limits, Rank
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
@@ -78,7 +78,7 @@ def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
         ) from error
     if asked.order == "ids" and not ids:
         raise ConfigError("ids are missing: write their numbers with commas between.")
-    rank = None if asked.order in ("newest", "ids") else asked.order
+    rank = next((rank for rank in RANKS if rank == asked.order), None)
     choice = Choice(tuple(asked.ids), asked.status or None, rank=rank, count=asked.count)
     return asked.task, choice
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 import msgspec
 
@@ -43,10 +44,10 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     elif not said.period_s or seen_s <= SILENT_PERIODS * said.period_s:
         life = "live"
     passed_s, used = 0.0 if said.ended else seen_s, said.weight_version
-    texts = {name: printable(getattr(said, name)) for name in _TEXTS}
+    given: dict[str, Any] = {field.name: getattr(said, field.name) for field in fields(said)}
+    given |= {name: printable(given[name]) for name in _TEXTS}
     return WorkerState(
-        **{field.name: getattr(said, field.name) for field in fields(said)}
-        | texts
+        **given
         | {
             "name": printable(name[:_MOST_NAME]),
             "life": life,

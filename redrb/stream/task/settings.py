@@ -112,13 +112,12 @@ def _stored_groups(name: str, groups: object) -> str:
 
 def checked_order(order: object) -> Order:
     """Return an order, given as one or by its name; raises ConfigError for another value."""
-    found = order_named(order) if isinstance(order, str) else order
+    found: Any = order_named(order) if isinstance(order, str) else order
     check_order(found)
-    checked: Any = found
-    namesake = known_order(checked.name)
-    if namesake is not None and type(namesake) is not type(checked):
-        raise ConfigError(f"name your order otherwise: redrb has an order {checked.name!r}.")
-    return checked  # type: ignore[no-any-return]
+    namesake = known_order(found.name)
+    if namesake is not None and type(namesake) is not type(found):
+        raise ConfigError(f"name your order otherwise: redrb has an order {found.name!r}.")
+    return found  # type: ignore[no-any-return]
 
 
 SETTINGS: Mapping[str, Setting] = {
