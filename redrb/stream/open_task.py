@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import zip_longest
+from itertools import islice, starmap
 from typing import Any, TypeVar, Unpack
 
 from redrb.checks import checked_int, checked_int_or_none, checked_number
@@ -26,7 +26,7 @@ from redrb.stream.partitions.settings import divided
 from redrb.stream.saving.resuming import resume
 from redrb.stream.saving.saving import AnyPath, SavedTask, save
 from redrb.stream.task.calls import Settled
-from redrb.stream.task.dead_letters import DeadLetter, dead_letters
+from redrb.stream.task.dead_letters import DeadLetter, letters_in, with_samples
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import StalenessReport
 from redrb.stream.task.group_changes import move, settle, update_priorities
@@ -223,21 +223,12 @@ class OpenTask:
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first.
 
-        Of several partitions it returns the newest letters of each in turn. Partitions that cannot
-        be reached are left out, and a warning in the log names them.
+        Partitions that cannot be reached are left out, and a warning in the log names them.
         """
         most = checked_int("count", count)
-        of_each = [
-            [
-                replace(letter, id=letter.id and self._id(number, letter.id))
-                for letter in dead_letters(self._partitions[number].store, most)
-            ]
-            for number in self._reach.answering() or range(len(self._partitions))
-        ]
-        in_turn = [
-            letter for each in zip_longest(*of_each) for letter in each if letter is not None
-        ]
-        return in_turn[:most]
+        numbers = self._reach.answering() or range(len(self._partitions))
+        letters = letters_in([self._partitions[number].store for number in numbers])
+        return list(starmap(with_samples, islice(letters, most)))
 
     def requeue(self, ids: Iterable[int]) -> int:
         """Let dead letters of this consumer group wait again, each in its old place in the order.
