@@ -87,7 +87,7 @@ class CheckedContents:
         """
         try:
             return self._add(frame)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, ArithmeticError, RecursionError) as error:
             raise DecodeError(
                 f"{self._where} is malformed, though it is whole: {error}. It was not written by "
                 "redrb."
