@@ -957,7 +957,7 @@ def test_a_save_replaces_the_earlier_one(saved: Any, tmp_path: Path) -> None:
             files = sorted(path.suffix for path in (tmp_path / "save").iterdir())
             assert files == [".json", ".redrb", ".redrb"]
             (tmp_path / "file").touch()
-            with pytest.raises(ConfigError, match="cannot be written"):
+            with pytest.raises(ConfigError, match="is a file"):
                 await buffer.save(tmp_path / "file")
 
     asyncio.run(main())
