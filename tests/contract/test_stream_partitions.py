@@ -458,7 +458,7 @@ def test_a_saved_task_goes_on_in_as_many_partitions(
         with pytest.raises(ConfigError, match="No such file"):
             other.resume(tmp_path / "nowhere")
         (tmp_path / "empty").mkdir()
-        with pytest.raises(ConfigError, match="give the directory of a save"):
+        with pytest.raises(ConfigError, match="give a file or directory that"):
             other.resume(tmp_path / "empty")
         index = tmp_path / "math" / "saved_tasks.json"
         files = json.loads(index.read_text())["files"]

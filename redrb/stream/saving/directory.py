@@ -50,7 +50,8 @@ def read_index(directory: Path) -> dict[str, list[str]]:
         return msgspec.json.decode(path.read_bytes(), type=_Index).files
     except OSError as error:
         raise ConfigError(
-            f"{directory} holds no {INDEX}, the index of saved tasks: give the directory of a save."
+            f"{directory} holds no {INDEX}, the index of saved tasks: give a file or directory "
+            "that `save` has written."
         ) from error
     except (ValueError, RecursionError) as error:
         raise DecodeError(
