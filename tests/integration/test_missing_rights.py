@@ -24,6 +24,7 @@ from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
+from redrb.stream import heartbeat
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
@@ -95,15 +96,16 @@ class User:
                 call()
             assert isinstance(denied.value, StoreDenied) or is_denied(denied.value), denied.value
             after = self.content()
-            assert after.keys() == before.keys(), command
+            assert after.keys() ^ before.keys() == set(), command
             assert {key for key in after if after[key] != before[key]} == set(), command
         self.give_all()
         return call()
 
 
 @pytest.fixture
-def user(real_url: str, namespace: str) -> Iterator[User]:
-    """A user with all rights."""
+def user(real_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+    """A user with all rights; no heartbeat comes between two looks at the keys."""
+    monkeypatch.setattr(heartbeat, "LONGEST_PERIOD_S", FOREVER_MS / 1000)
     name, secret = f"u-{namespace}", "c0rrect-horse"
     with redrb.connect(real_url) as owner:
         owner.execute("ACL", "SETUSER", name, "on", f">{secret}", "allkeys", "+@all")
