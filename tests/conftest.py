@@ -17,6 +17,7 @@ from redrb.connection import Client, deadline, fake
 from redrb.lua import scripts
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
+from redrb.stream import heartbeat
 from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
@@ -150,6 +151,12 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 LOOK_AGAIN_S = 15.0
 """Longest block of a waiter under `only_wakes`: more than a test allows for one that is woken."""
+
+
+@pytest.fixture
+def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no heartbeat of streams with long leases come within a test, however slow the machine."""
+    monkeypatch.setattr(heartbeat, "LONGEST_PERIOD_S", 3600.0)
 
 
 @pytest.fixture

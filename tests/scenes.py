@@ -54,7 +54,7 @@ class Scene:
         return self.stream._task.description.incarnation
 
     def open(self, **changes: Any) -> ExperienceStream:
-        """Open the task of this scene; heartbeats are so slow that none comes in a test."""
+        """Open the task of this scene; with the fixture `no_heartbeats` none comes in the test."""
         options = {"lease_ms": FOREVER_MS, **self.settings, **changes}
         return ExperienceStream(self.client, "math", namespace=self.namespace, **options)
 

@@ -75,7 +75,7 @@ Build = Callable[[Scene], None]
 
 
 @pytest.fixture
-def compare(real_url: str, namespace: str) -> Callable[..., None]:
+def compare(real_url: str, namespace: str, no_heartbeats: None) -> Callable[..., None]:
     """Build a scene twice and compare the costs."""
 
     def of_both(build: Build, margin: int = MARGIN, **settings: object) -> None:

@@ -72,7 +72,7 @@ end
 
 
 @pytest.fixture
-def scene(real_url: str, namespace: str) -> Iterator[Scene]:
+def scene(real_url: str, namespace: str, no_heartbeats: None) -> Iterator[Scene]:
     with redrb.connect(real_url) as client:
         client.execute("CONFIG", "SET", "slowlog-max-len", 20_000)
         settings = {"order": "stalest", "tags": ["score"], "max_staleness": 50}

@@ -16,7 +16,7 @@ from tests.scenes import FOREVER_MS, Scene, groups_of
 
 
 @pytest.fixture
-def scene(client: Client, namespace: str) -> Iterator[Scene]:
+def scene(client: Client, namespace: str, no_heartbeats: None) -> Iterator[Scene]:
     scene = Scene(client, namespace, 0, {})
     yield scene
     audit(scene.stream)

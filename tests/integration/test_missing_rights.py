@@ -24,7 +24,6 @@ from redrb.lua.calls import Call, Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
-from redrb.stream import heartbeat
 from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
@@ -103,9 +102,8 @@ class User:
 
 
 @pytest.fixture
-def user(real_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+def user(real_url: str, namespace: str, no_heartbeats: None) -> Iterator[User]:
     """A user with all rights; no heartbeat comes between two looks at the keys."""
-    monkeypatch.setattr(heartbeat, "LONGEST_PERIOD_S", FOREVER_MS / 1000)
     name, secret = f"u-{namespace}", "c0rrect-horse"
     with redrb.connect(real_url) as owner:
         owner.execute("ACL", "SETUSER", name, "on", f">{secret}", "allkeys", "+@all")
