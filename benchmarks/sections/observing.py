@@ -88,7 +88,7 @@ def _spent_s(client: Client, groups: int, looks: int, task: str) -> float:
             name = f"group-{number}" if number else "default"
             reading = scope.enter_context(ExperienceStream(client, task, group=name))
             scope.callback(reading.take(LEASED, timeout=10).release)
-        reader = StateReader(client, "default", task=task)
+        reader = StateReader(client, "default", tasks=[task])
         store, packed = stream._task.store, msgpack.packb(_SAID)
 
         def seconds_of(look: Callable[[], object]) -> float:

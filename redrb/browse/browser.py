@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Final
 
 from redrb.browse.arrays import mean_of
+from redrb.browse.calls import letter_view
 from redrb.browse.choice import LIMITS, MOST_LOOKED, Choice, Limits
-from redrb.browse.letters import read_letters
 from redrb.browse.records import GroupView, Page
 from redrb.browse.samples import Samples
 from redrb.browse.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from redrb.errors import DecodeError
 from redrb.experience.status import Status
 from redrb.keys import check_name
 from redrb.stream.saving.records import declared_tags
+from redrb.stream.task.dead_letters import letters_in
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.store import TaskStore
@@ -166,7 +167,6 @@ class Browser:
     def _by_reward(
         self, walk: Walk, choice: Choice, notes: list[str], *, full: bool
     ) -> list[GroupView]:
-        """Return the groups with the highest or lowest mean reward among the first ones."""
         sign = -1.0 if choice.rank == "best" else 1.0
         most = self._limits.group_bytes
         read, nbytes = [], 0
@@ -228,11 +228,14 @@ class Browser:
     ) -> Iterator[GroupView]:
         """Yield dead letters, the newest first; of those with these ids, the newest of each."""
         room, most = _Room(SHOWN_BYTES), self._limits.group_bytes
-        for view, blob in read_letters(stores, self._group, looked):
-            if ids is not None and view.id not in ids:
+        for letter, fields in letters_in(stores):
+            if not looked():
+                return
+            if letter.group not in (self._group, "") or (ids is not None and letter.id not in ids):
                 continue
             if ids is not None:
-                ids = ids - {view.id}
+                ids = ids - {letter.id}
+            view, blob = letter_view(letter, fields), fields.get(b"g")
             if blob is None:
                 yield replace(view, notes=("its samples are gone",))
             elif len(blob) > most:

@@ -1,4 +1,4 @@
-"""`Browse`: the call of the script that reads where groups stand, and what it says of each."""
+"""`Browse`: the call of the script that reads where groups stand; views of groups and letters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from redrb.browse.records import GroupView, LeaseView, State
+from redrb.browse.records import GroupView, LeaseView, LetterView, State
 from redrb.connection.transport import Reply
 from redrb.damage import Reading
-from redrb.errors import RedrbError
+from redrb.errors import DecodeError, RedrbError
 from redrb.lua.calls import Call
-from redrb.stream.task.dead_letters import place_of
+from redrb.stream.task.dead_letters import DeadLetter, place_of
 from redrb.stream.task.facts import unpack_facts
 from redrb.stream.task.numbering import Numbering
 
@@ -135,6 +135,37 @@ def view_of(
         priority=_number(facts.get("priority")),
         tags=_tags(facts.get("tags")),
         **others,
+    )
+
+
+def letter_view(letter: DeadLetter, fields: Mapping[bytes, bytes]) -> GroupView:
+    """Return a view of a dead letter, by the fields of its entry."""
+    facts: dict[str, Any] = {}
+    damaged = ""
+    try:
+        if packed := fields.get(b"facts"):
+            facts.update(unpack_facts(packed))
+        facts["size"] = len(fields.get(b"g", b""))
+    except DecodeError as error:
+        damaged = str(error)
+    return view_of(
+        letter.id,
+        "dead" if letter.id else "parts",
+        facts,
+        fields.get(b"status", b"").decode(errors="replace"),
+        reads=letter.deliveries - letter.failed_deliveries,
+        failed_deliveries=letter.failed_deliveries,
+        damaged=damaged,
+        letter=LetterView(
+            group=letter.group,
+            reason=letter.reason,
+            exception=letter.exception or "",
+            message=letter.message,
+            consumer=letter.consumer,
+            time=letter.time.isoformat(),
+            deliveries=letter.deliveries,
+            failed_deliveries=letter.failed_deliveries,
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from redrb.checks import check_choice
+from redrb.checks import check_choice, checked_int, checked_int_or_none
 from redrb.errors import ConfigError
 from redrb.experience.status import Status
 
@@ -56,14 +56,12 @@ class Choice:
         Raises:
             ConfigError: A value is out of range, or two contradict each other.
         """
-        if not 1 <= self.count <= MOST_GROUPS:
-            raise ConfigError(f"count is {self.count}: give 1 to {MOST_GROUPS} groups.")
+        checked_int("count", self.count, 1, MOST_GROUPS)
+        checked_int_or_none("looks", self.looks, 1, MOST_LOOKED)
         if self.status is not None:
             check_choice("status", self.status, STATES)
         if self.rank is not None:
             check_choice("rank", self.rank, RANKS)
-        if self.looks is not None and not 1 <= self.looks <= MOST_LOOKED:
-            raise ConfigError(f"looks is {self.looks}: give 1 to {MOST_LOOKED:,} groups.")
         if self.ids and (self.status or self.where or self.rank):
             raise ConfigError("ids name the groups: leave status, where and rank out.")
         if len(self.ids) > MOST_GROUPS or not all(0 < each < 2**53 for each in self.ids):

@@ -14,7 +14,7 @@ from redrb.options import UrlFlag, variable_of
 
 if TYPE_CHECKING:
     from redrb.connection import Client
-    from redrb.doctor.server_users import Kept
+    from redrb.doctor.servers import Kept
 
 PASSWORD = "REDRB_USER_PASSWORD"  # noqa: S105 (the name of a variable)
 """A password that `--apply` gives to the user."""
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _applied(client: Client, command: Sequence[str]) -> Iterator[tuple[str, Kept]]:
     """Make the user on each primary; yield where each of them keeps it."""
-    from redrb.doctor.server_users import kept_in
+    from redrb.doctor.servers import kept_in
 
     password = environment.variable(PASSWORD)
     for server in client.primaries():

@@ -57,7 +57,6 @@ def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.Ar
 
 
 def _ls(options: argparse.Namespace) -> int:
-    """Print the newest dead letters."""
     from redrb.stream.task.dead_letters import find_letters
 
     with _stores(options) as stores:
@@ -86,7 +85,6 @@ def _ls(options: argparse.Namespace) -> int:
 
 
 def _change(options: argparse.Namespace, verb: str) -> int:
-    """Requeue or drop letters, and print how many; 1 if an id has no letter."""
     if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
@@ -117,14 +115,12 @@ def _change(options: argparse.Namespace, verb: str) -> int:
 
 
 def _none(options: argparse.Namespace) -> str:
-    """Return that there are no such letters."""
     of_group = f" of consumer group {options.group!r}" if options.group else ""
     with_text = f" with {options.reason!r} in why" if options.reason else ""
     return f"task {options.task!r} has no dead letters{of_group}{with_text}."
 
 
 def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
-    """Return which ids have no letter."""
     from redrb.state.findings.wording import command_line
 
     missing = ", ".join(str(each) for each in sorted({*options.ids}.difference(known)))

@@ -151,7 +151,6 @@ def _fact(name: str, value: str | Text, width: int = 10) -> Text:
 
 
 def _block(text: str, style: str) -> Text:
-    """Return a text of several lines, indented."""
     return Text(
         _cut(printable_lines(text.expandtabs(4))).replace("\n", "\n" + " " * 13), style=style
     )

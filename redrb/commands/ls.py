@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ _TASKS = (
     *("task", "order", "waiting", "leased", "dead", "stored", "limit", "size", "consumers"),
     "version",
 )
-_WEIGHTS = ("weights", "version", "kind", "size", "kept", "age")
+_WEIGHTS = ("weights", "version", "kind", "size", "age", "kept", "in redis")
 
 
 def add_to(commands: Commands) -> None:
@@ -35,7 +35,8 @@ def add_to(commands: Commands) -> None:
         "group. The limit is the most groups that may wait or be leased, or that are kept with a "
         "capacity, and the most bytes. The size of a task is an estimate: its stored groups times "
         "the mean size of all groups ever put. The size of weights is that of the newest version; "
-        "kept is the number of versions. What this user may not read is listed without figures."
+        "kept is the number of versions, in redis the bytes of all of them. What this user may not "
+        "read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -54,11 +55,8 @@ def _run(options: argparse.Namespace) -> int:
             where = f"namespace {options.namespace!r} at {client.where}"
             text = f"there are no tasks and weights in {where}; --namespace names another one."
             print(f"redrb: {text}", file=sys.stderr)
-    damaged = [(f"task {each.name}", each.damage) for each in state.tasks]
-    damaged += [(f"weights {each.name}", each.damage) for each in state.weights]
-    for name, damage in damaged:
-        if damage:
-            print(f"redrb: {name} cannot be read: {damage}", file=sys.stderr)
+    note_damage("task", state.tasks)
+    note_damage("weights", state.weights)
     if state.tasks_total > MOST_NAMES:
         print(f"redrb: {MOST_NAMES:,} of {state.tasks_total:,} tasks are listed.", file=sys.stderr)
     result = {"tasks": list(map(_record, state.tasks)), "weights": list(map(asdict, state.weights))}
@@ -66,8 +64,14 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def note_damage(kind: str, each_of: Iterable[TaskState | WeightsState]) -> None:
+    """Say of which tasks or weights the data cannot be read."""
+    for each in each_of:
+        if each.damage:
+            print(f"redrb: {kind} {each.name} cannot be read: {each.damage}", file=sys.stderr)
+
+
 def _record(task: TaskState) -> dict[str, object]:
-    """Return what is shown of a task, for JSON."""
     return {
         "name": task.name,
         "readable": task.readable,
@@ -85,7 +89,7 @@ def _lines(state: State) -> Iterator[str | Table]:
     if state.tasks and state.weights:
         yield ""
     if state.weights:
-        yield table(_WEIGHTS, map(_weights_row, state.weights), left=("weights", "kind"))
+        yield weights_table(state.weights)
 
 
 def _task_row(task: TaskState) -> list[str]:
@@ -104,8 +108,16 @@ def _limits(stats: StreamStats) -> str:
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 
 
+def weights_table(weights: Iterable[WeightsState]) -> Table:
+    """Return the table of published weights."""
+    return table(_WEIGHTS, map(_weights_row, weights), left=("weights", "kind"))
+
+
 def _weights_row(weights: WeightsState) -> list[str]:
     if not weights.readable:
         return [weights.name, *["-"] * (len(_WEIGHTS) - 1)]
-    figures = (size(weights.nbytes), f"{weights.versions:,}", age(weights.age_s))
-    return [weights.name, str(weights.version), weights.kind, *figures]
+    figures = (size(weights.nbytes), age(weights.age_s), f"{weights.versions:,}")
+    return [
+        *(weights.name, str(weights.version), weights.kind, *figures),
+        size(weights.stored_bytes),
+    ]

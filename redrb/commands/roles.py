@@ -133,7 +133,6 @@ def _rules(keys: Iterable[str], commands: Iterable[str], *, writes: bool = True)
 
 
 def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
-    """Return the rights to tasks."""
     taking = (*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
@@ -149,7 +148,6 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
 
 
 def _weights(role: Role, namespace: str, weights: str) -> list[str]:
-    """Return the rights to weights, to those that belong to them, and to their announcements."""
     names = (weights, reference_weights(weights))
     keys = [WeightKeys.of(namespace, name) for name in names]
     stored = [pattern for each in keys for pattern in _patterns(each)]
@@ -177,7 +175,6 @@ def _weights(role: Role, namespace: str, weights: str) -> list[str]:
 
 
 def _registry(role: Role, namespace: str) -> str:
-    """Return the rights to the names of the namespace's tasks and weights."""
     reads = "%R" if role == "observer" else ""
     return _rules([f"{reads}~{registry_key(namespace)}"], _REGISTRY[role])
 
@@ -193,7 +190,6 @@ def _observer(tasks: Sequence[TaskKeys]) -> list[str]:
 
 
 def _namespace_observer(namespace: str) -> list[str]:
-    """Return the rights to read all tasks and weights of a namespace."""
     place = f"redrb:{{{check_name('namespace', namespace)}:*}}:"
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
     return [

@@ -29,16 +29,12 @@ def add_to(commands: Commands) -> None:
 
 def _save(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.saving.partitions import save_partitions
-    from redrb.stream.saving.saving import save_task
+    from redrb.stream.saving.saving import save
     from redrb.stream.task.inspection import existing_task
 
     with connect(options.url) as client:
         stores = existing_task(client, options.task, namespace=options.namespace)
-        if len(stores) == 1:
-            saved = asdict(save_task(stores[0], options.path))
-        else:
-            saved = asdict(save_partitions(stores, options.path))
+        saved = asdict(save(stores, options.path))
     show(saved, figures(saved), as_json=options.json)
     return 0
 
@@ -46,17 +42,16 @@ def _save(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.registry import Registry
-    from redrb.stream.saving.partitions import read_index, resume_partitions
-    from redrb.stream.saving.resuming import resume_task
+    from redrb.stream.saving.directory import read_index
+    from redrb.stream.saving.resuming import resume
     from redrb.stream.task.store import TaskStore
 
+    path = options.path
+    # of several tasks `resume` says what to do
+    partitions = max(map(len, read_index(path).values()), default=1) if path.is_dir() else 1
     with connect(options.url) as client:
-        name, path = (options.namespace, options.task), options.path
-        if path.is_dir():
-            stores = TaskStore.of_partitions(client, *name, len(read_index(path)))
-            resumed = asdict(resume_partitions(stores, path))
-        else:
-            resumed = asdict(resume_task(TaskStore.of(client, *name), path))
+        stores = TaskStore.of_partitions(client, options.namespace, options.task, partitions)
+        resumed = asdict(resume(stores, path))
         Registry(client, options.namespace).add("task", options.task)
     show(resumed, figures(resumed), as_json=options.json)
     return 0

@@ -37,7 +37,7 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.stream.partitions.settings import whole_settings
-    from redrb.stream.task.setting_texts import parse_settings
+    from redrb.stream.task.stored_settings import parse_settings
 
     changes = parse_settings(options.settings)
     with connect(options.url) as client:
@@ -52,11 +52,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _table(stored: StoredSettings) -> Table:
-    from redrb.stream.task.setting_texts import shown_value
-
-    def shown(name: str, value: str) -> str:
-        return shown_value(name, value) or "none"
-
     rows: list[list[str]] = []
     removed = {change.setting: "none" for change in stored.changes}
     for name, value in sorted((removed | dict(stored.values)).items()):
@@ -65,7 +60,7 @@ def _table(stored: StoredSettings) -> Table:
         who = f"{change.host}, process {change.pid}" if change else ""
         user = f", user {change.user}" if change and change.user else ""
         implied = " (implied by a run)" if name in stored.implied else ""
-        before = shown(name, change.old) if change else ""
-        rows.append([name, shown(name, value) + implied, before, when, who + user])
+        before = change.old or "none" if change else ""
+        rows.append([name, value + implied, before, when, who + user])
     heads = ["setting", "value", "before", "set at", "set by"]
     return table(heads, rows, left=heads)

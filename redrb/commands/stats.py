@@ -32,30 +32,27 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Look at the tasks, and print them."""
     from redrb.connection import connect
     from redrb.errors import StoreDenied, StoreError
     from redrb.state.rates import RateWindow
     from redrb.state.reader import StateReader
 
-    found = []
-    windows = vars(options).setdefault("windows", {})  # with `--watch` it is called again and again
+    tasks = list(dict.fromkeys(options.task))
+    window = vars(options).setdefault("window", RateWindow())  # `--watch` calls this repeatedly
     with connect(options.url) as client:
-        for name in dict.fromkeys(options.task):
-            window = windows.setdefault(name, RateWindow())
-            reader = StateReader(
-                client, options.namespace, task=name, group=options.group, window=window
+        reader = StateReader(
+            client, options.namespace, tasks=tasks, group=options.group, window=window
+        )
+        state = reader.look()
+    for task in state.tasks:
+        if task.damage:
+            raise StoreError(task.damage)
+        if not task.readable:
+            raise StoreDenied(
+                f"the user of Redis at {state.where} may not read task {task.name!r}: "
+                "`redrb acl --role observer` prints the rights that it needs."
             )
-            (task,) = reader.look().tasks
-            if task.damage:
-                raise StoreError(task.damage)
-            if not task.readable:
-                raise StoreDenied(
-                    f"the user of Redis at {client.where} may not read task {name!r}: "
-                    "`redrb acl --role observer` prints the rights that it needs."
-                )
-            found.append(task)
-    for number, task in enumerate(found):
+    for number, task in enumerate(state.tasks):
         _print(task, options, first=not number)
     return 0
 
@@ -88,7 +85,6 @@ def _lines(task: TaskState) -> Iterator[str]:
 
 
 def _figures(task: TaskState) -> dict[str, object]:
-    """Return the figures of a task by name."""
     if task.main is None:
         return {"task": task.name}
     from redrb.commands.top.text import rate

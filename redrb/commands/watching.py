@@ -129,7 +129,6 @@ class _Picture(io.StringIO):
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of the option."""
     try:
         seconds = float(text)
     except ValueError:

@@ -65,29 +65,18 @@ def add_to(commands: Commands) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
+    from redrb.commands.ls import MOST_NAMES, note_damage, weights_table
     from redrb.connection import connect
-    from redrb.weights.inspection.listing import published_in
+    from redrb.state.reader import StateReader
 
     with connect(options.url) as client:
-        found = published_in(client, options.namespace)
-        if not found:
-            where = f"namespace {options.namespace!r} at {client.where}"
-            print(f"redrb: no weights are published in {where}.", file=sys.stderr)
-    head = ("name", "version", "kind", "size", "age", "versions", "in redis")
-    rows = [
-        (
-            weights.name,
-            str(weights.newest.version),
-            weights.newest.kind,
-            size(weights.newest.nbytes),
-            age(weights.newest.age_s),
-            str(weights.versions),
-            size(weights.stored_bytes),
-        )
-        for weights in found
-    ]
-    lines = [table(head, rows, left=("name", "kind"))] if rows else ()
-    show(list(map(asdict, found)), lines, as_json=options.json)
+        state = StateReader(client, options.namespace, tasks=(), most_names=MOST_NAMES).look()
+    if not state.weights:
+        where = f"namespace {options.namespace!r} at {state.where}"
+        print(f"redrb: no weights are published in {where}.", file=sys.stderr)
+    note_damage("weights", state.weights)
+    lines = [weights_table(state.weights)] if state.weights else ()
+    show(list(map(asdict, state.weights)), lines, as_json=options.json)
     return 0
 
 
@@ -193,7 +182,7 @@ def _described(version: WeightVersion) -> dict[str, object]:
 
 def _rm(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.weights.inspection.removal import remove_weights
+    from redrb.weights.inspection.listing import remove_weights
 
     with connect(options.url) as client:
         removed = remove_weights(client, options.name, namespace=options.namespace)

@@ -15,11 +15,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from redrb.dashboard.feed import MOST_PAGES, Feed
-from redrb.dashboard.groups import TaskGroups
+from redrb.dashboard.feed import MOST_PAGES, Feed, encoded
+from redrb.dashboard.groups import TaskGroups, body_of, group_choice, letter_choice
 from redrb.dashboard.guard import Guard, has_token
-from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import body_of, group_choice, letter_choice
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 
 MOST_CALLS = 8
@@ -87,7 +85,6 @@ def make_app(
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    """Answer an error of redrb with a status and its message."""
     wrong = 404 if isinstance(error, UnknownTask) else 400
     return JSONResponse({"error": str(error)}, wrong if isinstance(error, ConfigError) else 503)
 

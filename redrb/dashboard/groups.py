@@ -1,15 +1,21 @@
-"""`TaskGroups`: reads groups and dead letters of a namespace for the page, and requeues letters."""
+"""Groups and dead letters for the page: requests are checked, with limits, and answered."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from redrb.browse.choice import Choice, Limits
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from redrb.browse.choice import RANKS, Choice, Limits, Rank
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.dashboard.requests import Letters
+from redrb.errors import ConfigError
+from redrb.keys import check_name
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import change_letters, requeue
@@ -19,7 +25,7 @@ if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
     from redrb.browse import Tokenizer
 
 MOST_LETTERS = 50
-"""Dead letters that a page shows, the newest of each partition first."""
+"""Dead letters that a page shows, the newest first."""
 
 MOST_BYTES = 16 << 20
 """Bytes of JSON after which no further group is sent."""
@@ -38,6 +44,74 @@ _SHOWN = Limits(
     pixels=1 << 18,
 )
 """Bounds of a group, so that a browser can show the answer."""
+
+
+MOST_GROUPS = 20
+"""Most groups of one reply."""
+
+MOST_BODY = 100_000
+"""Most bytes of the body of a request."""
+
+MOST_IDS = 1000
+"""Most dead letters of one request to requeue."""
+
+
+class GroupRequest(msgspec.Struct, frozen=True):
+    """The query of a URL: groups of a task, by a rank, by their ids, or the newest."""
+
+    task: str = ""
+    order: Literal[Rank, "newest", "ids"] = "newest"
+    ids: Annotated[list[Annotated[int, Meta(ge=1, lt=2**53)]], Meta(max_length=MOST_GROUPS)] = []
+    status: str = ""
+    count: Annotated[int, Meta(ge=1, le=MOST_GROUPS)] = 5
+
+
+def group_choice(given: Mapping[str, str]) -> tuple[str, Choice]:
+    """Return the task and the groups that the query of a URL names, or raise ConfigError."""
+    ids = given["ids"].split(",") if given.get("ids") else []
+    try:
+        asked = msgspec.convert({**given, "ids": ids}, GroupRequest, strict=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"give ids as whole numbers with commas between, and count and ids up to "
+            f"{MOST_GROUPS}: {error}."
+        ) from error
+    if asked.order == "ids" and not ids:
+        raise ConfigError("ids are missing: write their numbers with commas between.")
+    rank = next((rank for rank in RANKS if rank == asked.order), None)
+    choice = Choice(tuple(asked.ids), asked.status or None, rank=rank, count=asked.count)
+    return asked.task, choice
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body of a request, or raise ConfigError."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise ConfigError(f"a request has at most {MOST_BODY:,} bytes.")
+    return body
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Task, consumer group and ids of the dead letters to requeue."""
+
+    task: str
+    group: str
+    ids: Annotated[list[Annotated[int, Meta(ge=0, lt=2**53)]], Meta(max_length=MOST_IDS)]
+
+
+def letter_choice(body: bytes) -> Letters:
+    """Return the dead letters that a body of JSON names, or raise ConfigError."""
+    try:
+        wanted = msgspec.json.decode(body, type=Letters)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f'write {{"task": NAME, "group": NAME, "ids": [NUMBER, ...]}}: {error}.'
+        ) from error
+    check_name("task", wanted.task)
+    check_name("consumer group", wanted.group)
+    return wanted
 
 
 class TaskGroups:

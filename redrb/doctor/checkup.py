@@ -13,16 +13,7 @@ from typing import TypeVar
 from redrb import environment
 from redrb.connection import Client, connect
 from redrb.connection.deadline import Deadline
-from redrb.doctor import (
-    latency,
-    leases,
-    registry_names,
-    server_facts,
-    server_fixes,
-    server_settings,
-    server_users,
-    storage,
-)
+from redrb.doctor import latency, registry_names, server_fixes, servers, stored
 from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import LeftName
@@ -94,7 +85,7 @@ def report_on(
         return Report((finding_of("old-server", "server", text, command),))
 
     def checked() -> Checkup:
-        reader = StateReader(client, namespace, task=task or None)
+        reader = StateReader(client, namespace, tasks=[task] if task else None)
 
         def look() -> State:  # the second state has rates
             reader.look()
@@ -122,7 +113,7 @@ def _slots(client: Client) -> tuple[Finding, ...]:
     """Return findings about a cluster that answers, and serves nobody as slots are missing."""
     try:
         with Deadline(at_most=_CONNECT_S):
-            return tuple(server_facts.find_in_cluster(client))
+            return tuple(servers.find_in_cluster(client))
     except StoreError:
         return ()
 
@@ -147,14 +138,14 @@ class Checkup:
         self._task = task
         self._unchecked: list[str] = []
         self._found: list[Finding] = []
-        servers = client.primaries()
-        self.pings = tuple(map(latency.ping, servers))
+        primaries = client.primaries()
+        self.pings = tuple(map(latency.ping, primaries))
         self._server = ServerState(self.pings[0].server, cli=self.pings[0].cli)
         self.state = self._look(look, namespace)
         self._found += [*latency.find(self.pings), *findings_of(self.state)]
-        for server in servers:
-            self._check_server(server)
-        slots = partial(server_facts.find_in_cluster, client)
+        for primary in primaries:
+            self._check_server(primary)
+        slots = partial(servers.find_in_cluster, client)
         self._found += self._allowed("slots of the cluster", slots)
         self.examined = self._examine_tasks()
         self.left_names: tuple[LeftName, ...] = ()
@@ -188,12 +179,12 @@ class Checkup:
         return replace(state, tasks=tasks, tasks_total=len(tasks), weights=())
 
     def _check_server(self, client: Client) -> None:
-        info = dict(self._allowed("INFO", lambda: server_facts.info_of(client).items()))
-        server = server_facts.server_of(client, info)
-        self._found += [*server_facts.find(server, info), *server_fixes.find(server)]
+        info = dict(self._allowed("INFO", lambda: servers.info_of(client).items()))
+        server = servers.server_of(client, info)
+        self._found += [*servers.find(server, info), *server_fixes.find(server)]
         for what, find in (
-            ("settings (CONFIG GET)", server_settings.find),
-            ("users (ACL USERS)", server_users.find),
+            ("settings (CONFIG GET)", servers.find_in_settings),
+            ("users (ACL USERS)", servers.find_users),
         ):
             self._found += self._allowed(what, partial(find, client, server))
 
@@ -214,8 +205,7 @@ class Checkup:
             found = self._allowed(f"task {task.name}", partial(map, examine, stores, numbers))
             examined += filter(None, found)  # others were deleted meanwhile
         for one in examined:
-            for part in (storage, leases):
-                self._found += part.find(state, one)
+            self._found += stored.find(state, one)
         return tuple(examined)
 
     def _allowed(self, what: str, check: Callable[[], Iterable[T]]) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.connection.server_cli import cli_options
-from redrb.state.findings.wording import finding_of, place_of, server_command
+from redrb.state.findings.wording import finding_of, place_of, server_finding
 from redrb.state.model import Finding, ServerState
 
 PINGS = 5
@@ -54,16 +54,14 @@ def ping(client: Client) -> Ping:
 def find(pings: Sequence[Ping]) -> Iterator[Finding]:
     """Yield the findings about links and clocks."""
     for one in pings:
-        subject, server = f"server {one.server}", ServerState(one.server, cli=one.cli)
+        server = ServerState(one.server, cli=one.cli)
         text = f"Median of {PINGS} replies {one.median_s * 1e3:,.1f} ms, the slowest "
         text += f"{one.worst_s * 1e3:,.1f} ms."
         if one.median_s >= SLOW_S:
-            command = server_command(server, "--latency")
-            yield finding_of("slow-link", subject, text, command)
+            yield server_finding("slow-link", server, text, "--latency")
         elif one.worst_s >= SPIKE_S:
-            command = server_command(server, "LATENCY", "DOCTOR")
-            yield finding_of("latency-spikes", subject, text, command)
+            yield server_finding("latency-spikes", server, text, "LATENCY", "DOCTOR")
         if abs(one.skew_s) >= SKEW_S:
             side = "ahead of" if one.skew_s > 0 else "behind"
             text = f"Its clock is {abs(one.skew_s):,.1f} s {side} this machine's."
-            yield finding_of("clock-skew", subject, text, "timedatectl status")
+            yield finding_of("clock-skew", f"server {one.server}", text, "timedatectl status")

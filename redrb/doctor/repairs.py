@@ -79,7 +79,6 @@ def repair(
 
 
 def _of_task(task: Examination) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Yield what can be mended in a task."""
     if task.lost_settings:
         yield "lost-settings", partial(_rebuild_settings, task)
     if task.lost_puts:

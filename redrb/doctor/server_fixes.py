@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from redrb.state.findings.wording import finding_of, server_command
+from redrb.state.findings.wording import server_finding
 from redrb.state.model import Finding, ServerState
 
 Line = tuple[int, int]
@@ -78,12 +78,10 @@ def find(server: ServerState) -> Iterator[Finding]:
     if line < FIRST_WITHOUT_DISTRIBUTION:
         kind, text = "unknown-security-fixes", f"It is {name}: check that your distribution's "
         text += f"update is in, which fixes {listed}; or {advice}."
-    command = server_command(server, "INFO", "server")
-    yield finding_of(kind, f"server {server.address}", text, command)
+    yield server_finding(kind, server, text, "INFO", "server")
 
 
 def _advice(line: Line, faults: list[Fault]) -> str:
-    """Return to which version the server is to be upgraded."""
     fixed = {line: max(fault.fixed.get(line, 0) for fault in faults) for line in faults[-1].fixed}
     nearest = min(other for other in fixed if other >= line)
     return f"upgrade to {nearest[0]}.{nearest[1]}.{fixed[nearest]} or newer"

@@ -16,7 +16,7 @@ from redrb.options import flag_of, shown, variable_of
 from redrb.recipe.recipe import Recipe
 from redrb.state.alive import task_use
 from redrb.stream.task.removal import remove_task
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 
 TRAINER = "trainer"
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from redrb.checks import checked_int_or_none
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import Status
@@ -13,11 +14,17 @@ from redrb.experience.records import Scalar
 from redrb.experience.status import group_status
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
-from redrb.replay.rollout_fields import checked_status, checked_step, status_of
+from redrb.replay.rollout_fields import checked_status, status_of
 from redrb.replay.rollout_objects import check_declared
 from redrb.replay.rollout_packing import pack_group
-from redrb.replay.staleness import Thresholds, version_to_order_by
+from redrb.replay.staleness import (
+    Thresholds,
+    expire,
+    fill_steps,
+    too_stale,
+    version_to_order_by,
+    write_staleness,
+)
 from redrb.replay.taking import Taker, acknowledge, release
 from redrb.replay.tasks import ReplayOrder, Tasks
 from redrb.stream.task.settings import LEASE_MS
@@ -160,8 +167,8 @@ class ReplayBuffer:
                 be stored.
         """
         group = list(items)
-        fills = checked_step("model_step", model_step)
-        train_step = checked_step("current_train_step", current_train_step)
+        fills = checked_int_or_none("model_step", model_step)
+        train_step = checked_int_or_none("current_train_step", current_train_step)
         thresholds = Thresholds(stale_threshold, token_stale_threshold)
 
         def store() -> None:
@@ -299,7 +306,7 @@ class ReplayBuffer:
             task: Thresholds(task_stale_thresholds.get(task), tokens.get(task))
             for task in dict.fromkeys([*task_stale_thresholds, *tokens])
         }
-        train_step = checked_step("current_train_step", current_train_step) or 0
+        train_step = checked_int_or_none("current_train_step", current_train_step) or 0
         chosen = REFRESHED if statuses is None else tuple(map(checked_status, statuses))
 
         def refresh() -> dict[str, int]:

@@ -117,7 +117,6 @@ class ReplayExecutor:
             self._pool.shutdown(wait=False)
 
     def _begin(self, job: Callable[[], T]) -> Future[T]:
-        """Start the job of a new call."""
         if self.closed:
             raise ConfigError("the buffer is closed: make another one.")
         return self._watch(self._pool.submit(job))

@@ -132,19 +132,6 @@ def checked_status(value: object) -> Status:
     return found
 
 
-def checked_step(name: str, step: object) -> int | None:
-    """Return a step as an int, or raise ConfigError."""
-    if step is None:
-        return None
-    try:
-        number = int(index(step))  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ConfigError(f"{name}={step!r:.80}: a step is an int, or None.") from error
-    if not 0 <= number < STEPS_END:
-        raise ConfigError(f"{name}={number}: steps count up from 0.")
-    return number
-
-
 def write_status(rollout: Any, status: Status) -> None:
     """Set a rollout's status, in the type of its old status."""
     old = read(rollout, "status")

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
-from redrb.replay.expiry import expire, write_staleness
 from redrb.replay.rollout_objects import as_declared
 from redrb.replay.rollout_packing import StoredRollout, unpack_group
-from redrb.replay.staleness import Thresholds, expired_members
+from redrb.replay.staleness import Thresholds, expire, expired_members, write_staleness
 from redrb.replay.tasks import Tasks
 from redrb.stream import Lease
 from redrb.stream.take.lease_part import Expiry

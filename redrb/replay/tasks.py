@@ -48,6 +48,7 @@ class Tasks:
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order
+        self.stream_order = _STREAM_ORDERS[order]
         self.limit = checked_int_or_none("limit", limit, 1)
         self._tags = None if tags is None else declare_tags(tags)
         self._lease_ms = lease_ms
@@ -133,11 +134,6 @@ class Tasks:
             self._stores[task] = stores
         return stores
 
-    def now_us(self) -> int:
-        """Return the time of the server that holds the names of the tasks, in us since 1970."""
-        seconds, microseconds = map(int, self._names_client.execute("TIME"))
-        return seconds * 1_000_000 + microseconds
-
     def forget(self, task: str) -> None:
         """Close the stream of a task that was replaced; the next `open` opens it again."""
         with self._lock:
@@ -162,7 +158,7 @@ class Tasks:
             task,
             namespace=self.namespace,
             group=GROUP,
-            order=_STREAM_ORDERS[self.order],
+            order=self.stream_order,
             # a wait for room would occupy one of the few threads, unless puts have their own
             on_full="error" if self.limit is None else "block",
             limit=self.limit,

@@ -8,69 +8,33 @@ from typing import Literal, TypeAlias
 
 from redrb.state.histogram import Histogram
 from redrb.stream.task.ledger import StreamStats
-
-Role: TypeAlias = Literal["maker", "trainer", "stage"]
-"""What a worker does with a task: it puts, takes, or does both."""
+from redrb.stream.worker import Announcement
 
 Life: TypeAlias = Literal["live", "silent", "dead", "ended"]
 """live: its heartbeat comes in time; silent: one is overdue; dead: its leases and rights were, or
 will be, taken back; ended: it said that it ends."""
 
-WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights"]
-"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights."""
-
 
 @dataclass(frozen=True, slots=True)
-class WorkerState:
-    """A process that works on a task, as its last announcement says.
+class WorkerState(Announcement):
+    """A process that works on a task: its last announcement, and what follows from its age.
+
+    Times go on since then: `uptime_s`, `waits_s` and `step_s` are those of now.
 
     Attributes:
-        label: Name that its owner gave it, such as "maker-1"; "": none.
-        program: Module of `python -m`, or file name, of its program, such as "train.py".
-        weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
-        behind: Versions that the task knew, and it did not use, at its last announcement.
-        groups: Groups that it has put, or acknowledged, since it began.
         leased: Groups that it leases; of a dead worker at most those that are not taken over.
         rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
-        waits_for: What it waited for at its last announcement; "": nothing.
-        waits_s: Seconds for which it has waited by now.
-        step_s: Seconds for which its step has lasted by now: since it got a batch, or since the
-            step before has ended; 0 between two steps.
-        usual_step_s: Its longest step of late; 0 before its first one has ended.
-        step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
+        behind: Versions that the task knew, and it did not use, at its last announcement.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first;
             0 if it is dead or has ended, or none came for 10 seconds.
-        metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
     """
 
     name: str
-    role: Role
-    label: str = ""
-    host: str = ""
-    pid: int = 0
-    program: str = ""
-    redrb: str = ""
     life: Life = "live"
     seen_s: float = 0.0
-    period_s: float = 0.0
-    uptime_s: float = 0.0
-    weights_name: str = ""
-    weight_version: int = 0
     behind: int = 0
-    groups: int = 0
-    samples: int = 0
-    leased: int = 0
-    rights: int = 0
-    waits_for: WaitsFor = ""
-    waits_s: float = 0.0
-    step_s: float = 0.0
-    usual_step_s: float = 0.0
-    step_limit_s: float = 0.0
-    steps: int = 0
-    steps_s: float = 0.0
     groups_per_s: float | None = None
     samples_per_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -178,7 +142,8 @@ class WeightsState:
     Attributes:
         kind: "full", "delta" or "lora".
         nbytes: Bytes of the newest version's tensors.
-        stored_bytes: Bytes of the newest version in Redis, with chunks that other versions share.
+        stored_bytes: Bytes of the 200 newest versions in Redis, without manifests; chunks that
+            versions share count once.
         age_s: Seconds since the newest version's commit, by the server's clock.
         expired_pins: Pins whose time is over.
         damage: Why the entry of the newest version cannot be read, as of a task.

@@ -48,8 +48,8 @@ class Observer:
     def __init__(
         self, client: Client, namespace: str, task: str | None = None, *, every_s: float = EVERY_S
     ) -> None:
-        """Begin to look, each `every_s` seconds; `task` is that of `StateReader`."""
-        self._reader = StateReader(client, namespace, task=task)
+        """Begin to look, each `every_s` seconds, at one task or, with None, at all."""
+        self._reader = StateReader(client, namespace, tasks=None if task is None else [task])
         self._every_s = every_s
         self.history = History()
         self._view = View()

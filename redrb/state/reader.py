@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -90,7 +90,7 @@ class StateReader:
         client: Client,
         namespace: str,
         *,
-        task: str | None = None,
+        tasks: Sequence[str] | None = None,
         group: str = "",
         most_names: int = MOST_NAMES,
         window: RateWindow | None = None,
@@ -98,14 +98,14 @@ class StateReader:
         """Make a reader; nothing is read yet.
 
         Args:
-            task: The only task to read, for a user who may not read the registry; None: all.
+            tasks: The only tasks to read, for a user who may not read the registry; None: all.
             group: Consumer group that comes first in each task, also if it has not joined; "":
                 "default", unless only others have joined.
             window: Counters of looks by earlier readers, for rates from the first look on.
         """
         self._client = client
         self._namespace = namespace
-        self._task = task
+        self._tasks = tasks
         self._group = group
         self._most_names = most_names
         self._window = window or RateWindow()
@@ -120,7 +120,7 @@ class StateReader:
         Raises:
             StoreUnavailable: Redis does not answer.
             StoreError: It answered with an error.
-            UnknownTask: The only task to read does not exist.
+            UnknownTask: One of the tasks to read does not exist.
         """
         with Deadline(at_most=timeout_s):
             return self._window.rated(self._read())
@@ -131,8 +131,10 @@ class StateReader:
         names, total, weights = self._names()
         place = self._client, self._namespace
         tasks = read_tasks(*place, names, self._group, self._announced)
-        if self._task is not None and not tasks:
-            raise unknown_task(self._client, self._namespace, self._task)
+        found = {task.name for task in tasks}
+        for name in self._tasks or ():
+            if name not in found:
+                raise unknown_task(self._client, self._namespace, name)
         return State(
             namespace=self._namespace,
             where=self._client.where,
@@ -166,14 +168,14 @@ class StateReader:
         registry = Registry(self._client, self._namespace)
         try:
             weights = list(islice(registry.names("weights"), self._most_names))
-            if self._task is not None:
-                return [self._task], 1, weights
+            if self._tasks is not None:
+                return list(self._tasks), len(self._tasks), weights
             names = list(islice(registry.names("task"), self._most_names))
             total = registry.count("task") if len(names) == self._most_names else len(names)
         except StoreDenied:
-            if self._task is None:
+            if not self._tasks:
                 raise
-            return [self._task], 1, []
+            return list(self._tasks), len(self._tasks), []
         return names, total, weights
 
 

@@ -12,7 +12,7 @@ from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply
 from redrb.damage import Reading
-from redrb.errors import RedrbError, StoreDenied
+from redrb.errors import RedrbError, StoreDenied, StoreError
 from redrb.keys import is_name
 from redrb.registry import ODD_NAME
 from redrb.state.calls import Observe, Observed, ObservedGroup
@@ -22,6 +22,7 @@ from redrb.state.workers import Announced, in_order, worker_state
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import shown_settings, summed_settings
 
 
 def with_holdings(
@@ -50,7 +51,7 @@ def with_holdings(
 
 
 _FIELDS = (*STORED_NAMES, "incarnation")
-_HIDDEN = ("sampled", "order", "partitions")
+_HIDDEN = ("order", "partitions")
 _MOST_PARTITIONS = 1024
 
 
@@ -98,7 +99,10 @@ def read_tasks(
         if damage or not isinstance(part, _Part):
             states.append(TaskState(name, readable=False, damage="".join(damage[:1])))
         elif part.fields:
-            states.append(_task(name, readable))
+            try:
+                states.append(_task(name, readable))
+            except StoreError as error:
+                states.append(TaskState(name, readable=False, damage=str(error)))
     return states
 
 
@@ -161,8 +165,9 @@ def _partitions(part: _Part) -> int:
 
 
 def _task(name: str, parts: Sequence[_Part]) -> TaskState:
-    """Return a task from its partitions."""
+    """Return a task from its partitions; raises StoreError if its settings are damaged."""
     first = parts[0]
+    shown = summed_settings([shown_settings(part.fields) for part in parts])
     put = sum(part.put for part in parts)
     names = sorted({name for part in parts for name in part.groups} - first.groups.keys())
     groups = tuple(
@@ -175,11 +180,7 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
         incarnation=first.fields.get("incarnation", ""),
         order=first.fields.get("order") or "fifo",
         partitions=_partitions(first),
-        settings={
-            key: value
-            for key in STORED_NAMES
-            if (value := first.fields.get(key)) and key not in _HIDDEN
-        },
+        settings={name: text for name, text in shown.items() if name not in _HIDDEN},
         groups=groups,
         workers=with_holdings(in_order(_merged([part.workers for part in parts])), groups),
         workers_total=max(part.workers_total for part in parts),
@@ -200,16 +201,12 @@ def _group_in(part: _Part, name: str) -> ConsumerGroupState:
 def _summed(parts: Sequence[ConsumerGroupState]) -> ConsumerGroupState:
     if len(parts) == 1:
         return parts[0]
-    of = [part.staleness for part in parts]
-    return ConsumerGroupState(
-        parts[0].name,
-        StreamStats.summed([part.stats for part in parts]),
-        Staleness(
-            Histogram.summed([one.waiting for one in of]),
-            Histogram.summed([one.leased for one in of]),
-            Histogram.summed([one.taken for one in of]),
-        ),
-    )
+    staleness = [
+        Histogram.summed([getattr(part.staleness, name) for part in parts])
+        for name in ("waiting", "leased", "taken")
+    ]
+    stats = StreamStats.summed([part.stats for part in parts])
+    return ConsumerGroupState(parts[0].name, stats, Staleness(*staleness))
 
 
 def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]:
@@ -219,17 +216,11 @@ def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]
     merged: dict[tuple[str, int, str, str], WorkerState] = {}
     for worker in sorted((each for part in parts for each in part), key=lambda one: one.seen_s):
         process = (worker.host, worker.pid, worker.role, worker.label)
-        newest = merged.get(process, worker)
-        merged[process] = (
-            newest
-            if newest is worker
-            else replace(
-                newest,
-                groups=newest.groups + worker.groups,
-                samples=newest.samples + worker.samples,
-                leased=newest.leased + worker.leased,
-            )
-        )
+        newest = merged.setdefault(process, worker)
+        if newest is not worker:
+            names = ("groups", "samples", "leased")
+            sums = {name: getattr(newest, name) + getattr(worker, name) for name in names}
+            merged[process] = replace(newest, **sums)
     return tuple(merged.values())
 
 

@@ -9,14 +9,16 @@ from redis.exceptions import ResponseError
 from redrb.connection import Client
 from redrb.connection.failures import is_denied, translate
 from redrb.connection.transport import Pipeline, Reply
-from redrb.errors import DecodeError
+from redrb.errors import RedrbError
 from redrb.keys import is_name
 from redrb.registry import ODD_NAME
 from redrb.state.model import WeightsState
 from redrb.state.tasks import exchanged
+from redrb.weights.inspection.listing import stored_bytes
 from redrb.weights.reading.catalogue import Catalogue
 
-_PINS = 200
+_MOST_READ = 200
+"""Most versions, the newest, and pins of one name that are read."""
 
 
 def read_weights(
@@ -28,9 +30,9 @@ def read_weights(
 
     def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:  # noqa: ARG001 (no script)
         keys = catalogues[number].keys
-        pipeline.add("XREVRANGE", keys.versions, "+", "-", "COUNT", 1)
+        pipeline.add("XREVRANGE", keys.versions, "+", "-", "COUNT", _MOST_READ)
         pipeline.add("XLEN", keys.versions)
-        pipeline.add("HSCAN", f"{keys.prefix}pins", 0, "COUNT", _PINS)
+        pipeline.add("HSCAN", f"{keys.prefix}pins", 0, "COUNT", _MOST_READ)
 
     replies = exchanged([catalogue.client for catalogue in catalogues], add)
     found = [
@@ -48,12 +50,13 @@ def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> Weight
     if failed is not None:
         damage = "" if is_denied(failed) else str(translate(failed, catalogue.client.where))
         return WeightsState(catalogue.name, readable=False, damage=damage)
-    newest, versions, pins = replies
-    if not newest:
+    entries, versions, pins = replies
+    if not entries:
         return None
     try:
-        described = catalogue.described(newest[0])
-    except DecodeError as error:
+        described = catalogue.described(entries[0])
+        nbytes = stored_bytes(catalogue.name, entries)
+    except RedrbError as error:
         return WeightsState(catalogue.name, readable=False, damage=str(error))
     parts = [value.split() for value in pins[1][1::2]]
     deadlines_ms = [
@@ -65,7 +68,7 @@ def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> Weight
         version=described.version,
         kind=described.kind,
         nbytes=described.nbytes,
-        stored_bytes=described.stored_bytes,
+        stored_bytes=nbytes,
         versions=int(versions),
         age_s=max(0.0, now_s - described.created_s),
         pins=len(deadlines_ms) - expired,

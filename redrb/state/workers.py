@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
-from redrb.errors import DecodeError
+import msgspec
+
 from redrb.state.calls import Observed
-from redrb.state.model import Life, Role, WaitsFor, WorkerState
-from redrb.unpacking import unpack
-
-MOST_BYTES = 1024
-"""Most bytes of an announcement."""
-
-MOST_METRICS = 16
-"""Most figures of an announcement."""
+from redrb.state.model import Life, WorkerState
+from redrb.stream.worker import MOST_BYTES, Announcement
 
 SILENT_PERIODS = 1.3
 """A worker is silent when its announcement is late by three tenths of a period."""
 
 _ENDED_S = 540.0
 """By so much the time of a last announcement is set back: `include/announcements.lua`."""
-
-_TEXT = 128
 
 MOST_WORKERS = 200
 FORGOTTEN_MS = 600_000
@@ -41,38 +34,40 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     if len(said_then) > MOST_BYTES or not (newest.isdigit() and len(newest) < 19):
         return None
     try:
-        said = unpack(said_then, "announcement of a worker")
-    except DecodeError:
+        said = msgspec.msgpack.decode(said_then, type=Announcement)
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or said.get("role") not in get_args(Role):
-        return None
-    ended = said.get("ended") is True
-    seen_s = max(0.0, seen_s - _ENDED_S * ended)
-    period_s, lease_s = _number(said.get("period_s")), _number(said.get("lease_s"))
-    life: Life = "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
-    if ended:
+    seen_s = max(0.0, seen_s - _ENDED_S * said.ended)
+    life: Life = "silent" if seen_s <= said.lease_s else "dead"  # its leases are taken over
+    if said.ended:
         life = "ended"
-    elif not period_s or seen_s <= SILENT_PERIODS * period_s:
+    elif not said.period_s or seen_s <= SILENT_PERIODS * said.period_s:
         life = "live"
-    waits_for = said.get("waits_for") or ""
-    waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
-    figures = {name: check(said.get(name)) for name, check in _SAID.items()}
-    used, waits_s, step_s = figures["weight_version"], figures["waits_s"], figures["step_s"]
+    passed_s, used = 0.0 if said.ended else seen_s, said.weight_version
+    given: dict[str, Any] = {field.name: getattr(said, field.name) for field in fields(said)}
+    given |= {name: printable(given[name]) for name in _TEXTS}
     return WorkerState(
-        **figures
+        **given
         | {
-            "name": _text(name),
-            "role": said["role"],
+            "name": printable(name[:_MOST_NAME]),
             "life": life,
             "seen_s": seen_s,
-            "uptime_s": figures["uptime_s"] + (0.0 if ended else seen_s),
-            "behind": max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
-            "waits_for": "" if ended else waits_for,
-            "waits_s": waits_s + seen_s if waits_for and not ended else 0.0,
-            "step_s": step_s + seen_s if step_s and not ended else 0.0,
-            "metrics": _metrics(said.get("metrics")),
+            "uptime_s": said.uptime_s + passed_s,
+            "behind": max(0, int(newest) - used) if used and said.role != "trainer" else 0,
+            "waits_s": said.waits_s + passed_s if said.waits_for else 0.0,
+            "step_s": said.step_s + passed_s if said.step_s else 0.0,
+            "metrics": {printable(figure): value for figure, value in said.metrics.items()},
         }
     )
+
+
+_TEXTS = ("label", "host", "program", "redrb", "weights_name")
+_MOST_NAME = 128
+
+
+def printable(text: str) -> str:
+    """Return a text with U+FFFD for each character that a terminal could take for a command."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
@@ -87,45 +82,6 @@ def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
         return not worker.alive, worker.role, name, worker.name
 
     return sorted(workers, key=place)
-
-
-def _text(value: object) -> str:
-    """Return a text that no terminal takes for a command."""
-    text = value if isinstance(value, str) else ""
-    return "".join(char if char.isprintable() else "�" for char in text[:_TEXT])
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 63 else 0
-
-
-def _number(value: object) -> float:
-    if type(value) not in (int, float):
-        return 0.0
-    number = float(value)  # type: ignore[arg-type]
-    return number if math.isfinite(number) and number >= 0 else 0.0
-
-
-_SAID: Mapping[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("label", "host", "program", "redrb", "weights_name"), _text),
-    **dict.fromkeys(
-        ("pid", "weight_version", "groups", "samples", "leased", "rights", "steps"), _count
-    ),
-    **dict.fromkeys(
-        ("period_s", "uptime_s", "waits_s", "step_s", "usual_step_s", "step_limit_s", "steps_s"),
-        _number,
-    ),
-}
-"""Fields of an announcement that a `WorkerState` has, too, and their checks."""
-
-
-def _metrics(value: object) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    items: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
-    for name, figure in items[:MOST_METRICS]:
-        if isinstance(name, str) and type(figure) in (int, float) and math.isfinite(figure):
-            found[_text(name)] = float(figure)
-    return found
 
 
 class Announced:

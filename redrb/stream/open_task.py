@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import zip_longest
+from itertools import islice, starmap
 from typing import Any, TypeVar, Unpack
 
 from redrb.checks import checked_int, checked_int_or_none, checked_number
@@ -22,13 +22,11 @@ from redrb.stream.arguments import (
     checked_statuses,
 )
 from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.settings import divided, summed_settings
-from redrb.stream.saving.partitions import resume_partitions, save_partitions
-from redrb.stream.saving.resuming import resume_task
-from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
+from redrb.stream.partitions.settings import divided
+from redrb.stream.saving.resuming import resume
+from redrb.stream.saving.saving import AnyPath, SavedTask, save
 from redrb.stream.task.calls import Settled
-from redrb.stream.task.configuring import check_changes
-from redrb.stream.task.dead_letters import DeadLetter, dead_letters
+from redrb.stream.task.dead_letters import DeadLetter, letters_in, with_samples
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import StalenessReport
 from redrb.stream.task.group_changes import move, settle, update_priorities
@@ -39,7 +37,11 @@ from redrb.stream.task.letter_changes import change_letters, drop, requeue
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import OnExpired, SettingArguments
-from redrb.stream.task.stored_settings import StoredSettings
+from redrb.stream.task.stored_settings import (
+    StoredSettings,
+    check_changes,
+    settings_of_partitions,
+)
 from redrb.weights.wire.calls import Advance
 
 T = TypeVar("T")
@@ -156,11 +158,15 @@ class OpenTask:
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale the waiting, the leased and the taken groups are.
 
+        Groups that were put without a version are not counted. For a consumer group that has not
+        joined, all groups wait that it would find. Tasks with `max_staleness` or the order
+        "stalest" have an index of versions; in others every stored group is looked at.
+
         Args:
             current_version: Newest weight version; default: the one that the task knows.
 
         Raises:
-            ConfigError: No current version is known, or the task does not index versions.
+            ConfigError: No current version is known.
         """
         version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
         if version is None and len(self._partitions) > 1:
@@ -217,21 +223,12 @@ class OpenTask:
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first.
 
-        Of several partitions it returns the newest letters of each in turn. Partitions that cannot
-        be reached are left out, and a warning in the log names them.
+        Partitions that cannot be reached are left out, and a warning in the log names them.
         """
         most = checked_int("count", count)
-        of_each = [
-            [
-                replace(letter, id=letter.id and self._id(number, letter.id))
-                for letter in dead_letters(self._partitions[number].store, most)
-            ]
-            for number in self._reach.answering() or range(len(self._partitions))
-        ]
-        in_turn = [
-            letter for each in zip_longest(*of_each) for letter in each if letter is not None
-        ]
-        return in_turn[:most]
+        numbers = self._reach.answering() or range(len(self._partitions))
+        letters = letters_in([self._partitions[number].store for number in numbers])
+        return list(starmap(with_samples, islice(letters, most)))
 
     def requeue(self, ids: Iterable[int]) -> int:
         """Let dead letters of this consumer group wait again, each in its old place in the order.
@@ -268,12 +265,12 @@ class OpenTask:
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.
 
-        Limits are those of the whole task; the changes are those of its first partition.
+        Limits and their changes are those of the whole task.
 
         Raises:
             UnknownTask: There is no such task, because it was cleared.
         """
-        return summed_settings([each.task.stored_settings() for each in self._partitions])
+        return settings_of_partitions([each.task.stored_settings() for each in self._partitions])
 
     def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
         """Change settings of the task, in one atomic step, while others work on it.
@@ -405,8 +402,7 @@ class OpenTask:
             ConfigError: The file cannot be written.
             StoreUnavailable: Redis stayed away; an older file is unchanged.
         """
-        stores = self._reach.stores
-        return save_partitions(stores, path) if len(stores) > 1 else save_task(stores[0], path)
+        return save(self._reach.stores, path)
 
     def resume(self, path: AnyPath) -> SavedTask:
         """Fill this task, into which nothing was ever put, from a file, or a directory.
@@ -420,11 +416,7 @@ class OpenTask:
             StoreUnavailable: Redis stayed away.
             After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
         """
-        stores = self._reach.stores
-        if len(stores) > 1:
-            resumed = resume_partitions(stores, path)
-        else:
-            resumed = resume_task(stores[0], path)
+        resumed = resume(self._reach.stores, path)
         for each in self._partitions:
             each.task.reopen()
         return resumed

@@ -14,10 +14,12 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
@@ -28,7 +30,10 @@ from redrb.stream.task.calls import Announce
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
-WaitsFor: TypeAlias = Literal["batch", "room", "right", "weights"]
+"""What a worker does with a task: it puts, takes, or does both."""
+
+WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights"]
+"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights."""
 
 _log = logging.getLogger("redrb")
 
@@ -37,6 +42,63 @@ MOST_BYTES = 1024
 
 MOST_METRICS = 16
 _MOST_NAME = 64
+_LARGEST = sys.float_info.max
+
+Name: TypeAlias = Annotated[str, Meta(max_length=128)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Figure: TypeAlias = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What a worker says of itself; anything else is refused by those who read it.
+
+    Attributes:
+        label: Name that its owner gave it, such as "maker-1"; "": none.
+        program: Module of `python -m`, or file name, of its program, such as "train.py".
+        period_s: Seconds between two announcements.
+        lease_s: Seconds without one after which its leases are taken over.
+        weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
+        groups: Groups that it has put, or acknowledged, since it began.
+        leased: Groups that it leases.
+        rights: Rights to begin groups that it holds.
+        waits_s: Seconds for which it has waited.
+        step_s: Seconds for which its step has lasted: since it got a batch, or since the step
+            before has ended; 0 between two steps.
+        usual_step_s: Its longest step of late; 0 before its first one has ended.
+        step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
+        steps, steps_s: Steps that have ended, and the seconds that they lasted.
+        metrics: Newest figures, such as "reward" and "loss".
+        ended: Whether it has ended.
+    """
+
+    role: Role
+    label: Name = ""
+    host: Name = ""
+    pid: Count = 0
+    program: Name = ""
+    redrb: Name = ""
+    period_s: Seconds = 0.0
+    lease_s: Seconds = 0.0
+    uptime_s: Seconds = 0.0
+    weights_name: Name = ""
+    weight_version: Count = 0
+    groups: Count = 0
+    samples: Count = 0
+    leased: Count = 0
+    rights: Count = 0
+    waits_for: WaitsFor = ""
+    waits_s: Seconds = 0.0
+    step_s: Seconds = 0.0
+    usual_step_s: Seconds = 0.0
+    step_limit_s: Seconds = 0.0
+    steps: Count = 0
+    steps_s: Seconds = 0.0
+    metrics: Annotated[Mapping[Name, Figure], Meta(max_length=MOST_METRICS)] = field(
+        default_factory=dict
+    )
+    ended: bool = False
 
 
 class Holding(Protocol):
@@ -193,37 +255,36 @@ class Worker:
             self.end.note(self._said(time.monotonic()))
         self.end.announce()
 
-    def _said(self, now: float) -> dict[str, Any]:
+    def _said(self, now: float) -> Announcement:
         waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
         whole = self._whole or self
         with self._lock:
             groups, samples = self._groups, self._samples
-        return {
-            "role": whole.role or ("trainer" if self._takes else "maker"),
-            "label": whole.label[:_MOST_NAME],
-            "host": socket.gethostname()[:_MOST_NAME],
-            "pid": self._pid,
-            "redrb": __version__,
-            "period_s": self.period_s,
-            "lease_s": self._lease_ms / 1000,
-            "uptime_s": now - self._began,
-            "weights_name": whole.weights_name[:_MOST_NAME],
-            "weight_version": whole.weight_version,
-            "groups": groups,
-            "samples": samples,
-            "program": _program()[:_MOST_NAME],
-            "leased": _held(self._leases),
-            "rights": _held(self._rights),
-            "waits_for": waits[0] if waits else "",
-            "waits_s": now - waits[1] if waits else 0.0,
-            "step_s": whole.steps.lasted_s,
-            "usual_step_s": whole.steps.usual_s,
-            "step_limit_s": whole.steps.limit_s,
-            "steps": whole.steps.ended,
-            "steps_s": whole.steps.total_s,
-            "metrics": dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
-            "ended": False,
-        }
+        return Announcement(
+            role=whole.role or ("trainer" if self._takes else "maker"),
+            label=whole.label[:_MOST_NAME],
+            host=socket.gethostname()[:_MOST_NAME],
+            pid=self._pid,
+            program=_program()[:_MOST_NAME],
+            redrb=__version__,
+            period_s=self.period_s,
+            lease_s=self._lease_ms / 1000,
+            uptime_s=now - self._began,
+            weights_name=whole.weights_name[:_MOST_NAME],
+            weight_version=max(whole.weight_version, 0),
+            groups=groups,
+            samples=samples,
+            leased=_held(self._leases),
+            rights=_held(self._rights),
+            waits_for=waits[0] if waits else "",
+            waits_s=now - waits[1] if waits else 0.0,
+            step_s=whole.steps.lasted_s,
+            usual_step_s=whole.steps.usual_s,
+            step_limit_s=whole.steps.limit_s,
+            steps=whole.steps.ended,
+            steps_s=whole.steps.total_s,
+            metrics=dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
+        )
 
 
 class WorkerEnd:
@@ -232,29 +293,28 @@ class WorkerEnd:
     def __init__(self, task: Task, name: str) -> None:
         """Note a worker that has announced nothing yet."""
         self._task, self._name = task, name
-        self._said: Mapping[str, Any] = {}
+        self._said: Announcement | None = None
         in_child(self.forget)
 
-    def note(self, said: Mapping[str, Any]) -> None:
+    def note(self, said: Announcement) -> None:
         """Note an announcement, after which the end must be announced."""
         self._said = said
         _unended.add(self)
 
     def forget(self) -> None:
         """Announce no end."""
-        self._said = {}
+        self._said = None
         _unended.discard(self)
 
     def announce(self) -> None:
         """Announce the end, if anything was announced; while Redis is away nothing is said."""
         said = self._said
         self.forget()
-        if not said:
+        if said is None:
             return
-        over = {"leased": 0, "rights": 0, "waits_for": "", "waits_s": 0.0, "step_s": 0.0}
-        packed = _packed({**said, **over, "ended": True})
+        said = replace(said, leased=0, rights=0, waits_for="", waits_s=0.0, step_s=0.0, ended=True)
         try:
-            self._task.store.call(Announce(self._name, ended=True), packed)
+            self._task.store.call(Announce(self._name, ended=True), _packed(said))
         except StoreError as error:  # those who look see it fall silent
             _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
 
@@ -268,9 +328,9 @@ def end_unended() -> None:
         end.announce()
 
 
-def _packed(said: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(said)
-    return packed if len(packed) <= MOST_BYTES else msgpack.packb({**said, "metrics": {}})
+def _packed(said: Announcement) -> bytes:
+    packed = msgspec.msgpack.encode(said)
+    return packed if len(packed) <= MOST_BYTES else _packed(replace(said, metrics={}))
 
 
 def _program() -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import redrb
 from redrb.errors import AdmissionTimeout
 from redrb.stream.task.settings import SettingArguments
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from tests.chaos import options
 
 FLOW, STEPS, ROLLOUTS, HELD = "flow", "steps", "rollouts", "held"

@@ -16,9 +16,8 @@ import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
-from redrb.dashboard.groups import TaskGroups
-from redrb.dashboard.payload import encoded, view_data
-from redrb.dashboard.requests import group_choice
+from redrb.dashboard.feed import encoded, view_data
+from redrb.dashboard.groups import TaskGroups, group_choice
 from redrb.doctor.checkup import Checkup
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
@@ -30,7 +29,6 @@ from redrb.stream.saving.saving import save_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import task_contents
 from redrb.stream.task.store import TaskStore
-from redrb.weights.inspection.listing import published_in
 from tests.samples import numbered
 
 JUNK = (
@@ -199,7 +197,8 @@ def test_one_bad_value_ends_no_look(client: Client, namespace: str) -> None:
         assert readable == {"\\xff": False, "bad": False, "good": True, "hash": True}
         subjects = {finding.subject for finding in view.findings}
         assert subjects == {"task \\xff", "weights \\xff", "task bad", "weights actor"}
-        assert [each.name for each in published_in(client, namespace)] == ["critic"]
+        weights = {each.name: each.readable for each in view.state.weights}
+        assert weights == {"\\xff": False, "actor": False, "critic": True}
         report = Checkup(client, namespace, StateReader(client, namespace).look)
         assert subjects <= {finding.subject for finding in report.findings}
         for name in ("task", "weights"):

@@ -16,7 +16,7 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import latency, server_facts
+from redrb.doctor import latency, servers
 from redrb.doctor.checkup import Checkup, Report, report_on
 from redrb.doctor.repairs import Repair, repair
 from redrb.keys import WeightKeys
@@ -274,7 +274,7 @@ def test_facts_of_a_server_under_load() -> None:
         "mem_allocator": "libc",
         "maxclients": "nonsense",
     }
-    found = server_facts.find(server_state(info, address="h:1"), info)
+    found = servers.find(server_state(info, address="h:1"), info)
     expected = ["long-fork", "fragmented-memory", "libc-allocator"]
     assert [finding.code for finding in found] == expected
 

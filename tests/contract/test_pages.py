@@ -144,8 +144,6 @@ TOGETHER = {
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.browse.follower.NEWEST": (reports.followed,),
-    "redrb.browse.letters._PAGE_BYTES": (reports.browsed,),
-    "redrb.browse.letters._PAGE_LETTERS": (reports.browsed,),
     "redrb.browse.walk._REQUEST_GROUPS": (reports.browsed,),
     "redrb.doctor.examination._PAGE": (
         doctor.many_unknown,
@@ -164,7 +162,8 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.saving.snapshot.PAGE_BYTES": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot.PAGE_GROUPS": (reports.saved_and_restored,),
     "redrb.stream.saving.snapshot._SCAN_FIELDS": (reports.saved_and_restored,),
-    "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters,),
+    "redrb.stream.task.dead_letters.LETTERS_OF_A_PAGE": (reports.found_letters, reports.browsed),
+    "redrb.stream.task.dead_letters.PAGE_BYTES": (reports.found_letters, reports.browsed),
     "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),
@@ -194,9 +193,8 @@ NO_PAGES = {
     "redrb.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
     "redrb.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
     "redrb.state.tasks._MOST_SENT": "requests under way at a time",
-    "redrb.state.weights._PINS": "readers that are shown",
-    "redrb.state.workers.MOST_BYTES": "the size of an announcement",
-    "redrb.state.workers.MOST_METRICS": "the size of an announcement",
+    "redrb.state.weights._MOST_READ": "versions and readers that are counted",
+    "redrb.state.workers._MOST_NAME": "the length of a text",
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
     "redrb.stream.partitions.partition.MOST_PARTITIONS": "what a user may ask for",
     "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",

@@ -25,8 +25,7 @@ from redrb.stream import heartbeat
 from redrb.stream.export import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
-from redrb.weights.inspection.listing import published_in
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
 
 
@@ -44,13 +43,14 @@ def test_tasks_and_weights_are_listed_until_they_are_deleted(
         math.put(numbered(1))
         math.take(1, timeout=0)
         redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.ones(2)})
-        listed = StateReader(client, namespace, group="default").look().tasks
+        state = StateReader(client, namespace, group="default").look()
+        listed = state.tasks
         assert [(task.name, task.order) for task in listed] == [("code", "fifo"), ("math", "lifo")]
         assert listed[1].main is not None
         stats = listed[1].main.stats
         assert (stats.ledger.leased, stats.stored) == (1, 1)
         assert listed[1].stored_bytes == stats.bytes_put
-        assert [weights.name for weights in published_in(client, namespace)] == ["actor"]
+        assert [weights.name for weights in state.weights] == ["actor"]
         code.clear()  # it follows weights, so it is created anew at once
         math.clear()
         assert names(client, namespace) == ["code"]

@@ -29,7 +29,7 @@ from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving import resuming
 from redrb.stream.saving.calls import ReadRecords, ReadTask
-from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.checking import CheckedFile
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.take.cause import NO_CAUSE
@@ -598,7 +598,7 @@ def _begun(store: TaskStore, path: Path) -> Restoring:
     """Begin to restore a file, and put its groups on the stage."""
     restoring = Restoring(store, CheckedFile.read(path))
     restoring.begin()
-    resuming._fill(restoring, {})
+    resuming._fill(restoring)
     return restoring
 
 

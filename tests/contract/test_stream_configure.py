@@ -401,11 +401,11 @@ def test_a_run_that_restarts_with_another_batch_size_goes_on(
         buffer.extend([numbered(1)] * 8)
         with restart(8, 3) as later:
             later.extend([numbered(2)] * 16)
-            assert most(later) == most(buffer) == str(RateLimit.queue(24))
+            assert most(later) == most(buffer) == "queue(24)"
         assert buffer.stream.settings().implied == {"rate"}
         buffer.stream.configure(rate=RateLimit.queue(64))
     with restart(8, 3) as again:  # a limit that a user gave stays
-        assert most(again) == str(RateLimit.queue(64))
+        assert most(again) == "queue(64)"
         assert not again.stream.settings().implied
 
 
@@ -498,6 +498,20 @@ def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str
             stream.take(8, timeout=0)
 
 
+def test_changes_of_a_limit_of_partitions_are_those_of_the_whole(
+    client: Client, namespace: str
+) -> None:
+    options: Any = {"namespace": namespace, "partitions": 3, "limit": 30}
+    with ExperienceStream(client, "math", **options) as stream:
+        stream.configure(limit=31)  # the part of one partition only
+        stream.configure(limit=60, max_deliveries=2)
+        found = stream.configure(limit=None)
+        assert [(each.old, each.new) for each in found.changes if each.setting == "limit"] == [
+            *(("60", ""), ("31", "60"), ("30", "31"), ("", "30"))
+        ]
+        assert [each.new for each in found.changes if each.setting == "max_deliveries"] == ["2"]
+
+
 def test_partitions_keep_what_was_changed_by_hand_and_one_says_so(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -533,7 +547,7 @@ def test_the_command_changes_and_prints_settings(
     assert stream.settings().values == {
         "limit": "32",
         "tags": "task,length",
-        "rate": str(RateLimit.ratio(1, min_size=4, error_buffer=8)),
+        "rate": "ratio(1,4,8)",
     }
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["setting", "value", "before", "set", "at", "set", "by"]

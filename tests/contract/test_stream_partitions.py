@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -444,10 +445,34 @@ def test_a_saved_task_goes_on_in_as_many_partitions(
     with opened(1, "plain") as plain:
         with pytest.raises(ConfigError, match="one of 3 partitions"):
             plain.resume(next((tmp_path / "math").glob("*.redrb")))
+        with pytest.raises(ConfigError, match="with partitions=3, and this one has 1: resume into"):
+            plain.resume(tmp_path / "math")
+        with pytest.raises(ConfigError, match=r"in a file: give .*, such as .*math\.redrb"):
+            plain.save(tmp_path / "math")
         plain.save(tmp_path / "plain")
     with opened(3, "three") as other:
-        with pytest.raises(ConfigError, match="directory of a saved task"):
+        with pytest.raises(ConfigError, match="with partitions=1, and this one has 3: resume into"):
             other.resume(tmp_path / "plain")
-        (tmp_path / "math" / "partitions.json").write_text('{"format": 1, "files": ["../a", "b"]}')
-        with pytest.raises(DecodeError, match="not one beside it"):
+        with pytest.raises(ConfigError, match="is saved in a directory: give the name of one"):
+            other.save(tmp_path / "plain")
+        with pytest.raises(ConfigError, match="No such file"):
+            other.resume(tmp_path / "nowhere")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ConfigError, match="give a file or directory that"):
+            other.resume(tmp_path / "empty")
+        index = tmp_path / "math" / "saved_tasks.json"
+        files = json.loads(index.read_text())["files"]
+        for wrong in ({"math": ["../a", "b"]}, {"math": []}, {"math": "a"}, ["a"], None):
+            index.write_text(json.dumps({"format": 1, "files": wrong}))
+            with pytest.raises(DecodeError, match="is no index of saved tasks"):
+                other.resume(tmp_path / "math")
+        index.write_text(json.dumps({"format": 1, "files": {**files, "code": files["math"]}}))
+        with pytest.raises(ConfigError, match=r"tasks math, code: `ReplayBuffer\.resume` fills"):
+            other.resume(tmp_path / "math")
+        index.write_text(json.dumps({"format": 1, "files": {"math": files["math"][:2]}}))
+        with pytest.raises(DecodeError, match="is not partition 0 of 2"):
+            other.resume(tmp_path / "math")
+        (tmp_path / "math" / files["math"][1]).unlink()
+        index.write_text(json.dumps({"format": 1, "files": files}))
+        with pytest.raises(ConfigError, match="the save is incomplete"):
             other.resume(tmp_path / "math")

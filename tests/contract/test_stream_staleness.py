@@ -155,6 +155,29 @@ def test_a_report_tells_how_stale_groups_are(client: Client, namespace: str) -> 
     assert stream.staleness().taken.histogram == {0: 1, 2: 1, 4: 1, 7: 1}
 
 
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_report_needs_neither_an_index_of_versions_nor_a_consumer_group_that_joined(
+    client: Client, namespace: str, partitions: int, *, joined: bool
+) -> None:
+    options: Any = {"partitions": partitions, "keep_groups": 9}
+    with (
+        stream_of(client, namespace, **options) as stream,
+        stream_of(client, namespace, group="default" if joined else "other", **options) as taker,
+    ):
+        taker.join_group()
+        for number, version in enumerate([7, 7, 9, None, 7, 9]):
+            stream.put(numbered(number), policy_version=version)
+        stream.put(numbered(9), policy_version=8, status=Status.ABORTED)
+        assert stream.staleness(10).waiting.histogram == {3: 3, 2: 1, 1: 2}
+        lease = taker.take(6, timeout=0)
+        found = stream.staleness(10)
+        assert found.waiting.histogram == ({2: 1} if joined else {3: 3, 2: 1, 1: 2})
+        assert found.leased.histogram == ({3: 3, 1: 2} if joined else {})
+        lease.ack()  # they are history now, which nobody takes
+        assert stream.staleness(10).waiting.histogram == {2: 1}
+
+
 @pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
 def test_staleness_is_split_into_flight_and_queue(
     client: Client, namespace: str, order: str

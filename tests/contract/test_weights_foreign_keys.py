@@ -12,7 +12,7 @@ import redrb
 from redrb.connection import Client
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import WeightKeys
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.publishing import committer
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import Trim

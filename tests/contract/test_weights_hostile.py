@@ -12,7 +12,7 @@ import torch
 import redrb
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
-from redrb.weights.inspection.listing import published_in
+from redrb.state.reader import StateReader
 from redrb.weights.publishing import staging
 from redrb.weights.wire.chunks import checksum_of
 from tests.published import bits, keys_of, prefix
@@ -194,7 +194,7 @@ def test_keys_of_other_programs_are_not_listed(client: Client, namespace: str) -
     for foreign in (b"act\xffor", b"an actor"):
         key = b"redrb:{%b:weights:%b}:versions" % (namespace.encode(), foreign)
         client.execute("XADD", key, "*", "v", 1)
-    assert [weights.name for weights in published_in(client, namespace)] == ["actor"]
+    assert [weights.name for weights in StateReader(client, namespace).look().weights] == ["actor"]
 
 
 def test_a_short_entry_does_not_take_gigabytes_to_list(client, namespace, publisher):
@@ -203,9 +203,9 @@ def test_a_short_entry_does_not_take_gigabytes_to_list(client, namespace, publis
     shared = "1 0 1 1 0 1 1 5 0"
     add_entry(client, namespace, 7, {"full": f"{shared} {ranges}", "nbytes": 2**40, "delta": 5})
     tracemalloc.start()
-    (listed,) = published_in(client, namespace)
+    (listed,) = StateReader(client, namespace).look().weights
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
-    assert (listed.versions, listed.newest.version) == (2, 7)
+    assert (listed.versions, listed.version) == (2, 7)
     assert listed.stored_bytes == 64 + 5 + 4 * 2**40

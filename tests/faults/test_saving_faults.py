@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import redrb
-from redrb.stream.saving import partitions
+from redrb.stream.saving import saving
 from redrb.stream.saving.saving import save_task
 from tests.audit import audit
 from tests.samples import numbered
@@ -132,7 +132,7 @@ def save_until_killed(url: str, namespace: str, path: Path, first: Connection) -
         return save_task(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch, redrb.connect(url) as client:
-        patch.setattr(partitions, "save_task", report_first)
+        patch.setattr(saving, "save_task", report_first)
         redrb.ExperienceStream(client, "math", namespace=namespace, partitions=2).save(path)
 
 

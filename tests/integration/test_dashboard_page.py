@@ -166,7 +166,7 @@ def test_rollouts_are_read_by_keyboard(
     press_until(page, "#rollouts input")
     page.keyboard.type("99999999999999999999")
     page.keyboard.press("Enter")
-    expect(page.locator("#rollouts-list")).to_contain_text("a number has at most 18 digits")
+    expect(page.locator("#rollouts-list")).to_contain_text("give ids as whole numbers")
 
 
 def test_dead_letters_are_requeued_by_keyboard_with_the_token(

@@ -44,7 +44,7 @@ from redrb.stream.task.calls import (
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.wire.calls import Advance
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, script_names

@@ -23,8 +23,7 @@ from redrb.keys import TaskKeys, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
-from redrb.weights.inspection.listing import versions_of
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.reading import missing
 from tests.integration.conftest import SECRET, LogIn
 from tests.samples import numbered, numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import redrb
 from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import PublisherFenced, WeightError
+from redrb.state.reader import StateReader
 from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import file_transfer
-from redrb.weights.inspection.listing import kept_version
+from redrb.weights.inspection.listing import kept_version, versions_of
 from redrb.weights.wire.lora_config import LoraConfig
 from tests.clusters import RedisCluster
 from tests.servers import programs
@@ -96,15 +98,19 @@ def test_published_weights_are_listed(store: Client, namespace: str, run: Run) -
 
     found = json_of(run, "ls")
     assert [weights["name"] for weights in found] == ["adapter", "policy"]
-    assert [weights["newest"]["kind"] for weights in found] == ["lora", "delta"]
+    assert [weights["kind"] for weights in found] == ["lora", "delta"]
     policy = found[1]
-    assert (policy["newest"]["version"], policy["versions"]) == (3, 3)
-    full = policy["newest"]["nbytes"]
+    assert (policy["version"], policy["versions"]) == (3, 3)
+    full = policy["nbytes"]
     assert full < policy["stored_bytes"] < 1.01 * full
-    assert 0 <= policy["newest"]["age_s"] < 60
+    assert 0 <= policy["age_s"] < 60
+    state = StateReader(store, namespace).look()  # as `redrb top` and the page show it
+    assert [each | {"age_s": 0} for each in found] == [
+        asdict(replace(each, age_s=0)) for each in state.weights
+    ]
     _, out, _ = run("ls")
     head, adapter, shown = out.splitlines()
-    assert head.split()[:3] == ["name", "version", "kind"]
+    assert head.split()[:3] == ["weights", "version", "kind"]
     assert adapter.split()[:5] == ["adapter", "1", "lora", "128", "B"]
     assert shown.split()[:5] == ["policy", "3", "delta", "602.5", "kB"]
 
@@ -121,12 +127,13 @@ def test_chunks_that_versions_share_are_counted_once(
     for number in range(2):
         publisher.publish({"frozen": frozen, "head": head + number})
     (found,) = json_of(run, "ls")
-    assert found["newest"]["kind"] == "full"
+    assert found["kind"] == "full"
     in_redis = sum(
         store.execute("STRLEN", key)
         for key in store.execute("KEYS", f"redrb:{{{namespace}:weights:policy}}:chunk:*")
-    ) + (found["newest"]["delta_bytes"] or 0)
-    assert found["stored_bytes"] == in_redis
+    )
+    delta = versions_of(store, "policy", namespace)[-1].delta_bytes or 0
+    assert found["stored_bytes"] == in_redis + delta
 
 
 def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run) -> None:

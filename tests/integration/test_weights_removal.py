@@ -15,7 +15,7 @@ from redrb import WeightPublisher, WeightSubscriber
 from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.publishing import committer
 from redrb.weights.wire import stored_keys
 from tests.clusters import RedisCluster
@@ -147,7 +147,7 @@ def test_a_removed_name_is_published_again_with_new_tokens(
             publish(new[0], 1)
         delete(client, names)
 
-    monkeypatch.setattr("redrb.weights.inspection.removal.stored_keys.delete", meanwhile)
+    monkeypatch.setattr("redrb.weights.inspection.listing.stored_keys.delete", meanwhile)
     assert remove_weights(store, "policy", namespace=namespace).versions == (1, 2)
     subscriber = WeightSubscriber(store, "policy", namespace=namespace)
     assert [version.version for version in subscriber.versions()] == [1]

@@ -9,8 +9,7 @@ from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
 from redrb.state.calls import Observe
 from redrb.stream.task.calls import Announce
-from redrb.weights.inspection.listing import versions_of
-from redrb.weights.inspection.removal import remove_weights
+from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.wire.calls import FindSteps
 from redrb.weights.wire.lora_config import LoraConfig
 from tests.page_trials.bench import LONG, Bench, put, train, until

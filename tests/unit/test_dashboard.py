@@ -16,11 +16,9 @@ import pytest
 
 from redrb.browse.choice import Choice
 from redrb.dashboard.app import make_app
-from redrb.dashboard.feed import MOST_PAGES, Feed
-from redrb.dashboard.groups import MOST_BYTES, TaskGroups, fitting
+from redrb.dashboard.feed import MOST_PAGES, Feed, encoded
+from redrb.dashboard.groups import MOST_BODY, MOST_BYTES, Letters, TaskGroups, fitting
 from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
-from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import MOST_BODY, Letters
 from redrb.dashboard.server import MOST_CONNECTIONS, bound_socket, serve
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History

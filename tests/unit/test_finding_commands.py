@@ -50,6 +50,17 @@ def test_groups_of_another_consumer_group_need_another_program() -> None:
         assert "drop_group()" in found.cause or kind == "idle-task"
 
 
+@pytest.mark.parametrize(
+    "code", ["starved-trainer", "slow-makers", "blocked-makers", "nobody-takes", "idle-task"]
+)
+def test_no_command_starts_a_worker_on_a_task_with_partitions(code: str) -> None:
+    state = TROUBLES[code]()
+    tasks = tuple(replace(task, partitions=4) for task in state.tasks)
+    [found] = findings_of(replace(state, tasks=tasks))
+    assert (found.code, found.command) == (code, "redrb stats math")
+    assert "programs of your own work on it, which open it with partitions=4" in found.summary
+
+
 def test_expiring_groups_are_bounded_or_may_be_staler() -> None:
     expiring = TROUBLES["expiring-groups"]()
     [found] = findings_of(expiring)
@@ -58,6 +69,8 @@ def test_expiring_groups_are_bounded_or_may_be_staler() -> None:
     task = replace(task, settings={"max_staleness": "4"})
     [found] = findings_of(replace(expiring, tasks=(task,)))
     assert found.command == "redrb set math groups_per_version=GROUPS"
+    [found] = findings_of(replace(expiring, tasks=(replace(task, partitions=4),)))
+    assert found.command == "redrb set math max_staleness=5"  # with partitions nothing is admitted
 
 
 def test_a_full_task_gets_twice_its_limit() -> None:

@@ -99,7 +99,7 @@ def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
 
 
 def test_many_dead_workers_share_one_finding() -> None:
-    workers = tuple(WorkerState(f"m-{i}", "maker", life="dead") for i in range(200))
+    workers = tuple(WorkerState(f"m-{i}", role="maker", life="dead") for i in range(200))
     state = with_task(workers=healthy().tasks[0].workers + workers)
     (finding,) = findings_of(state)
     assert finding.subject == "task math"
@@ -130,10 +130,10 @@ def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -
 
 def test_the_order_of_workers_changes_only_with_their_life() -> None:
     workers = [
-        WorkerState("h-9-x", "trainer"),
-        WorkerState("h-1-x", "maker", label="maker-10", seen_s=1.0),
-        WorkerState("h-2-x", "maker", label="maker-2", life="silent"),
-        WorkerState("h-3-x", "maker", life="dead"),
+        WorkerState("h-9-x", role="trainer"),
+        WorkerState("h-1-x", role="maker", label="maker-10", seen_s=1.0),
+        WorkerState("h-2-x", role="maker", label="maker-2", life="silent"),
+        WorkerState("h-3-x", role="maker", life="dead"),
     ]
     for found in (in_order(workers), in_order(reversed(workers))):
         assert [one.name for one in found] == ["h-2-x", "h-1-x", "h-9-x", "h-3-x"]
@@ -141,11 +141,11 @@ def test_the_order_of_workers_changes_only_with_their_life() -> None:
 
 def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     workers = [
-        WorkerState("h-1-aa", "maker", life="dead", rights=31),
-        WorkerState("h-11-bb", "maker", life="dead", rights=31),
-        WorkerState("h-2-cc", "maker", rights=9),
-        WorkerState("h-3-dd", "trainer", life="dead", leased=4),
-        WorkerState("h-4-ee", "trainer", life="silent", leased=2),
+        WorkerState("h-1-aa", role="maker", life="dead", rights=31),
+        WorkerState("h-11-bb", role="maker", life="dead", rights=31),
+        WorkerState("h-2-cc", role="maker", rights=9),
+        WorkerState("h-3-dd", role="trainer", life="dead", leased=4),
+        WorkerState("h-4-ee", role="trainer", life="silent", leased=2),
     ]
 
     def held(makers: dict[str, int], rights: int, leased: int) -> list[int]:

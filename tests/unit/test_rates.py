@@ -72,14 +72,18 @@ def test_the_rate_of_a_worker_is_that_between_its_announcements() -> None:
     for second in range(40):
         said = second - second % 3  # announced each 3 s; 30 groups each 5 s
         worker = WorkerState(
-            *("one", "trainer"), seen_s=second - said, uptime_s=second, groups=30 * (said // 5)
+            name="one",
+            role="trainer",
+            seen_s=second - said,
+            uptime_s=second,
+            groups=30 * (said // 5),
         )
         rates.append(window.rated(state(second, worker=worker)).tasks[0].workers[0].groups_per_s)
     assert rates[:3] == [None, None, None]
     assert all(each is not None and 4.9 <= each <= 7.6 for each in rates[15:])
-    anew = WorkerState("one", "trainer", uptime_s=0.5, groups=400)
+    anew = WorkerState("one", role="trainer", uptime_s=0.5, groups=400)
     assert window.rated(state(40, worker=anew)).tasks[0].workers[0].groups_per_s is None
-    dead = WorkerState("one", "trainer", uptime_s=1.5, groups=401, life="dead")
+    dead = WorkerState("one", role="trainer", uptime_s=1.5, groups=401, life="dead")
     assert window.rated(state(41, worker=dead)).tasks[0].workers[0].groups_per_s == 0.0
 
 
@@ -88,7 +92,8 @@ def test_a_worker_that_announces_nothing_for_ten_seconds_has_no_rate() -> None:
     for second in range(16):
         seen = max(0, second - 4)
         worker = WorkerState(
-            *("one", "maker"),
+            name="one",
+            role="maker",
             life="silent" if seen > 5 else "live",
             seen_s=seen,
             uptime_s=second,

@@ -12,7 +12,6 @@ import torch
 
 from redrb import ConfigError, Status
 from redrb.errors import RecordError
-from redrb.replay.expiry import expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_fields import (
     checked_status,
     find_status,
@@ -23,9 +22,13 @@ from redrb.replay.rollout_fields import (
 from redrb.replay.staleness import (
     FRESHEST,
     Thresholds,
+    expire,
     expired_members,
+    fill_steps,
     staleness,
+    too_stale,
     version_to_order_by,
+    write_staleness,
 )
 
 

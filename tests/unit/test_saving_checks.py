@@ -53,6 +53,13 @@ def assert_refused(*frames: Frame) -> None:
         {"rate": "1 2 3"},
         {"rate": "1 2 x 4"},
         {"rate": "1 1.5 -3 4"},
+        {"rate": f"1 {'9' * 400} -3 4"},
+        {"groups_per_version": "1e999"},
+        {"groups_per_version": "4.0"},
+        {"keep_ms": "1"},
+        {"limit": "007"},
+        {"partitions": "0"},
+        {"tags": '["b" , "a"]'},
         {"rate": "1 10 -20 60", "limit": "9"},
         {"rate": "1 10 -20 60", "capacity": "9"},
         {"keep_ms": "soon"},
@@ -119,10 +126,14 @@ def test_facts_that_no_group_can_have_are_refused(facts: dict[str, Any]) -> None
         Frame(Kind.SOURCES, ["ns:a:b", "f 1 1 ", {"1": "1 now"}], b""),
         Frame(Kind.SOURCES, ["ns:a\n", "f 1 1 ", {}], b""),
         Frame(Kind.SOURCES, [1], b""),
+        Frame(Kind.REFRESHES, {"completed": "1 10"}, b""),
+        Frame(Kind.REFRESHES, {"completed": "soon"}, b""),
+        Frame(Kind.REFRESHES, {"king": "1 2"}, b""),
     ],
     ids=[
         *("a counter", "a huge id", "the last id of a stream"),
         *("a forwarded group that is not here", "a row", "a digest", "an origin", "no sources"),
+        *("a refresh of later groups", "no refresh", "no status"),
     ],
 )
 def test_records_that_would_block_later_ones_are_refused(frame: Frame) -> None:

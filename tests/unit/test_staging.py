@@ -36,7 +36,7 @@ import asyncio, sys
 from pathlib import Path
 import redrb
 from redrb import ReplayBuffer
-from redrb.replay import saving
+from redrb.stream.saving import saving
 
 save = saving.save_task
 
@@ -142,7 +142,7 @@ def test_files_that_a_process_still_writes_stay(tmp_path: Path) -> None:
 
 
 def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
-    index = tmp_path / "replay_buffer.json"
+    index = tmp_path / "saved_tasks.json"
 
     async def main() -> None:
         with redrb.connect("fake://staging-buffer") as client:
@@ -156,7 +156,7 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
                     written = tmp_path / f"{folder.name[-32:]}-0.redrb"
                     written.touch()
                     await buffer.save(tmp_path)
-                    (saved,) = json.loads(index.read_text())["files"].values()
+                    ((saved,),) = json.loads(index.read_text())["files"].values()
                     assert set(tmp_path.iterdir()) == {index, tmp_path / saved, folder, written}
 
     asyncio.run(main())

@@ -73,7 +73,7 @@ def test_no_figure_changes_the_columns(width: int) -> None:
     code, math = before.tasks
     stats = replace(StreamStats.of({}), ledger=Ledger(), limit=0)
     main = replace(math.groups[0], stats=stats, staleness=Staleness())
-    workers = [WorkerState(each.name, each.role) for each in math.workers]
+    workers = [WorkerState(each.name, role=each.role) for each in math.workers]
     empty = replace(math, groups=(main,), workers=tuple(workers), rates=None, memory_bytes=None)
     large = Ledger(waiting=99_999, leased=99_999, dead=99_999)
     full = replace(math.groups[0], stats=replace(math.groups[0].stats, ledger=large))

@@ -79,7 +79,6 @@ def _is_live() -> bool:
 
 @contextmanager
 def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
-    """Look at the namespace while the block runs."""
     from redrb.connection import connect
     from redrb.state.observer import Observer
 
@@ -92,7 +91,6 @@ def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
 
 
 def _print_pictures(options: argparse.Namespace) -> int:
-    """Print one picture, or one after another."""
     from redrb import environment
     from redrb.errors import StoreUnavailable
 
@@ -112,7 +110,6 @@ def _print_pictures(options: argparse.Namespace) -> int:
 
 
 def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
-    """Print one picture, or one after another."""
     from redrb.errors import StoreUnavailable
     from redrb.stream.task.similar_tasks import unknown_task
 
@@ -156,7 +153,6 @@ def _with_rates(observer: Observer, view: View) -> View:
 
 
 def _show(view: View, history: History, options: argparse.Namespace, place: str) -> None:
-    """Print one picture, as lines or as JSON."""
     from dataclasses import asdict
 
     from redrb.commands.output import show

@@ -7,6 +7,8 @@
 local ask, counts, looks = cmsgpack.unpack(ARGV[1]), {}, 0
 local group = ask.group
 local stage, at, after = string.match(ask.place, '^(%a) (%d+) (%S+)$')
+local joined = redis.call('SISMEMBER', key('groups'), group) == 1
+local indexed = rules().order == 'stalest' or rules().max_staleness
 local function report(kind, version, count)
   counts[#counts + 1] = {kind, version, count}
 end
@@ -27,11 +29,29 @@ local function report_scores(kind, name, low)
   end
 end
 
+-- Report a page of the groups that wait, by their facts: where no index has their versions, or the
+-- consumer group has not joined and would find all groups but those of the history.
+local function report_by_facts()
+  local page = redis.call('HSCAN', key('facts'), at or '0', 'COUNT', PAGE.counted)
+  for i = 1, #page[2], 2 do
+    local member, facts = page[2][i], unpack_facts(page[2][i + 1])
+    local pool = joined and key('ready', home_of(group, member, facts)) or key('archive')
+    local waits = (redis.call('ZSCORE', pool, member) ~= false) == joined
+    if waits and facts.version then
+      report('wo', facts.version, 1)
+    end
+    if waits and facts.newest and not joined then
+      report('wn', facts.newest, 1)
+    end
+  end
+  return page[1] == '0' and 'w 1 -inf' or 'f ' .. page[1] .. ' -'
+end
+
 local function report_waiting()
   local sources = {}
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
-    if rules().order == 'stalest' or rules().max_staleness then
+    if indexed then
       sources[#sources + 1] = {'wo', versions_of(pool)}
     end
     sources[#sources + 1] = {'wn', key('newest', pool)}
@@ -47,7 +67,7 @@ local function report_waiting()
 end
 
 local function report_leased()
-  if redis.call('SISMEMBER', key('groups'), group) == 0 then
+  if not joined then
     return ''
   end
   local last
@@ -74,4 +94,12 @@ if not stage then
     report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
   end
 end
-return cmsgpack.pack({place = stage == 'l' and report_leased() or report_waiting(), counts = counts})
+local next_place
+if stage == 'l' then
+  next_place = report_leased()
+elseif stage ~= 'w' and not (joined and indexed) then
+  next_place = report_by_facts()
+else
+  next_place = report_waiting()
+end
+return cmsgpack.pack({place = next_place, counts = counts})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, finding_of, redrb_command, subject_of
+from redrb.state.findings.wording import counted, task_finding
 from redrb.state.model import Finding, State, TaskState
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
@@ -14,14 +14,14 @@ def find(state: State) -> Iterator[Finding]:
     for task in state.tasks:
         if task.main is not None and task.main.stats.dead_letters:
             yield _dead_letters(state, task, task.main.stats.dead_letters)
-        command = redrb_command(state, "save", task.name, f"{task.name}.redrb")
         for text in _imbalances(task):
-            yield finding_of("unbalanced-ledger", subject_of(task), text, command)
+            words = ("save", task.name, f"{task.name}.redrb")
+            yield task_finding("unbalanced-ledger", state, task, text, *words)
 
 
 def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:
     given = task.number("max_dead")
-    most = DEFAULT_MAX_DEAD if given is None else given
+    most = DEFAULT_MAX_DEAD * task.partitions if given is None else given
     rate = task.rates.dead if task.rates else 0.0
     text = f"It holds {counted(letters, 'dead letter')}"
     if most and letters >= most:
@@ -30,7 +30,7 @@ def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:
         kind, text = "growing-dead-letters", f"{text}, {rate:.2g} more each second."
     else:
         kind, text = "dead-letters", f"{text}."
-    return finding_of(kind, subject_of(task), text, redrb_command(state, "dead", "ls", task.name))
+    return task_finding(kind, state, task, text, "dead", "ls", task.name)
 
 
 def _imbalances(task: TaskState) -> Iterator[str]:

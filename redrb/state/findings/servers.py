@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterator
 
 from redrb.connection.server_program import OLDEST_SERVER
-from redrb.state.findings.wording import finding_of, server_command, url_command
+from redrb.state.findings.wording import (
+    finding_of,
+    server_command,
+    server_finding,
+    url_command,
+)
 from redrb.state.model import Finding, ServerState, State
 
 NEAR_LIMIT = 0.8
@@ -40,29 +45,25 @@ def connection_finding(where: str, error: str, url: str | None = None) -> Findin
 
 
 def _of_server(server: ServerState) -> Iterator[Finding]:
-    subject, used, most = f"server {server.address}", server.used_memory, server.maxmemory
+    used, most = server.used_memory, server.maxmemory
     if most > 0 and used / most >= NEAR_LIMIT:
         kind = "memory-full" if used / most >= AT_LIMIT else "memory-near-limit"
         text = f"{used / 1e6:,.1f} MB of {most / 1e6:,.1f} MB are used ({used / most:.0%})."
-        command = server_command(server, "CONFIG", "SET", "maxmemory", str(2 * most))
-        yield finding_of(kind, subject, text, command)
+        yield server_finding(kind, server, text, "CONFIG", "SET", "maxmemory", str(2 * most))
     if server.evicts_keys:
         kind = "evicts-keys" if most > 0 else "would-evict-keys"
         text = f"maxmemory-policy is {server.maxmemory_policy}."
-        command = server_command(server, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-        yield finding_of(kind, subject, text, command)
+        words = ("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        yield server_finding(kind, server, text, *words)
     if not server.last_save_ok:
         text = "The last snapshot, or the last write of the append-only file, failed."
-        command = server_command(server, "INFO", "persistence")
-        yield finding_of("failed-save", subject, text, command)
+        yield server_finding("failed-save", server, text, "INFO", "persistence")
     if server.cpu_share is not None and server.cpu_share >= BUSY:
         commands = f"{server.commands_per_s:,.0f} commands a second"
         text = f"It uses {server.cpu_share:.2f} cores for {commands}."
-        command = server_command(server, "INFO", "commandstats")
-        yield finding_of("busy-server", subject, text, command)
+        yield server_finding("busy-server", server, text, "INFO", "commandstats")
     numbers = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", server.version, re.ASCII)
     if numbers and tuple(map(int, numbers.groups())) < OLDEST_SERVER:
         oldest = ".".join(map(str, OLDEST_SERVER))
         text = f"It is {server.kind} {server.version}; redrb needs Redis {oldest} or newer."
-        command = server_command(server, "INFO", "server")
-        yield finding_of("old-server", subject, text, command)
+        yield server_finding("old-server", server, text, "INFO", "server")

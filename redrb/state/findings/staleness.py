@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redrb.state.findings.wording import counted, finding_of, redrb_command, subject_of
+from redrb.state.findings.wording import counted, task_finding
 from redrb.state.model import Finding, Staleness, State, TaskState
 from redrb.stream.task.ledger import Ledger
 from redrb.stream.task.settings import NO_BOUND
@@ -30,28 +30,28 @@ def _expiring(state: State, task: TaskState, ledger: Ledger, bound: int) -> Iter
     share = ledger.expired / ledger.put if ledger.put else 0.0
     now = f", {rate:.2g} each second now" if rate else ""
     text = f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}."
-    bounded = "groups_per_version" in task.settings  # what makers begin
+    # groups_per_version bounds what makers begin, and a task with partitions cannot have it
+    bounded = "groups_per_version" in task.settings or task.partitions > 1
     setting = f"max_staleness={bound + 1}" if bounded else "groups_per_version=GROUPS"
-    command = redrb_command(state, "set", task.name, setting)
-    yield finding_of("expiring-groups", subject_of(task), text, command)
+    yield task_finding("expiring-groups", state, task, text, "set", task.name, setting)
 
 
 def _near(state: State, task: TaskState, staleness: Staleness, bound: int) -> Iterator[Finding]:
-    waiting, subject = staleness.waiting, subject_of(task)
+    waiting = staleness.waiting
     above = {
         place: groups.largest
         for place, groups in (("waiting", waiting), ("leased", staleness.leased))
         if groups.largest is not None and groups.largest > bound
     }
     reached = max(above.values(), default=bound + 1)
-    command = redrb_command(state, "set", task.name, f"max_staleness={reached}")
+    words = ("set", task.name, f"max_staleness={reached}")
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
         text = f"{' and '.join(texts)}; the bound is {bound:,}."
-        yield finding_of("staleness-above-bound", subject, f"A{text[1:]}", command)
+        yield task_finding("staleness-above-bound", state, task, f"A{text[1:]}", *words)
     elif waiting.largest == bound and "groups_per_version" not in task.settings:
         text = f"The stalest waiting group is {counted(bound, 'version')} old, the bound."
-        yield finding_of("staleness-at-bound", subject, text, command)
+        yield task_finding("staleness-at-bound", state, task, text, *words)
     if waiting.unknown and not waiting.total:
         text = f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known."
-        yield finding_of("unknown-staleness", subject, text, redrb_command(state, "weights", "ls"))
+        yield task_finding("unknown-staleness", state, task, text, "weights", "ls")

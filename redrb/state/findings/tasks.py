@@ -9,9 +9,11 @@ from redrb.state.findings.wording import (
     counted,
     finding_of,
     of_workers,
+    programs_of,
     redrb_command,
     seconds,
     subject_of,
+    task_finding,
     worker_command,
 )
 from redrb.state.findings.workers import hanging
@@ -71,7 +73,6 @@ def _takers(task: TaskState, group: ConsumerGroupState) -> int:
 
 
 def _has_makers(task: TaskState) -> bool:
-    """Return whether somebody puts, or did between two looks."""
     stats = task.main.stats if task.main else None
     waiting = stats.makers + stats.producers_waiting if stats else 0
     put = task.rates is not None and task.rates.put > 0
@@ -79,7 +80,6 @@ def _has_makers(task: TaskState) -> bool:
 
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
-    """Find trainers that wait for batches."""
     made, hang = _has_makers(task), hanging(task)
     kind, long_s = (
         ("slow-makers", LONG_WITH_MAKERS_S) if made else ("starved-trainer", LONG_WITHOUT_MAKER_S)
@@ -95,14 +95,13 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         *(kind, task, starved),
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
-            f"{counted(waiting, 'group')} wait in the task, and {others}."
+            f"{counted(waiting, 'group')} wait in the task, and {others}.{programs_of(task)}"
         ),
         lambda _: worker_command(state, task, "maker"),
     )
 
 
 def _makers(state: State, task: TaskState) -> Iterator[Finding]:
-    """Find makers that wait for room or for rights."""
     if task.main is None:
         return
     stats = task.main.stats
@@ -123,22 +122,22 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            command = _taking_command(state, task, task.main)
+            command, summary = _taking_command(state, task, task.main), summary + programs_of(task)
             yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
         larger = next((f"{name}={2 * most}" for name, most in limits.items() if most), None)
         words = ("set", task.name, larger) if larger else ("stats", task.name)
-        yield finding_of("full-task", subject_of(task), summary, redrb_command(state, *words))
+        yield task_finding("full-task", state, task, summary, *words)
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
-    """Find consumer groups from which nobody takes."""
     waiting = group.stats.ledger.waiting
     if not waiting or _takers(task, group):
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
+    summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
     yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 

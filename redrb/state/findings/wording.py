@@ -10,7 +10,8 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.model import Finding, Role, ServerState, State, TaskState, WorkerState
+from redrb.state.model import Finding, ServerState, State, TaskState, WorkerState
+from redrb.stream.worker import Role
 
 OfWorker: TypeAlias = Callable[[WorkerState], str]
 
@@ -30,13 +31,28 @@ def finding_of(code: str, subject: str, summary: str, command: str) -> Finding:
     return Finding(code, subject=subject, summary=summary, command=command, **kinds()[code])
 
 
+def server_finding(code: str, server: ServerState, summary: str, *words: str) -> Finding:
+    """Return a finding about a server, with a command of redis-cli."""
+    return finding_of(code, f"server {server.address}", summary, server_command(server, *words))
+
+
+def task_finding(code: str, state: State, task: TaskState, summary: str, *words: str) -> Finding:
+    """Return a finding about a task, with a command of redrb."""
+    return finding_of(code, f"task {task.name}", summary, redrb_command(state, *words))
+
+
 def redrb_command(state: State, *words: str) -> str:
     """Return a command of redrb that reaches the state's server and namespace."""
     return command_line(("redrb", *words), namespace=state.namespace, url=state.url)
 
 
 def worker_command(state: State, task: TaskState, role: Role) -> str:
-    """Return the command that starts a worker on a task; words in capitals are for the user."""
+    """Return the command that starts a worker on a task; words in capitals are for the user.
+
+    No command starts one on a task with partitions: that for its figures is returned.
+    """
+    if task.partitions > 1:
+        return redrb_command(state, "stats", task.name)
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
         words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
@@ -101,6 +117,16 @@ def shown(text: str, *, longest: int = 60) -> str:
     """Return a name, or another text, that is safe to print, and not too long."""
     safe = text if text.isascii() and text.isprintable() else ascii(text)
     return safe if len(safe) <= longest else f"{safe[:longest]}..."
+
+
+def programs_of(task: TaskState) -> str:
+    """Return which programs can work on a task with partitions, for a summary; "" of others."""
+    if task.partitions == 1:
+        return ""
+    return (
+        f" It has partitions: programs of your own work on it, which open it with "
+        f"partitions={task.partitions}; redrb-maker, redrb-trainer and redrb-stage cannot."
+    )
 
 
 def subject_of(task: TaskState) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.stream.task.configuring import check_changes, configure
+from redrb.stream.task.configuring import configure
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.settings import DIVIDED, TaskSettings
 from redrb.stream.task.similar_tasks import unknown_task
-from redrb.stream.task.stored_settings import StoredSettings, read_settings
-
-DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups", "max_dead")
-"""Limits of the whole task, of which each partition has a part."""
+from redrb.stream.task.stored_settings import (
+    StoredSettings,
+    check_changes,
+    read_settings,
+    settings_of_partitions,
+)
 
 
 def part_of(settings: TaskSettings, number: int) -> TaskSettings:
@@ -55,17 +57,6 @@ def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, A
     return parts
 
 
-def summed_settings(parts: Sequence[StoredSettings]) -> StoredSettings:
-    """Return the settings of the whole task."""
-    if len(parts) == 1:
-        return parts[0]
-    values = dict(parts[0].values)
-    for name in DIVIDED:
-        if name in values:
-            values[name] = str(sum(int(part.values.get(name, 0)) for part in parts))
-    return replace(parts[0], values=values)
-
-
 def whole_settings(
     client: Client, task: str, namespace: str, changes: Mapping[str, Any]
 ) -> StoredSettings:
@@ -86,4 +77,4 @@ def whole_settings(
     found = [settings for settings in map(read_settings, stores) if settings is not None]
     if len(found) < count:  # another process has deleted it meanwhile
         raise unknown_task(client, namespace, task)
-    return summed_settings(found)
+    return settings_of_partitions(found)

@@ -1,19 +1,21 @@
-"""Checks of a saved task's file: every record is checked before anything is done with it."""
+"""`CheckedFile`: every record of a saved task's file is checked before anything is done with it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from redrb.errors import DecodeError
+from redrb.errors import ConfigError, DecodeError
 from redrb.experience import Status
+from redrb.orders import known_order
 from redrb.orders.order import MOST_WEIGHT
-from redrb.stream.saving.checking_settings import check_saved_settings
-from redrb.stream.saving.file import Frame, Kind
+from redrb.stream.saving.file import Frame, Kind, SaveReader
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
     PUT_FIELDS,
@@ -21,16 +23,30 @@ from redrb.stream.saving.records import (
     GroupName,
     GroupRecord,
     Producers,
+    Refreshes,
     SourceRecord,
     TaskEnd,
     TaskHeader,
+    settings_of,
 )
 from redrb.stream.task.facts import MAX_COUNT, SavedFacts, unpack_facts
+from redrb.stream.task.rate import rate_of
+from redrb.stream.task.settings import SETTINGS, WIRE_FORMAT, whole_number
 
 Record: TypeAlias = GroupRecord | DeadRecord | SourceRecord | dict[str, str]
 
 _INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
 _ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
+_UNSORTED: Final = re.compile(r"[0-9]{1,16} [0-9]{1,16}")
+_OTHER_NUMBERS: Final = {
+    "generation": whole_number(0),
+    "reordered": whole_number(1),
+    "default_max_reads": whole_number(0),
+    "default_max_deliveries": whole_number(1),
+    "default_max_dead": whole_number(0),
+}
+"""Fields of a task beside its settings."""
+
 _LETTER_COUNT: Final = re.compile(rb"[0-9]{1,15}")
 _LETTER_STATUSES: Final = frozenset(status.value.encode() for status in Status)
 
@@ -71,7 +87,7 @@ class CheckedContents:
         """
         try:
             return self._add(frame)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, ArithmeticError, RecursionError) as error:
             raise DecodeError(
                 f"{self._where} is malformed, though it is whole: {error}. It was not written by "
                 "redrb."
@@ -95,7 +111,12 @@ class CheckedContents:
             ids = [int(record.split()[0]) for record in sources.records.values()]
             _require(all(seq <= self.header.last for seq in ids), "a forwarded group")
             return sources
-        if frame.kind is not Kind.END:
+        if frame.kind is Kind.REFRESHES:
+            refreshes: dict[str, str] = msgspec.convert(head, Refreshes)
+            lasts = [int(mark.split()[1]) for mark in refreshes.values()]
+            _require(all(last <= self.header.last for last in lasts), "a refresh")
+            return refreshes
+        if frame.kind is Kind.PRODUCERS:
             producers: dict[str, str] = msgspec.convert(head, Producers)
             _require(producers.keys().isdisjoint(PUT_FIELDS), "a producer")
             return producers
@@ -134,6 +155,56 @@ class CheckedContents:
         return record
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A complete and undamaged file.
+
+    Attributes:
+        ending: The numbers of its records.
+        checksum: Checksum of the file, which identifies the save.
+    """
+
+    path: Path
+    header: TaskHeader
+    ending: TaskEnd
+    checksum: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read all of a file, without keeping its groups; raises ConfigError or DecodeError."""
+        with open_saved(path) as file:
+            contents, reader = CheckedContents(str(path)), SaveReader(file, str(path))
+            for frame in reader.frames(payloads=False):
+                contents.add(frame)
+        return cls(path, contents.header, contents.ending, reader.checksum)
+
+    @property
+    def needed(self) -> int:
+        """Groups that some consumer group needs still."""
+        return self.ending.groups - self.ending.archived
+
+    @property
+    def ever_put(self) -> int:
+        """Groups that were ever put, with those that were dropped at their put."""
+        counters = self.header.counters
+        return sum(counters.get(name, 0) for name in ("put", "filtered", "arrived_stale"))
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The numbers by which scripts recognize that a task holds what the file holds."""
+        names = [group.name for group in self.header.groups]
+        members = dict(zip(names, self.ending.waiting, strict=True))
+        return {"entries": self.ending.groups, "members": members}
+
+
+def open_saved(path: Path) -> BinaryIO:
+    """Open a file of a saved task; raises ConfigError if it cannot be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def _checked_header(head: Any) -> TaskHeader:
     header = msgspec.convert(head, TaskHeader)
     settings, names = header.settings, [group.name for group in header.groups]
@@ -141,14 +212,36 @@ def _checked_header(head: Any) -> TaskHeader:
     _require(_ANCESTORS.fullmatch(settings.get("ancestors", "")), "earlier incarnations")
     _require(len(set(names)) == len(names), "a consumer group twice")
     _require(all(header.counters.get(name, 0) >= 0 for name in PUT_COUNTERS), "counters")
-    tags = header.tags
-    _require(all(isinstance(name, str) and len(name) <= 128 for name in tags), "tags")
-    check_saved_settings(settings, tags)
+    _check_settings(settings)
     return header
 
 
+def _check_settings(settings: Mapping[str, str]) -> None:
+    """Check each setting of a saved task as one of a new task is checked.
+
+    A capacity and a limit may both be there: two processes can have given them to the task.
+    """
+    _require(settings_of(settings) == settings and "rules" not in settings, "a counter")
+    _require(settings.get("format", str(WIRE_FORMAT)) == str(WIRE_FORMAT), "the format")
+    for name, setting in {**SETTINGS, **_OTHER_NUMBERS}.items():
+        text = settings.get(setting.key(name))
+        if text is not None and name != "order":
+            same = setting.stored(name, setting.value(text)) == text
+            _require(same, f"{name}={text!r:.80}")
+    name, sampled = settings.get("order", "fifo"), settings.get("sampled", "0")
+    order = known_order(name)
+    known = sampled in ("0", "1") and (order is None or str(int(order.sampled)) == sampled)
+    _require(known, f"sampled={sampled!r:.80} in the order {name!r:.80}")
+    if "unsorted" in settings:
+        _require(order and _UNSORTED.fullmatch(settings["unsorted"]), "groups that are not sorted")
+    if "rate" in settings:
+        least = rate_of(settings["rate"]).min_size
+        for name in ("limit", "capacity"):
+            most = int(settings.get(name, "0"))
+            _require(not 0 < most < least, f"{name}={most} with a rate of min_size={least}")
+
+
 def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:
-    """Check what a dead letter needs to be requeued."""
     facts = dict(unpack_facts(fields[b"facts"]))
     facts.pop("current", None)
     _check_facts(msgspec.convert(facts, SavedFacts), facts, tags, sampled=sampled)

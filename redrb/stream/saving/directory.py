@@ -5,27 +5,66 @@ The index is written last and replaced in one step, so an interrupted save leave
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.staging import staging, staging_folders, sync_folder
 
 T = TypeVar("T")
 
+INDEX: Final = "saved_tasks.json"
+
 _SAVED = re.compile(r"([0-9a-f]{12,32})-[0-9]+\.redrb\Z")
+
+FileName: TypeAlias = Annotated[str, Meta(pattern=rf"\A{_SAVED.pattern}")]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The index of a directory.
+
+    Attributes:
+        files: Files of each task by partition, which are beside the index.
+    """
+
+    files: dict[str, Annotated[list[FileName], Meta(min_length=1)]]
+    format: Literal[1] = 1
+
+
+def read_index(directory: Path) -> dict[str, list[str]]:
+    """Return the names of the files in a directory, by task and partition.
+
+    Raises:
+        ConfigError: There is no index.
+        DecodeError: The index is malformed, or of a newer format.
+    """
+    path = directory / INDEX
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Index).files
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} holds no {INDEX}, the index of saved tasks: give a file or directory "
+            "that `save` has written."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(
+            f"{path} is no index of saved tasks in format 1: {error}. Upgrade redrb, or give "
+            "another directory."
+        ) from error
 
 
 class NewFiles:
     """The files of one save: they are written in its staging folder, and then moved beside it."""
 
-    def __init__(self, index: Path, folder: Path) -> None:
-        self._index = index
+    def __init__(self, directory: Path, folder: Path) -> None:
+        self._directory = directory
         self._folder = folder
         self.names: list[str] = []
 
@@ -34,42 +73,41 @@ class NewFiles:
         name = f"{_stamp(self._folder)}-{len(self.names)}.redrb"
         self.names.append(name)
         written = write(self._folder / name)
-        (self._folder / name).rename(self._index.with_name(name))
+        (self._folder / name).rename(self._directory / name)
         return written
 
-    def commit(self, index: Mapping[str, object]) -> None:
-        """Replace the index by one that names these files."""
-        fresh = self._folder / self._index.name
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(index, file, indent=1)
+    def commit(self, files: dict[str, list[str]]) -> None:
+        """Replace the index by one that names these files of each task."""
+        fresh = self._folder / INDEX
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(_Index(files)), indent=1))
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(self._index.parent)  # the files before the index that names them
-        fresh.replace(self._index)
+        sync_folder(self._directory)  # the files before the index that names them
+        fresh.replace(self._directory / INDEX)
 
 
 @contextmanager
-def saving_beside(index: Path, read_names: Callable[[], Iterable[str]]) -> Iterator[NewFiles]:
+def saving_into(directory: Path) -> Iterator[NewFiles]:
     """Save several files; at the end those of earlier and of killed saves are deleted.
 
     The files get their names from the folder in which the index is staged, so that those of a
     process that was killed are known, and are deleted by the next save. If the block raises, its
-    files are deleted, and an earlier save is unchanged.
-
-    Args:
-        index: Path of the index; its directory is made if it is missing.
-        read_names: Returns the names of the files that the index names; raises ConfigError if there
-            is none, and DecodeError if it is damaged.
+    files are deleted, and an earlier save is unchanged. The directory is made if it is missing.
 
     Raises:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
     """
-    directory = index.parent
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(
+            f"{directory} is a file, and a task with partitions, or a buffer, is saved in a "
+            "directory: give the name of one."
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with staging(index) as folder:
-            _delete_unused(index, read_names, but=None)
-            files = NewFiles(index, folder)
+        with staging(directory / INDEX) as folder:
+            _delete_unused(directory, but=None)
+            files = NewFiles(directory, folder)
             try:
                 yield files
             except BaseException:
@@ -77,22 +115,20 @@ def saving_beside(index: Path, read_names: Callable[[], Iterable[str]]) -> Itera
                     (directory / name).unlink(missing_ok=True)
                 raise
             sync_folder(directory)
-            _delete_unused(index, read_names, but=_stamp(folder))
+            _delete_unused(directory, but=_stamp(folder))
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written to: {error.strerror}.") from error
 
 
-def _delete_unused(
-    index: Path, read_names: Callable[[], Iterable[str]], *, but: str | None
-) -> None:
+def _delete_unused(directory: Path, *, but: str | None) -> None:
     """Delete the files of earlier and of killed saves, but those that the index names."""
-    found = {path: _SAVED.match(path.name) for path in index.parent.iterdir()}
+    found = {path: _SAVED.match(path.name) for path in directory.iterdir()}
     saved = {path: match[1] for path, match in found.items() if match}
     # Files of other processes are spared as long as they have a folder, and then the index, which
     # is read after that, names them. `but` is the stamp of a save that is done.
-    written = {_stamp(folder) for folder in staging_folders(index)} - {but}
+    written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
     try:
-        used = set(read_names())
+        used = {name for files in read_index(directory).values() for name in files}
     except ConfigError:  # there is no index
         used = set()
     except DecodeError:  # nobody knows which files it names

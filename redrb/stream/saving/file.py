@@ -38,6 +38,7 @@ class Kind(IntEnum):
     DEAD_LETTER = 3
     PRODUCERS = 4
     SOURCES = 5
+    REFRESHES = 6
     END = 255
 
 

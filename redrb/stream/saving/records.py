@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from redrb.experience import Status
-from redrb.stream.task.facts import MAX_COUNT, Count, SavedFacts
+from redrb.stream.task.facts import MAX_COUNT, Count, SavedFacts, StatusName
 
 COUNTERS = (
     *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
@@ -65,6 +65,11 @@ Producers: TypeAlias = dict[
     Annotated[str, Meta(pattern=r"\A[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}\Z")],
 ]
 """Number, last id and groups of the last put of each producer, by its name."""
+
+Refreshes: TypeAlias = dict[
+    StatusName, Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")]
+]
+"""Train step of the last refresh of a `ReplayBuffer`, and the newest id then, by status."""
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.stream.saving.calls import AddToStage, BeginRestore, PartKind
-from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.checking import CheckedFile
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
@@ -193,7 +193,6 @@ class Restoring:
         return {**STORED_DEFAULTS, **saved, **given}
 
     def _task(self) -> dict[str, dict[str, str]]:
-        """Return the fields of the hashes `task` and `puts`."""
         counters = _texts(self.header.counters)
         of_puts = {name: counters.pop(name) for name in PUT_COUNTERS if name in counters}
         settings = {**self._settings, "ancestors": ancestors_of(self.header)}
@@ -201,7 +200,6 @@ class Restoring:
         return {"task": {**settings, **counters}, "puts": of_puts}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Return the state of each consumer group for the stage."""
         ending, found = self.saved.ending, self.saved.needed
         reads = int(self._settings.get("max_reads") or self._settings["default_max_reads"])
         never_found = self.header.counters.get("put", 0) - found

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from redrb.errors import ConfigError, StoreError
-from redrb.stream.saving.calls import EndRestore, FindRestored, Staged
-from redrb.stream.saving.checked_file import CheckedFile, open_saved
-from redrb.stream.saving.checking import CheckedContents
-from redrb.stream.saving.file import SaveReader
-from redrb.stream.saving.records import DeadRecord, GroupRecord, SourceRecord
+from redrb.errors import ConfigError, DecodeError, StoreError
+from redrb.stream.saving.calls import EndRestore, FindRestored, PartKind, Staged
+from redrb.stream.saving.checking import CheckedContents, CheckedFile, open_saved
+from redrb.stream.saving.directory import read_index
+from redrb.stream.saving.file import Kind, SaveReader
+from redrb.stream.saving.records import DeadRecord, GroupRecord
 from redrb.stream.saving.restoring import Restoring
-from redrb.stream.saving.saving import AnyPath, SavedTask
+from redrb.stream.saving.saving import AnyPath, SavedTask, summed
 from redrb.stream.task.store import TaskStore
 
 
@@ -29,35 +29,94 @@ class TaskFile:
     """A task, and the file that it is restored from.
 
     Attributes:
-        refreshes: Status -> last refresh of a `ReplayBuffer`, in the form of `Tasks.refreshes`.
         put: Groups that were ever put into the task, all of which have ended.
     """
 
     store: TaskStore
     saved: CheckedFile
-    refreshes: Mapping[str, str] = field(default_factory=dict)
     put: int = 0
 
 
-def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Fill an unused task from a file; settings that the task was not given are those of the file.
+_PARTS: Mapping[Kind, PartKind] = {
+    Kind.PRODUCERS: "puts",
+    Kind.SOURCES: "sources",
+    Kind.REFRESHES: "refreshed",
+}
+
+
+def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
+    """Fill a task, given by its partitions, from a file or a directory.
+
+    Settings that the task was not given are those of the save. From a file an unused task is
+    filled. From a directory a task is filled that holds no groups, or such a resume is completed:
+    partitions on one server are restored in one step, all or none; on a cluster this holds for each
+    partition.
 
     Raises:
-        ConfigError: The file cannot be read, or the task was used: clear it first.
+        ConfigError: The save cannot be read, it has another number of partitions, or the task was
+            used: clear it first.
         TaskMismatch: The task has another order, or other tags.
-        DecodeError: The file is damaged, or of a newer format.
+        DecodeError: The save is damaged, or of a newer format.
         StoreError: Another process began to resume the task meanwhile.
         StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
         After each of them, unless it is uncertain, the task is unchanged.
     """
-    saved = CheckedFile.read(Path(path))
-    if saved.header.partitions != 1:
+    source = Path(path)
+    if source.is_dir():
+        saved = read_directory(source)
+        if len(saved) != 1:
+            raise ConfigError(
+                f"{source} holds the tasks {', '.join(saved) or 'of an empty buffer'}: "
+                "`ReplayBuffer.resume` fills a buffer from it."
+            )
+        (files,) = saved.values()
+    else:
+        files = [CheckedFile.read(source)]
+        if files[0].header.partitions != 1:
+            raise ConfigError(
+                f"{source} is one of {files[0].header.partitions} partitions: resume the directory "
+                "that holds all of them."
+            )
+    first = stores[0]
+    exists = first.client.execute("EXISTS", first.keys.task)
+    known = first.partitions if exists else len(stores)
+    if len(stores) != len(files) or known != len(files):
         raise ConfigError(
-            f"{path} is one of {saved.header.partitions} partitions: resume the directory that "
-            "holds all of them."
+            f"{source} holds a task with partitions={len(files)}, and this one has {known}: resume "
+            f"into a task with partitions={len(files)}. To change the number, forward its groups "
+            "into another task, as docs/scaling.md shows."
         )
-    restore_tasks([TaskFile(store, saved)], number=0)
-    return SavedTask.of(saved.path, saved.ending)
+    waiting = list(map(TaskFile, stores, files))
+    if source.is_dir():
+        restore_directory(unrestored(waiting))
+        return summed(source, [SavedTask.of(file.path, file.ending) for file in files])
+    restore_tasks(waiting, number=0)
+    return SavedTask.of(source, files[0].ending)
+
+
+def read_directory(directory: Path) -> dict[str, list[CheckedFile]]:
+    """Return the files of each task in a directory, by partition.
+
+    Raises:
+        ConfigError: There is no index, or a file cannot be read.
+        DecodeError: The index or a file is damaged, or of a newer format.
+    """
+    index = read_index(directory)
+    names = [name for files in index.values() for name in files]
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{directory} lacks {', '.join(missing)}: the save is incomplete. Use another copy."
+        )
+    saved = {
+        task: [CheckedFile.read(directory / name) for name in names]
+        for task, names in index.items()
+    }
+    for files in saved.values():
+        for number, file in enumerate(files):
+            if file.header.partitions != len(files):
+                raise DecodeError(f"{file.path} is not partition {number} of {len(files)}.")
+    return saved
 
 
 def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
@@ -95,6 +154,16 @@ def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
     return others or known
 
 
+def restore_directory(files: Sequence[TaskFile]) -> None:
+    """Restore tasks of a directory; of processes that do so at the same time the last one goes on.
+
+    Raises as `restore_tasks`.
+    """
+    if files:
+        seconds, microseconds = map(int, files[0].store.client.execute("TIME"))
+        restore_tasks(files, number=seconds * 1_000_000 + microseconds)
+
+
 def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
     """Replace tasks that hold nothing by those of their files.
 
@@ -107,15 +176,15 @@ def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
             other one.
 
     Raises:
-        ConfigError, TaskMismatch, DecodeError, StoreError, StoreUnavailable: As `resume_task`.
+        ConfigError, TaskMismatch, DecodeError, StoreError, StoreUnavailable: As `resume`.
     """
     attempts = [Restoring(each.store, each.saved, put=each.put, number=number) for each in files]
     done: list[str] = []
     try:
         for restoring in attempts:
             restoring.begin()
-        for each, restoring in zip(files, attempts, strict=True):
-            _fill(restoring, each.refreshes)
+        for restoring in attempts:
+            _fill(restoring)
         for _, together in groupby(attempts, lambda restoring: restoring.store.client):
             batch = list(together)
             _replace_tasks(batch)
@@ -129,7 +198,7 @@ def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
         raise
 
 
-def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
+def _fill(restoring: Restoring) -> None:
     """Read a file again, check it again, and put its records on the stage."""
     path = restoring.saved.path
     contents = CheckedContents(str(path))
@@ -140,14 +209,10 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
                 restoring.group(record, frame.payload)
             elif isinstance(record, DeadRecord):
                 restoring.dead_letter(record)
-            elif isinstance(record, SourceRecord):
-                restoring.part("sources", record)
             elif record:
-                restoring.part("puts", record)
+                restoring.part(_PARTS[frame.kind], record)
     if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):
         raise ConfigError(f"{path} was replaced while it was read: resume it again.")
-    if refreshes:
-        restoring.part("refreshed", refreshes)
     restoring.end()
 
 

@@ -1,18 +1,21 @@
-"""`save_task` writes a task to a file; `resuming` builds the task anew from it."""
+"""`save` writes a task to a file, or to one for each partition; `resuming` builds it anew."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Self, TypeAlias
 
 from redrb.errors import ConfigError, StoreError
 from redrb.staging import staging, sync_folder
+from redrb.stream.saving.directory import saving_into
 from redrb.stream.saving.file import Kind, SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
@@ -52,6 +55,46 @@ class SavedTask:
             dead_letters=ending.dead_letters,
             nbytes=path.stat().st_size,
         )
+
+
+def summed(path: Path, parts: Sequence[SavedTask]) -> SavedTask:
+    """Return the numbers of all files of a task in a directory."""
+    names = ("groups", "archived", "dead_letters", "nbytes")
+    return SavedTask(path, *(sum(getattr(part, name) for part in parts) for name in names))
+
+
+def save(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
+    """Write a task, given by its partitions, to a file; of several partitions into a directory.
+
+    Raises:
+        ConfigError: There is no such task, or the path cannot be written.
+        StoreUnavailable: Redis stayed away; an earlier save is unchanged.
+    """
+    target = Path(path)
+    if len(stores) > 1:
+        return save_tasks({stores[0].task: stores}, target)[0]
+    if target.is_dir():
+        raise ConfigError(
+            f"{target} is a directory, and a task without partitions is saved in a file: give the "
+            f"name of one, such as {target / stores[0].task}.redrb."
+        )
+    return save_task(stores[0], target)
+
+
+def save_tasks(tasks: Mapping[str, Sequence[TaskStore]], directory: Path) -> list[SavedTask]:
+    """Write the partitions of tasks to files, one after the other, and delete an earlier save.
+
+    Raises:
+        ConfigError, StoreUnavailable: As `save`.
+    """
+    with saving_into(directory) as files:
+        saved = []
+        for stores in tasks.values():
+            write = [partial(save_task, each, partitions=len(stores)) for each in stores]
+            saved.append(summed(directory, list(map(files.add, write))))
+        names = iter(files.names)
+        files.commit({task: list(islice(names, len(stores))) for task, stores in tasks.items()})
+    return saved
 
 
 def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedTask:
@@ -103,6 +146,8 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
         writer.write(Kind.PRODUCERS, producers)
     for sources in reader.sources():
         writer.write(Kind.SOURCES, sources)
+    for refreshes in reader.refreshes():
+        writer.write(Kind.REFRESHES, refreshes)
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
@@ -121,4 +166,4 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
             fresh.replace(target)
             sync_folder(target.parent)
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}.") from error
+        raise ConfigError(f"{target} cannot be written: {error.strerror}.") from error

@@ -120,6 +120,17 @@ class TaskReader:
                         }
                     yield SourceRecord(origin, row, records)
 
+    def refreshes(self) -> Iterator[dict[str, str]]:
+        """Yield the last refreshes of a `ReplayBuffer`'s task, by status."""
+        for marks in self._scan(self._store.keys.refreshed):
+            with Reading("the refresh of a task"):
+                pairs = {status: map(int, mark.split()) for status, mark in marks.items()}
+                # later ids are given to other groups
+                yield {
+                    status: f"{train_step} {min(last, self.header.last)}"
+                    for status, (train_step, last) in pairs.items()
+                }
+
     def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
         names = [group.name for group in self.header.groups]
         read = ReadRecords(names, list(map(str, seqs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from redrb.connection.deadline import Deadline
@@ -12,23 +12,9 @@ from redrb.errors import ConfigError, TaskMismatch
 from redrb.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
 from redrb.stream.task.rate import UNREAD_FILL
-from redrb.stream.task.settings import TaskSettings, excluded_by_admission
+from redrb.stream.task.settings import excluded_by_admission, stored_names
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import caller, read_fields, settings_in
-
-FIXED = {
-    "partitions": (
-        "every process finds a group by the partition that its id names. Forward its groups into "
-        "another task, as docs/scaling.md shows"
-    ),
-    "max_reads": (
-        "the reads that stored groups have had are counted by the old number. Use another task, "
-        "or clear() this one"
-    ),
-}
-"""Settings that cannot change, and why."""
-
-_STORED = {"keep": ("keep_ms",), "order": ("order", "sampled")}
+from redrb.stream.task.stored_settings import caller, check_changes, read_fields, settings_in
 
 
 def open_task(store: TaskStore, call: Open) -> OpenReply | None:
@@ -51,23 +37,6 @@ def open_task(store: TaskStore, call: Open) -> OpenReply | None:
         )
     _check(store, reply)
     return reply
-
-
-def check_changes(changes: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a setting does not exist or cannot change, or if there is none."""
-    known = [field.name for field in fields(TaskSettings) if field.name not in FIXED]
-    for name in changes:
-        if name in FIXED:
-            raise ConfigError(f"{name} cannot change while the task exists: {FIXED[name]}.")
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}: use one of {', '.join(known)}.")
-    if not changes:
-        raise ConfigError(f"give at least one setting to change: {', '.join(known)}.")
-
-
-def stored_names(changes: Mapping[str, Any]) -> list[str]:
-    """Return the names under which Redis keeps some settings."""
-    return [each for name in changes for each in _STORED.get(name, (name,))]
 
 
 def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | None:

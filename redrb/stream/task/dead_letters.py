@@ -1,22 +1,24 @@
-"""`dead_letters`, `find_letters`: read the dead-letter stream of a task."""
+"""`letters_in`, `find_letters`: read the dead-letter stream of a task."""
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from redrb.damage import Reading
 from redrb.errors import DecodeError, StoreError
-from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 
 if TYPE_CHECKING:  # it loads torch, which a list of letters does not need
     from redrb.experience import BufferItem
 
 LETTERS_OF_A_PAGE = 16
+PAGE_BYTES = 4 << 20
+"""Bytes of a page to aim at; a single letter may be larger."""
 
 _log = logging.getLogger("redrb")
 
@@ -58,14 +60,6 @@ class DeadLetter:
     items: list[BufferItem] | None
 
 
-def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
-    """Return the newest `count` dead letters of a task, newest first."""
-    if not count:
-        return []
-    reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
-    return [letter for letter, _ in letters_of(reply, decode=True)]
-
-
 def find_letters(
     stores: Sequence[TaskStore],
     *,
@@ -73,70 +67,70 @@ def find_letters(
     text: str = "",
     ids: Collection[int] = (),
 ) -> Iterator[DeadLetter]:
-    """Yield dead letters page by page: those of each partition, newest first, without samples.
+    """Yield dead letters, the newest first, without samples.
 
     Args:
         group: Consumer group that gave them up; None: any.
         text: Text in the reason, or in the message or class of the exception.
         ids: Their ids; none given: any.
     """
-    numbering = Numbering(len(stores))
-    for number, store in enumerate(stores):
-        for letter in _each(store):
-            named = replace(letter, id=letter.id and numbering.ids(number, [letter.id])[0])
-            told = (letter.reason, letter.message, letter.exception or "")
-            if (
-                group in (None, letter.group)
-                and any(text in one for one in told)
-                and (not ids or named.id in ids)
-            ):
-                yield named
-
-
-def _each(store: TaskStore) -> Iterator[DeadLetter]:
-    newest = "+"
-    while True:
-        command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
-        page = store.client.execute(*command)
-        for letter, _ in letters_of(page, decode=False):
+    for letter, _ in letters_in(stores):
+        told = (letter.reason, letter.message, letter.exception or "")
+        if (
+            group in (None, letter.group)
+            and any(text in one for one in told)
+            and (not ids or letter.id in ids)
+        ):
             yield letter
-        if len(page) < LETTERS_OF_A_PAGE:
+
+
+def letters_in(
+    stores: Sequence[TaskStore],
+) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
+    """Yield all dead letters of some partitions, newest first, and the fields of each entry.
+
+    They are read in pages, and have no samples. An entry that redrb did not write is passed over,
+    and logged.
+    """
+    return heapq.merge(*map(_each, stores), key=lambda found: found[0].time, reverse=True)
+
+
+def _each(store: TaskStore) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
+    newest, count = "+", 1
+    while True:
+        page = store.client.execute("XREVRANGE", store.keys.dead, newest, "-", "COUNT", count)
+        for entry_id, flat in page:
+            try:
+                letter, fields = _parsed(entry_id, flat)
+            except StoreError as error:
+                _log.warning("dead letter %s is passed over: %s", entry_id.decode(), error)
+                continue
+            (name,) = store.numbering.ids(store.number, [letter.id])
+            yield replace(letter, id=letter.id and name), fields
+        if len(page) < count:
             return
+        largest = max(sum(map(len, flat)) for _, flat in page)
+        count = max(1, min(LETTERS_OF_A_PAGE, PAGE_BYTES // max(largest, 1)))
         newest = f"({page[-1][0].decode()}"
 
 
-def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
+def with_samples(letter: DeadLetter, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    """Return a letter with its samples, from the fields of its entry, if they can be decoded."""
     from redrb.codec import decode_items, parse_group
 
     try:
-        return decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
+        items = decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
     except DecodeError:
-        return None
-
-
-def letters_of(
-    entries: Iterable[tuple[bytes, Sequence[bytes]]], *, decode: bool
-) -> Iterator[tuple[DeadLetter, Sequence[bytes]]]:
-    """Yield the dead letters in entries of the stream, each with the fields of its entry.
-
-    An entry that redrb did not write is passed over, and logged.
-
-    Args:
-        decode: Whether to decode the samples; else `items` is None.
-    """
-    for entry_id, flat in entries:
-        try:
-            yield _parsed(entry_id, flat, decode=decode), flat
-        except StoreError as error:
-            _log.warning("dead letter %s is passed over: %s", entry_id.decode(), error)
+        return letter
+    return replace(letter, items=items)
 
 
 @Reading("an entry of the dead-letter stream")
-def _parsed(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
+def _parsed(entry_id: bytes, flat: Sequence[bytes]) -> tuple[DeadLetter, Mapping[bytes, bytes]]:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
     host, pid = place_of(consumer)
-    return DeadLetter(
+    letter = DeadLetter(
         id=int(fields[b"seq"]),
         group=fields[b"group"].decode(),
         reason=fields[b"reason"].decode(errors="replace"),
@@ -149,8 +143,9 @@ def _parsed(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLett
         deliveries=int(fields[b"deliveries"]),
         failed_deliveries=int(fields[b"failed_deliveries"]),
         incarnation=fields.get(b"incarnation", b"").decode(),
-        items=_items(fields) if decode else None,
+        items=None,
     )
+    return letter, fields
 
 
 def place_of(consumer: str) -> tuple[str, int | None]:

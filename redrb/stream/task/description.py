@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from redrb.damage import Reading
 from redrb.orders import Order
+from redrb.stream.task.settings import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,18 @@ class TaskDescription:
     @Reading("the settings of a task")
     def of(cls, stored: Mapping[str, str], epoch: int, order: Order | None) -> Self:
         """Return the description of a task from its settings in Redis; "" for those not given."""
+
+        def given(name: str) -> Any:
+            return SETTINGS[name].value(stored[name]) if stored[name] else None
+
         return cls(
             order=order,
             revision=stored["revision"],
             incarnation=stored["incarnation"],
-            tags=tuple(json.loads(stored["tags"] or "[]")),
-            staleness=StalenessRules(
-                _number(stored["max_staleness"]), _number(stored["max_token_staleness"])
-            ),
-            limit=_number(stored["limit"]) or 0,
-            keep_expired=stored["on_expired"] == "keep",
+            tags=tuple(given("tags") or ()),
+            staleness=StalenessRules(given("max_staleness"), given("max_token_staleness")),
+            limit=given("limit") or 0,
+            keep_expired=given("on_expired") == "keep",
             epoch=epoch,
             kind=stored["kind"],
         )
@@ -78,7 +80,3 @@ class TaskDescription:
     def by_token(self) -> bool:
         """Whether groups expire by the newest tokens of their samples."""
         return self.staleness.max_token_staleness is not None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text else None

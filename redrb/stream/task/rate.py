@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Self
@@ -118,3 +121,55 @@ class RateLimit:
         """Return the form in which Redis keeps the rate."""
         bounds = (self.samples_per_insert, self.min_size, self.min_diff, self.max_diff)
         return " ".join(f"{bound:.17g}" for bound in bounds)
+
+
+def rate_of(stored: str) -> RateLimit:
+    """Return the rate that Redis keeps; raises ValueError if it is damaged."""
+    per_insert, size, least, most = stored.split(" ")
+    return RateLimit(float(per_insert), int(size), float(least), float(most))
+
+
+_TEXT = re.compile(r"(at_least|queue|ratio)\(([\d., ]+)\)")
+
+_MAKERS: Mapping[str, Callable[..., RateLimit]] = {
+    "at_least": lambda size: RateLimit.at_least(int(size)),
+    "queue": lambda size: RateLimit.queue(int(size)),
+    "ratio": lambda samples_per_insert, min_size, error_buffer: RateLimit.ratio(
+        samples_per_insert, min_size=int(min_size), error_buffer=error_buffer
+    ),
+}
+
+
+def parse_rate(text: str) -> RateLimit:
+    """Return the rate of a text such as "queue(4)".
+
+    Raises:
+        ValueError: The text has another form.
+        ConfigError: No rate can have these numbers.
+    """
+    matched = _TEXT.fullmatch(text)
+    if matched is None:
+        raise ValueError(f"{text!r:.80} is no rate")
+    try:
+        return _MAKERS[matched[1]](*map(float, matched[2].split(",")))
+    except (TypeError, OverflowError) as error:  # too many or too few numbers
+        raise ValueError(f"{text!r:.80} is no rate") from error
+
+
+def rate_text(stored: str) -> str:
+    """Return the text of a rate that Redis keeps; of one that no text gives, its numbers."""
+    try:
+        per_insert, size, least, most = map(float, stored.split(" "))
+    except ValueError:
+        return stored
+    buffer = per_insert * size - least
+    texts = (
+        f"at_least({size:.15g})",
+        f"queue({most:.15g})",
+        f"ratio({per_insert:.15g},{size:.15g},{buffer:.15g})",
+    )
+    for text in texts:
+        with suppress(ValueError):
+            if str(parse_rate(text)) == stored:
+                return text
+    return stored

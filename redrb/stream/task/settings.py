@@ -1,18 +1,18 @@
-"""`TaskSettings`: the settings of a task; their meaning, defaults, minimums and checks."""
+"""`TaskSettings`: the settings of a task; `SETTINGS`: the table of what each of them can be."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from redrb.checks import check_choice, checked_int_or_none, checked_number
+from redrb.checks import check_choice, checked_int, checked_number
 from redrb.errors import ConfigError
 from redrb.orders import Fifo, Order, check_order, known_order, order_named
-from redrb.stream.arguments import checked_period_ms
-from redrb.stream.task.rate import UNREAD_FILL, RateLimit
+from redrb.stream.arguments import checked_period_ms, period_text
+from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
 
 Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
@@ -40,38 +40,143 @@ STORED_DEFAULTS = {
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
-NUMBERS = {
-    "limit": 0,
-    "max_bytes": 0,
-    "max_deliveries": 1,
-    "max_dead": 0,
-    "max_staleness": 0,
-    "max_token_staleness": 0,
-    "max_reads": 0,
-    "capacity": 1,
-    "keep_groups": 1,
-    "partitions": 1,
-}
-"""Settings that are integers, and their smallest values."""
-
 EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
 """Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
 
 MOST_PER_VERSION = 1e9
 
-STORED_NAMES = (
-    *(name for name in NUMBERS),
-    *(
-        "groups_per_version",
-        "order",
-        "sampled",
-        "on_expired",
-        "eviction",
-        "rate",
-        "tags",
-        "keep_ms",
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a task: its value, the text that Redis keeps, and the text of `redrb set`.
+
+    Attributes:
+        stored: Returns a value as Redis keeps it; raises ConfigError, with the given name, for a
+            value that the setting cannot have.
+        value: Returns the value of what Redis keeps.
+        text: Returns what Redis keeps as users write it.
+        parsed: Returns the value of what a user writes; ValueError: it is not of this form.
+        form: What users write, for errors.
+        keys: Names in Redis; (): its own name.
+        divided: Whether each partition has a part of it, as of limits of the whole task.
+        fixed: Why it cannot change while the task exists; "": it can.
+    """
+
+    stored: Callable[[str, Any], str]
+    value: Callable[[str], Any] = str
+    text: Callable[[str], str] = str
+    parsed: Callable[[str], Any] = str
+    form: str = ""
+    keys: tuple[str, ...] = ()
+    divided: bool = False
+    fixed: str = ""
+
+    def key(self, name: str) -> str:
+        """Return the name under which Redis keeps the value of the setting of this name."""
+        return self.keys[0] if self.keys else name
+
+
+def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setting:
+    """Return a setting that is an int, and its smallest value."""
+    return Setting(
+        lambda name, value: str(checked_int(name, value, least)),
+        *(int, str, int, "a number, or none"),
+        divided=divided,
+        fixed=fixed,
+    )
+
+
+def _choice(choices: Sequence[str]) -> Setting:
+    def stored(name: str, value: object) -> str:
+        check_choice(name, value, choices)
+        return str(value)
+
+    return Setting(stored)
+
+
+def _stored_rate(_: str, rate: object) -> str:
+    if not isinstance(rate, RateLimit):
+        raise ConfigError(f"rate={rate!r}: make it with redrb.RateLimit, such as .ratio(4, ...).")
+    return str(rate)
+
+
+def _stored_groups(name: str, groups: object) -> str:
+    number = checked_number(name, groups)
+    if not 0 < number <= MOST_PER_VERSION:
+        raise ConfigError(
+            f"{name}={groups!r}: give the groups that are trained for each weight version, a "
+            "number > 0."
+        )
+    return repr(number).removesuffix(".0")
+
+
+def checked_order(order: object) -> Order:
+    """Return an order, given as one or by its name; raises ConfigError for another value."""
+    found: Any = order_named(order) if isinstance(order, str) else order
+    check_order(found)
+    namesake = known_order(found.name)
+    if namesake is not None and type(namesake) is not type(found):
+        raise ConfigError(f"name your order otherwise: redrb has an order {found.name!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "order": Setting(lambda _, order: checked_order(order).name, keys=("order", "sampled")),
+    "limit": whole_number(0, divided=True),
+    "max_bytes": whole_number(0, divided=True),
+    "max_deliveries": whole_number(1),
+    "max_dead": whole_number(0, divided=True),
+    "max_staleness": whole_number(0),
+    "max_token_staleness": whole_number(0),
+    "on_expired": _choice(get_args(OnExpired)),
+    "max_reads": whole_number(
+        0,
+        fixed="the reads that stored groups have had are counted by the old number. Use another "
+        "task, or clear() this one",
     ),
-)
+    "capacity": whole_number(1, divided=True),
+    "eviction": _choice(get_args(Eviction)),
+    "rate": Setting(
+        _stored_rate,
+        value=rate_of,
+        text=rate_text,
+        parsed=parse_rate,
+        form="at_least(SIZE), queue(SIZE) or ratio(SAMPLES_PER_INSERT,MIN_SIZE,ERROR_BUFFER)",
+    ),
+    "tags": Setting(
+        lambda _, names: json.dumps(declare_tags(names)),
+        value=json.loads,
+        text=lambda stored: ",".join(json.loads(stored)),
+        parsed=lambda text: [tag for tag in text.split(",") if tag],
+    ),
+    "keep": Setting(
+        lambda name, period: str(checked_period_ms(name, period)),
+        value=lambda stored: period_text(int(stored)),
+        text=lambda stored: period_text(int(stored)),
+        keys=("keep_ms",),
+    ),
+    "keep_groups": whole_number(1, divided=True),
+    "partitions": whole_number(
+        1,
+        fixed="every process finds a group by the partition that its id names. Forward its groups "
+        "into another task, as docs/scaling.md shows",
+    ),
+    "groups_per_version": Setting(
+        _stored_groups, value=float, parsed=float, form="a number, or none"
+    ),
+}
+"""All settings of a task, by name, in the order of the fields of `TaskSettings`."""
+
+DIVIDED = tuple(name for name, setting in SETTINGS.items() if setting.divided)
+"""Limits of the whole task, of which each partition has a part."""
+
+
+def stored_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names under which Redis keeps settings."""
+    return tuple(key for name in names for key in SETTINGS[name].keys or (name,))
+
+
+STORED_NAMES = stored_names(SETTINGS)
 """Names of all settings in Redis."""
 
 
@@ -162,31 +267,23 @@ class TaskSettings:
         Raises:
             ConfigError: A setting is not usable, or two contradict each other.
         """
-        numbers = {
-            name: checked_int_or_none(name, getattr(self, name), least)
-            for name, least in NUMBERS.items()
+        stored = {
+            setting.key(name): setting.stored(name, value)
+            for name, setting in SETTINGS.items()
+            if (value := getattr(self, name)) is not None
         }
-        if self.on_expired is not None:
-            check_choice("on_expired", self.on_expired, get_args(OnExpired))
-        if self.eviction is not None:
-            check_choice("eviction", self.eviction, get_args(Eviction))
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
         self._check_rate()
-        self._check_admission()
-        stored = {name: str(value) for name, value in numbers.items() if value is not None}
+        if self.groups_per_version is not None:
+            for name, only in EXCLUDED_BY_ADMISSION.items():
+                if (value := getattr(self, name)) not in (None, only):
+                    raise excluded_by_admission(name, value)
         if stored.get("partitions") == "1":
             del stored["partitions"]  # a task without partitions
-        for name in ("on_expired", "eviction", "rate"):
-            if getattr(self, name) is not None:
-                stored[name] = str(getattr(self, name))
-        if self.groups_per_version is not None:
-            stored["groups_per_version"] = repr(float(self.groups_per_version)).removesuffix(".0")
-        if self.tags is not None:
-            stored["tags"] = json.dumps(declare_tags(self.tags))
-        if self.keep is not None:
-            stored["keep_ms"] = str(checked_period_ms("keep", self.keep))
-        return {**stored, **self._stored_order()}
+        if self.order is not None:
+            stored["sampled"] = str(int(checked_order(self.order).sampled))
+        return stored
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""
@@ -201,10 +298,6 @@ class TaskSettings:
         reads = DEFAULT_MAX_READS if reads is None else reads
         if rate is None:
             return
-        if not isinstance(rate, RateLimit):
-            raise ConfigError(
-                f"rate={rate!r}: make it with redrb.RateLimit, such as .ratio(4, ...)."
-            )
         if math.isfinite(rate.max_diff) and reads and rate.samples_per_insert > reads:
             raise ConfigError(
                 f"{rate.samples_per_insert:g} samples an insert cannot be read from groups that "
@@ -229,45 +322,16 @@ class TaskSettings:
                 "samples_per_insert as max_reads."
             )
 
-    def _check_admission(self) -> None:
-        """Refuse settings with which groups that were begun cannot be counted."""
-        if self.groups_per_version is None:
-            return
-        if (
-            not 0
-            < checked_number("groups_per_version", self.groups_per_version)
-            <= MOST_PER_VERSION
-        ):
-            raise ConfigError(
-                f"groups_per_version={self.groups_per_version!r}: give the groups that are trained "
-                "for each weight version, a number > 0."
-            )
-        for name, only in EXCLUDED_BY_ADMISSION.items():
-            value = getattr(self, name)
-            if value is not None and value != only:
-                raise excluded_by_admission(name, value)
-
-    def _stored_order(self) -> dict[str, str]:
-        if self.order is None:
-            return {}
-        order = order_named(self.order) if isinstance(self.order, str) else self.order
-        check_order(order)
-        namesake = known_order(order.name)
-        if namesake is not None and type(namesake) is not type(order):
-            raise ConfigError(f"name your order otherwise: redrb has an order {order.name!r}.")
-        return {"order": order.name, "sampled": str(int(order.sampled))}
-
 
 def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> TaskSettings:
     """Return settings with further ones by name; raises ConfigError for an unknown one."""
     if not isinstance(settings, TaskSettings | None):
         raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
-    known = [field.name for field in fields(TaskSettings)]
     for name in given:
-        if name not in known:
+        if name not in SETTINGS:
             raise ConfigError(
                 f"a stream has no argument or setting {name!r}; the settings of a task are "
-                f"{', '.join(known)}."
+                f"{', '.join(SETTINGS)}."
             )
     return replace(settings or TaskSettings(), **given)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
 from redrb.damage import Reading
-from redrb.stream.arguments import period_text
-from redrb.stream.task.rate import RateLimit
-from redrb.stream.task.setting_texts import shown_value
-from redrb.stream.task.settings import NUMBERS, STORED_NAMES, TaskSettings
+from redrb.errors import ConfigError
+from redrb.stream.task.settings import (
+    DIVIDED,
+    SETTINGS,
+    STORED_NAMES,
+    Setting,
+    TaskSettings,
+)
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
 
@@ -59,7 +62,7 @@ class StoredSettings:
     """The settings of a task at one moment.
 
     Attributes:
-        values: Value of each setting that the task was given, as text.
+        values: Value of each setting that the task was given, as `redrb set` reads it.
         implied: Those of them that no user gave, such as the limit that follows from a trainer's
             `buffer_limit`.
         changes: The last 100 changes, newest first; the first ones set what was not set before.
@@ -76,8 +79,72 @@ class StoredSettings:
         return next((change for change in self.changes if change.setting == setting), None)
 
 
-_PUBLIC = {"keep_ms": "keep"}
-_HIDDEN = ("sampled",)
+@Reading("the settings of a task")
+def settings_of_partitions(parts: Sequence[StoredSettings]) -> StoredSettings:
+    """Return the settings of a task by those of its partitions.
+
+    A change of a limit changes the parts of several partitions. Changes of different parts, one
+    after the other by one process, count as one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    changes = [change for change in parts[0].changes if change.setting not in DIVIDED]
+    for name in DIVIDED:
+        changes += _changes_of_limit(name, parts)
+    return replace(
+        parts[0],
+        values=summed_settings([part.values for part in parts]),
+        changes=tuple(sorted(changes, key=lambda change: change.time, reverse=True)),
+    )
+
+
+def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[SettingChange]:
+    """Yield the changes of a limit of the whole task, newest first."""
+    changes = [[each for each in part.changes if each.setting == name] for part in parts]
+    held = [part.values.get(name, "") for part in parts]
+
+    def whole() -> str:
+        return str(sum(map(int, held))) if all(held) else ""
+
+    def call(change: SettingChange) -> tuple[object, ...]:
+        return change.host, change.pid, change.user, bool(change.old), bool(change.new)
+
+    while any(changes):
+        newest = max((each[0] for each in changes if each), key=lambda change: change.time)
+        new = whole()
+        for number, of_part in enumerate(changes):
+            if of_part and call(of_part[0]) == call(newest):
+                held[number] = of_part.pop(0).old
+        yield replace(newest, old=whole(), new=new)
+
+
+_PUBLIC = {setting.key(name): name for name, setting in SETTINGS.items()}
+
+
+@Reading("the settings of a task")
+def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among the fields that Redis keeps of a task, as users write them."""
+    return {name: setting.text(stored) for name, setting, stored in _given(fields)}
+
+
+def _given(fields: Mapping[str, str]) -> Iterator[tuple[str, Setting, str]]:
+    """Yield the settings that Redis keeps: name, setting, and what it keeps."""
+    for name, setting in SETTINGS.items():
+        if stored := fields.get(setting.key(name)):
+            yield name, setting, stored
+
+
+@Reading("the settings of a task")
+def summed_settings(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the settings of a task by those of its partitions, which have parts of the limits."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    summed = {
+        name: str(sum(int(part.get(name, 0)) for part in parts))
+        for name in DIVIDED
+        if name in parts[0]
+    }
+    return {**parts[0], **summed}
 
 
 def read_settings(store: TaskStore) -> StoredSettings | None:
@@ -89,13 +156,8 @@ def read_settings(store: TaskStore) -> StoredSettings | None:
 def _settings(fields: Mapping[str, str], stored: Sequence[bytes]) -> StoredSettings | None:
     if not fields["revision"]:
         return None
-    values = {
-        _PUBLIC.get(name, name): _text(name, fields[name])
-        for name in STORED_NAMES
-        if fields[name] and name not in _HIDDEN
-    }
     return StoredSettings(
-        values=values,
+        values=shown_settings(fields),
         implied=frozenset(fields["implied"].split()),
         changes=tuple(map(SettingChange.of, stored)),
         revision=fields["revision"],
@@ -116,27 +178,55 @@ def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:
 @Reading("the settings of a task")
 def settings_in(fields: Mapping[str, str]) -> TaskSettings:
     """Return stored settings as arguments of a stream, except the order and the partitions."""
-    given: dict[str, Any] = {
-        name: int(fields[name]) for name in NUMBERS if fields.get(name) and name != "partitions"
-    }
-    for name in ("on_expired", "eviction"):
-        if fields.get(name):
-            given[name] = fields[name]
-    if fields.get("groups_per_version"):
-        given["groups_per_version"] = float(fields["groups_per_version"])
-    if fields.get("rate"):
-        per_insert, size, least, most = fields["rate"].split(" ")
-        given["rate"] = RateLimit(float(per_insert), int(size), float(least), float(most))
-    if fields.get("tags"):
-        given["tags"] = json.loads(fields["tags"])
-    if fields.get("keep_ms"):
-        given["keep"] = period_text(int(fields["keep_ms"]))
-    return TaskSettings(**given)
+    return TaskSettings(
+        **{
+            name: setting.value(stored)
+            for name, setting, stored in _given(fields)
+            if name not in ("order", "partitions")
+        }
+    )
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in texts such as "limit=32", None for "none".
+
+    Raises:
+        ConfigError: A text has another form, a setting does not exist, or one is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r:.80}: write NAME=VALUE, such as limit=32.")
+        if name in found:
+            raise ConfigError(f"{name} is given twice.")
+        check_changes([name])
+        try:
+            found[name] = None if value == "none" else SETTINGS[name].parsed(value)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            form = SETTINGS[name].form
+            raise ConfigError(f"{name}={value!r:.80}: write {form}.") from error
+    return found
+
+
+def check_changes(names: Collection[str]) -> None:
+    """Raise ConfigError if a setting does not exist or cannot change, or if there is none."""
+    known = ", ".join(name for name, setting in SETTINGS.items() if not setting.fixed)
+    for name in names:
+        if name not in SETTINGS:
+            raise ConfigError(f"unknown setting {name!r}: use one of {known}.")
+        if SETTINGS[name].fixed:
+            why = SETTINGS[name].fixed
+            raise ConfigError(f"{name} cannot change while the task exists: {why}.")
+    if not names:
+        raise ConfigError(f"give at least one setting to change: {known}.")
 
 
 def setting_text(name: str, value: str) -> str:
     """Return a setting, as Redis keeps it, as `redrb set` reads it, such as "limit=64"."""
-    return f"{_PUBLIC.get(name, name)}={shown_value(name, _text(name, value)) or 'none'}"
+    return f"{_PUBLIC.get(name, name)}={_text(name, value) or 'none'}"
 
 
 def caller(store: TaskStore) -> str:
@@ -146,9 +236,6 @@ def caller(store: TaskStore) -> str:
 
 
 def _text(name: str, value: str) -> str:
-    """Return a stored value as users write it."""
-    if not value:
-        return ""
-    if name == "keep_ms":
-        return period_text(int(value))
-    return ",".join(json.loads(value)) if name == "tags" else value
+    """Return a value that Redis keeps under a name as users write it."""
+    setting = SETTINGS.get(_PUBLIC.get(name, name))
+    return setting.text(value) if setting and value else value

@@ -16,10 +16,15 @@ from redrb.keys import WeightKeys
 from redrb.lua.calls import Call
 from redrb.registry import Registry
 from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
-from redrb.stream.task.configuring import configure, open_task, stored_names
+from redrb.stream.task.configuring import configure, open_task
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.removal import clear, forget_name
-from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT, TaskSettings
+from redrb.stream.task.settings import (
+    STORED_DEFAULTS,
+    WIRE_FORMAT,
+    TaskSettings,
+    stored_names,
+)
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, caller, read_settings, setting_text

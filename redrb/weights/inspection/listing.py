@@ -1,24 +1,27 @@
-"""The published weights of a namespace, their versions, and a version's tensors."""
+"""The versions of published weights, their bytes, a version's tensors, and their deletion."""
 
 from __future__ import annotations
 
-import logging
 import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from redrb.connection import Client
+from redrb.connection.client import scan
 from redrb.damage import Reading
-from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
-from redrb.keys import check_name, is_name
+from redrb.errors import ConfigError
+from redrb.keys import WeightKeys, is_name
 from redrb.registry import Registry
 from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.weights.wire import stored_keys
+from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named, run
 from redrb.weights.wire.layout import CHUNK_BYTES, TensorEntry
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
-
-_log = logging.getLogger("redrb")
+_STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +29,6 @@ class KeptVersion(WeightVersion):
     """A kept version, and the seconds since its commit, by the server's clock."""
 
     age_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedWeights:
-    """The published weights of one name.
-
-    Attributes:
-        versions: Number of kept versions.
-        stored_bytes: Bytes of all versions in Redis, without manifests.
-    """
-
-    name: str
-    newest: KeptVersion
-    versions: int
-    stored_bytes: int
-
-
-def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
-    """Return all weights of a namespace, by name; those that cannot be read are logged."""
-    check_name("namespace", namespace)
-    found = []
-    for name in filter(is_name, Registry(client, namespace).names("weights")):
-        catalogue = Catalogue(client, name, namespace)
-        try:
-            versions = kept(catalogue)
-            stored = stored_bytes(catalogue)
-        except StoreUnavailable:
-            raise
-        except (StoreError, DecodeError) as error:
-            _log.warning("weights %r are not listed: %s", name, error)
-            continue
-        if versions:
-            found.append(PublishedWeights(name, versions[-1], len(versions), stored))
-    return found
 
 
 def kept(catalogue: Catalogue) -> list[KeptVersion]:
@@ -110,13 +79,16 @@ def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple
     return layouts[-1].tensors
 
 
-def stored_bytes(catalogue: Catalogue) -> int:
-    """Return the bytes of all versions without manifests; shared chunks are counted once."""
+def stored_bytes(name: str, entries: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
+    """Return the bytes of versions, without manifests; shared chunks are counted once.
+
+    `entries` are those of the stream `versions`.
+    """
     ranges: dict[int, list[tuple[int, int, int]]] = {}
     total = 0
-    for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):
+    for _, listed in entries:
         fields = dict(zip(listed[::2], listed[1::2], strict=True))
-        with Reading(f"weights {catalogue.name!r}"):
+        with Reading(f"weights {name!r}"):
             total += int(fields.get(b"delta") or 0)
             nbytes = int(fields.get(b"nbytes") or 0)
         for token, first, count in _RANGE.findall(fields.get(b"full", b"")):
@@ -129,3 +101,56 @@ def stored_bytes(catalogue: Catalogue) -> int:
             total += max(0, min(nbytes, end * CHUNK_BYTES) - begin * CHUNK_BYTES)
             counted = max(counted, end)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedWeights:
+    """Weights that were deleted.
+
+    Attributes:
+        name: Their name.
+        versions: The deleted versions.
+        stored_bytes: Their bytes in Redis, without manifests.
+    """
+
+    name: str
+    versions: tuple[int, ...]
+    stored_bytes: int
+
+
+def remove_weights(client: Client, name: str, *, namespace: str = "default") -> RemovedWeights:
+    """Delete all versions of `name`, and staged chunks of the next one.
+
+    A publisher that still runs is fenced, as by a new `WeightPublisher`; for that the key `fence`
+    stays, about two hundred bytes. The next publisher begins with version 1. Readers keep their
+    weights, and a fetch that is under way fails.
+
+    Chunks that a fenced publisher sends after this, and messages between ranks, expire.
+    """
+    catalogue = Catalogue(client, name, namespace)
+    keys, node = catalogue.keys, catalogue.client
+    with foreign_keys_named(node, keys):
+        entries = node.execute("XRANGE", keys.versions, "-", "+")
+    deleted = {entry.decode() for entry, _ in entries}
+    if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
+        raise ConfigError(nothing_published(client, name, namespace))
+    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(uuid.uuid4().hex), True
+    while more:
+        page = run(node, keys, remove)
+        more = page.more
+        # the reply to a repeated request lacks what the first one has deleted
+        deleted.update(page.entries)
+    stored_keys.clean(client, keys)
+    for primary in client.primaries():
+        stored_keys.delete(client, _staged(primary, keys, page.token))
+    Registry(client, namespace).remove("weights", name)
+    versions = {int(entry.partition("-")[0]) for entry in deleted}
+    return RemovedWeights(name, tuple(sorted(versions)), nbytes)
+
+
+def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:
+    """Yield the keys that attempts have left on one server, without those of later publishers."""
+    for key in scan(primary, f"{keys.prefix.removesuffix('}:')}[}}:]*"):
+        matched = _STAGED.fullmatch(key)
+        if matched is not None and int(matched[1]) <= last_token:
+            yield key.decode()
