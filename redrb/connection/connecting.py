@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from redrb import environment
 from redrb.checks import checked_int
-from redrb.connection.client import Client
+from redrb.connection.client import Client, check_client
 from redrb.connection.cluster import Cluster, Topology
 from redrb.connection.deadline import Deadline
 from redrb.connection.embedded import EmbeddedServer
@@ -109,20 +109,12 @@ def client_for(client: Client | str | None) -> tuple[Client, AbstractContextMana
 
     Args:
         client: A client, which the user closes; a URL; or None for the variable REDRB_URL.
-
-    Raises:
-        ConfigError: The argument is something else, or there is no URL.
-        StoreUnavailable: No server answers at the URL.
     """
-    if isinstance(client, Client):
-        return client, nullcontext()
-    if client is not None and not isinstance(client, str):
-        raise ConfigError(
-            f"the client is a {type(client).__name__}: pass the result of redrb.connect(url), or a "
-            "URL."
-        )
-    opened = connect(client)
-    return opened, opened
+    if client is None or isinstance(client, str):
+        opened = connect(client)
+        return opened, opened
+    check_client(client)
+    return client, nullcontext()
 
 
 def _connected(

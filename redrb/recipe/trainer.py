@@ -25,7 +25,7 @@ from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
-from redrb.runtime import AccelerateStrategy, Stateful, Strategy
+from redrb.runtime import AccelerateStrategy, Stateful
 from redrb.runtime.checkpoint import DeclaredSettings
 from redrb.runtime.sharded_models import give_all_ranks
 from redrb.runtime.trainer import Trainer, staleness
@@ -83,19 +83,15 @@ class RecipeTrainer(Trainer):
                 stop_timeout=recipe.stop_timeout,
                 step_limit=recipe.step_limit,
             )
-            self._place_models(strategy)  # it is announced before that, which may take long
+            # it is announced before its models are made, which may take long
+            seed_everything(recipe.seed)
+            models = recipe.models()
+            # shards cannot be initialised one by one: the first rank does it with whole models
+            self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
+            self._models = {name: strategy.prepare(model) for name, model in models.items()}
+            self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
+            self._declared = DeclaredSettings(self._optimizers)
             undo.pop_all()
-
-    def _place_models(self, strategy: Strategy) -> None:
-        """Make the models and their optimizers."""
-        recipe = self._recipe
-        seed_everything(recipe.seed)
-        models = recipe.models()
-        # shards cannot be initialised one by one: the first rank does it with whole models
-        self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
-        self._models = {name: strategy.prepare(model) for name, model in models.items()}
-        self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
-        self._declared = DeclaredSettings(self._optimizers)
 
     @property
     def plain_models(self) -> dict[str, nn.Module]:
@@ -182,7 +178,7 @@ class RecipeTrainer(Trainer):
             over.cancel()
         with self._stop.on_signals():  # a first SIGTERM does not break this off
             self._publish()
-            self._reports.end()
+            self._reports.evaluate()
 
     def end(self) -> str:
         """Announce that the job is over, unless a signal has ended training; returns the reason."""

@@ -60,13 +60,8 @@ class TrainerReport(TrainerEvents):
         """
         self.steps = steps
         self._started = time.perf_counter()
-        self._evaluate()
+        self.evaluate()
         self._stop_after_last_step()
-
-    def end(self) -> None:
-        """Evaluate the last weights."""
-        if self._evaluated != self.steps:
-            self._evaluate()
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
         """Write the step; evaluate, unless weights are published before."""
@@ -119,10 +114,10 @@ class TrainerReport(TrainerEvents):
 
     def _evaluate_if_due(self) -> None:
         if self.steps % self._recipe.evaluate_every == 0:
-            self._evaluate()
+            self.evaluate()
 
-    def _evaluate(self) -> None:
-        """Write the recipe's evaluation, and stop the trainer at the target; all ranks call it.
+    def evaluate(self) -> None:
+        """Write the evaluation of this step, once, and stop at the target; all ranks call it.
 
         Without one, the reward is the mean of all ranks' batches since the last evaluation; before
         the first batch it is the reward at which the trainer before has reached its target.

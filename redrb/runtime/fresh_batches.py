@@ -93,14 +93,10 @@ class FreshBatches:
         return leases
 
     def next(self) -> Experience:
-        """Return the next batch; its lease is among the next `leases`.
+        """Return the next batch, whose lease is among the next `leases`; FitEnded: there is none.
 
         When samples do not fit into one batch, the misfits go to the dead letters, the others are
         requeued, and another batch is taken.
-
-        Raises:
-            FitEnded: The loop is to end.
-            BatchTimeout: No full batch came in time.
         """
         while self.is_taking and (self._together or not self.stop):
             loader = self._loader = self._loader or self._open_loader()
@@ -177,14 +173,8 @@ _ADVICE = (
 def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Lease]) -> bool:
     """Reject the groups of a batch that lack the field for which its step has failed.
 
-    The other groups are requeued unharmed. The error then names the rejected groups, and says how
-    many they are.
-
-    Returns:
-        Whether groups were rejected. Otherwise nothing has ended: no group lacks the field.
-
-    Raises:
-        StoreUnavailable: Redis stayed away; groups may still be leased.
+    The other groups are requeued unharmed, and the error names the rejected ones. If no group lacks
+    the field, nothing is rejected, and the result is False.
     """
     field = error.field
     if field is None or batch.tensors.get(field, getattr(batch, field, None)) is not None:
@@ -210,10 +200,7 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
 
 
 def log_rejected(error: RecordError, task: str, total: int, advice: str = "") -> None:
-    """Log that groups without a field, or with one of another form, are dead letters now.
-
-    The error gets the same text as a note.
-    """
+    """Log, and note in the error, that groups without a usable field are dead letters now."""
     why = (
         f"task {task!r}: {len(error.ids)} of the {total} groups of a batch have no usable "
         f"{error.field!r}, and are dead letters now: {str(error).rstrip('.')}. {advice}"

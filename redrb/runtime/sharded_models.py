@@ -19,12 +19,8 @@ def whole_tensors(models: Mapping[str, nn.Module], memory: dict[str, Tensor]) ->
 
     Of a sharded model, whose parameters are `DTensor`s, all ranks call it. They send their shards
     to the first rank, which gathers them in the memory of its host; the other ranks get only the
-    tensors that are not sharded.
-
-    Args:
-        models: The models by name.
-        memory: Holds the gathered tensors until the next call, which overwrites them: new memory
-            takes several times as long to fill.
+    tensors that are not sharded. `memory` holds the gathered tensors until the next call, which
+    overwrites them: new memory takes several times as long to fill.
     """
     tensors = models_tensors({name: unwrapped(model) for name, model in models.items()})
     sharded = {name: tensor for name, tensor in tensors.items() if is_dtensor(tensor)}

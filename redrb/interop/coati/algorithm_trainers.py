@@ -130,12 +130,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
         self.critic_optim = self.build_optimizer(self.critic, critic_lr)
         networks = (self.actor, self.critic, self.actor_optim, self.critic_optim)
         super().__init__(
-            PPOStep(
-                *networks,
-                clip=eps_clip,
-                value_clip=value_clip,
-                **(ppo_options or {}),
-            ),
+            PPOStep(*networks, clip=eps_clip, value_clip=value_clip, **(ppo_options or {})),
             *models,
             experience_maker_holder_name_list=experience_maker_holder_name_list,
             train_batch_size=train_batch_size,

@@ -33,8 +33,6 @@ class DetachedTrainer(Trainer):
     here it is an object in any process, and makers find its buffer in Redis, as the task of the
     trainer's name. A subclass defines the training step and sends the weights; it may also override
     `_buffer_sample`. Checkpoints hold all attributes of the trainer that have a `state_dict`.
-    Delivery is at least once: a batch is acknowledged after its step, or after the checkpoint that
-    holds the step.
 
     Args:
         experience_maker_holder_name_list: Makers that get the weights. It may be empty: makers that
@@ -105,7 +103,6 @@ class DetachedTrainer(Trainer):
             raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
         if "limit" in stream_options:
             raise ConfigError("give buffer_limit, in batches, instead of limit.")
-        self._timeout = timeout
         opened, self._client_scope = client_for(client)
         with ExitStack() as undo:
             undo.push(self._client_scope)
@@ -185,7 +182,7 @@ class DetachedTrainer(Trainer):
         """Return a fresh batch, for overrides by the name in coati; see `Trainer.next_batch`."""
         if self._loop.batches.is_taking:
             return super().next_batch()
-        return self.buffer.sample(to_device=self.device, timeout=self._timeout)
+        return self.buffer.sample(to_device=self.device, timeout=self._loop.batches.timeout)
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
