@@ -249,13 +249,11 @@ class BackgroundFetch(ABC):
 
     def _raise_error(self) -> None:
         """Raise the error of the thread, if there is one; that of a closed client each time."""
-        if self._error is None:
-            return
         with self._changed:
             error = self._error
             if not isinstance(error, StoreClosed):
                 self._error = None
-        if error is not None:  # another thread may have been faster
+        if error is not None:
             raise error
 
     def _swap_until(self, least: int, timeout: float | None) -> int | None:
@@ -300,8 +298,9 @@ class BackgroundFetch(ABC):
         if isinstance(error, StoreUnavailable):
             self._outage.failed(error)
         elif text != self._reported:
-            self._reported, self._error = text, error
-            self._notify()
+            with self._changed:
+                self._reported, self._error = text, error
+                self._notify()
 
 
 class WeightStandby(BackgroundFetch):
