@@ -108,8 +108,8 @@ class PreparedLoad:
     @property
     def ready(self) -> int | None:
         """The version that `load` would load, or None."""
-        ready = self.held.ready
-        return None if ready is None else ready.version
+        fetched = self._fetched
+        return None if fetched is None else fetched.described.version
 
     @property
     def version(self) -> int | None:
@@ -237,7 +237,7 @@ class BackgroundFetch(ABC):
         prepared = self._prepared
         if prepared is None:
             return
-        if next_move(None, prepared.held) == "load":
+        if prepared.ready is not None:
             try:
                 with lock:
                     self._load(prepared)
@@ -249,11 +249,13 @@ class BackgroundFetch(ABC):
 
     def _raise_error(self) -> None:
         """Raise the error of the thread, if there is one; that of a closed client each time."""
+        if self._error is None:
+            return
         with self._changed:
             error = self._error
             if not isinstance(error, StoreClosed):
                 self._error = None
-        if error is not None:
+        if error is not None:  # another thread may have been faster
             raise error
 
     def _swap_until(self, least: int, timeout: float | None) -> int | None:
