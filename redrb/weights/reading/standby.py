@@ -237,7 +237,8 @@ class BackgroundFetch(ABC):
         prepared = self._prepared
         if prepared is None:
             return
-        if prepared.ready is not None:
+        ready = prepared.ready
+        if ready is not None:
             try:
                 with lock:
                     self._load(prepared)
