@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,25 @@ def group_names(recipe: Recipe) -> Iterator[str]:
     return (f"{recipe.worker}-{number}" for number in itertools.count(1))
 
 
-class CompletionGroups:
+class PromptGroups(ABC):
+    """Makes a group of each prompt; a maker of experience that gives a batch in parts."""
+
+    @abstractmethod
+    def make_parts(self, inputs: Sequence[Prompt], **options: Any) -> Iterator[Experience]:
+        """Yield the groups of all prompts in parts, those that are ready first go first."""
+
+    def make_experience(self, inputs: Sequence[Prompt], **options: Any) -> Experience:
+        """Return the samples of all prompts; those of one prompt are one group.
+
+        Raises:
+            RecordError: No group could be made.
+        """
+        parts = list(self.make_parts(inputs, **options))
+        items = [item for part in parts for item in split_experience_batch(part)]
+        return parts[0] if len(parts) == 1 else make_experience_batch(items)
+
+
+class CompletionGroups(PromptGroups):
     """Samples `group_size` completions of each prompt in one batch, and scores them."""
 
     def __init__(self, recipe: LanguageRecipe, maker: CompletionScorer) -> None:
@@ -38,41 +57,22 @@ class CompletionGroups:
         self._recipe, self._maker = recipe, maker
         self._names = group_names(recipe)
 
-    def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
-        """Return `group_size` scored completions of each prompt, as neighbours."""
-        batch, options = self._batch(inputs, generate_kwargs)
-        return self._named(self._maker.make_experience(batch, **options))
-
-    def make_parts(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Iterator[Experience]:
-        """Yield the groups of a batch in parts, those with the first rewards first."""
-        batch, options = self._batch(inputs, generate_kwargs)
-        for part in self._maker.make_parts(batch, **options):
-            yield self._named(part)
-
-    def _batch(
-        self, prompts: Sequence[Prompt], options: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def make_parts(self, inputs: Sequence[Prompt], **options: Any) -> Iterator[Experience]:
+        """Yield `group_size` scored completions of each prompt, as neighbours."""
         recipe = self._recipe
-        return prompt_batch(recipe, prompts), {
-            **options,
-            "extras": tuple(recipe.extras),
-            "tags": tuple(recipe.tags),
-        }
-
-    def _named(self, experience: Experience) -> Experience:
-        """Name the groups of a batch or of a part of it, and note the maker."""
-        size = self._recipe.group_size
-        names = [next(self._names) for _ in range(len(experience) // size)]
-        experience.group_id = [name for name in names for _ in range(size)]
-        tags: Any = experience.tags
-        experience.tags = [{"maker": self._recipe.worker, **of_sample} for of_sample in tags]
-        return experience
+        keys = {"extras": tuple(recipe.extras), "tags": tuple(recipe.tags)}
+        for part in self._maker.make_parts(prompt_batch(recipe, inputs), **options, **keys):
+            names = [next(self._names) for _ in range(len(part) // recipe.group_size)]
+            part.group_id = [name for name in names for _ in range(recipe.group_size)]
+            tags: Any = part.tags
+            part.tags = [{"maker": recipe.worker, **of_sample} for of_sample in tags]
+            yield part
 
 
 _log = logging.getLogger("redrb")
 
 
-class RolloutGroups:
+class RolloutGroups(PromptGroups):
     """Calls a recipe's `rollout` for each prompt; coroutines run at the same time.
 
     A rollout that raises, returns no samples, or lasts longer than `rollout_timeout` costs only its
@@ -97,16 +97,6 @@ class RolloutGroups:
         """Return how many groups have failed since the last call."""
         failed, self._failed = self._failed, 0
         return failed
-
-    def make_experience(self, inputs: Sequence[Prompt], **options: Any) -> Experience:
-        """Return the samples of all prompts; those of one prompt are one group.
-
-        Raises:
-            RecordError: Every rollout failed.
-        """
-        parts = self.make_parts(inputs, **options)
-        items = [item for part in parts for item in split_experience_batch(part)]
-        return make_experience_batch(items)
 
     @torch.no_grad()
     def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:

@@ -108,8 +108,8 @@ class PreparedLoad:
     @property
     def ready(self) -> int | None:
         """The version that `load` would load, or None."""
-        ready = self.held.ready
-        return None if ready is None else ready.version
+        fetched = self._fetched
+        return None if fetched is None else fetched.described.version
 
     @property
     def version(self) -> int | None:
@@ -237,7 +237,8 @@ class BackgroundFetch(ABC):
         prepared = self._prepared
         if prepared is None:
             return
-        if next_move(None, prepared.held) == "load":
+        ready = prepared.ready
+        if ready is not None:
             try:
                 with lock:
                     self._load(prepared)
@@ -300,8 +301,9 @@ class BackgroundFetch(ABC):
         if isinstance(error, StoreUnavailable):
             self._outage.failed(error)
         elif text != self._reported:
-            self._reported, self._error = text, error
-            self._notify()
+            with self._changed:
+                self._reported, self._error = text, error
+                self._notify()
 
 
 class WeightStandby(BackgroundFetch):
