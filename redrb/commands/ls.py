@@ -34,8 +34,8 @@ def add_to(commands: Commands) -> None:
         "group. The limit is the most groups that may wait or be leased, or that are kept with a "
         "capacity, and the most bytes. The size of a task is an estimate: its stored groups times "
         "the mean size of all groups ever put. The size of weights is that of the newest version; "
-        "in use are those of live makers, kept is the number of versions, in redis the bytes of all "
-        "of them. What this user may not read is listed without figures."
+        "in use are those of live makers, kept is the number of versions, in redis the bytes of "
+        "all. What this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
