@@ -21,7 +21,7 @@ from redrb.commands.arguments import (
     add_yes,
     confirmed,
 )
-from redrb.commands.output import counted, figures, show, table
+from redrb.commands.output import figures, show, table
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError
 
@@ -88,6 +88,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
     if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
+    from redrb.state.findings.wording import counted
     from redrb.stream.arguments import checked_letters
     from redrb.stream.task.dead_letters import find_letters
     from redrb.stream.task.letter_changes import change_letters, drop, requeue

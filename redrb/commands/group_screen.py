@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from redrb.commands.output import age, counted, printable, printable_lines, size
+from redrb.commands.output import age, printable, printable_lines, size
+from redrb.state.findings.wording import counted
 
 if TYPE_CHECKING:
     from redrb.browse import GroupView, LeaseView, SampleView, TokensView

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from redrb.commands.arguments import Commands, add_command, add_group
-from redrb.commands.output import age, show, size, table
+from redrb.commands.output import show, size, table
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _TASKS = (
     *("task", "order", "waiting", "leased", "dead", "stored", "limit", "size", "consumers"),
     "version",
 )
-_WEIGHTS = ("weights", "version", "kind", "size", "age", "kept", "in redis")
 
 
 def add_to(commands: Commands) -> None:
@@ -35,8 +34,8 @@ def add_to(commands: Commands) -> None:
         "group. The limit is the most groups that may wait or be leased, or that are kept with a "
         "capacity, and the most bytes. The size of a task is an estimate: its stored groups times "
         "the mean size of all groups ever put. The size of weights is that of the newest version; "
-        "kept is the number of versions, in redis the bytes of all of them. What this user may not "
-        "read is listed without figures."
+        "in use are those of live makers, kept is the number of versions, in redis the bytes of "
+        "all. What this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -88,8 +87,7 @@ def _lines(state: State) -> Iterator[str | Table]:
         yield table(_TASKS, map(_task_row, state.tasks), left=("task", "order"))
     if state.tasks and state.weights:
         yield ""
-    if state.weights:
-        yield weights_table(state.weights)
+    yield from weight_lines(state)
 
 
 def _task_row(task: TaskState) -> list[str]:
@@ -108,16 +106,9 @@ def _limits(stats: StreamStats) -> str:
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 
 
-def weights_table(weights: Iterable[WeightsState]) -> Table:
-    """Return the table of published weights."""
-    return table(_WEIGHTS, map(_weights_row, weights), left=("weights", "kind"))
+def weight_lines(state: State) -> Iterator[str]:
+    """Yield the lines of the table of published weights, which `redrb top` has, too."""
+    from redrb.commands.top.tables import weights_table
 
-
-def _weights_row(weights: WeightsState) -> list[str]:
-    if not weights.readable:
-        return [weights.name, *["-"] * (len(_WEIGHTS) - 1)]
-    figures = (size(weights.nbytes), age(weights.age_s), f"{weights.versions:,}")
-    return [
-        *(weights.name, str(weights.version), weights.kind, *figures),
-        size(weights.stored_bytes),
-    ]
+    for line in weights_table(state, None) if state.weights else ():
+        yield line.plain.strip()

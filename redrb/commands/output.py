@@ -142,11 +142,6 @@ def percent(part: float, whole: float) -> str:
     return f"{share:.2f}%" if share >= 0.01 or not share else "<0.01%"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as "1 tensor" or "2,000 tensors"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _finite(value: object) -> object:
     """Return what JSON can hold: differences of float64 may be beyond it."""
     if isinstance(value, dict):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import TASK, Commands, add_command, add_flag, add_yes, confirmed
-from redrb.commands.output import counted, figures, show
+from redrb.commands.output import figures, show
 
 if TYPE_CHECKING:
     from redrb.state.alive import TaskUse
@@ -49,6 +49,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _lines(use: TaskUse) -> Iterator[str]:
+    from redrb.state.findings.wording import counted
+
     named = asdict(use.contents)
     del named["consumer_groups"]
     yield from figures({name.replace("_", " "): value for name, value in named.items()})

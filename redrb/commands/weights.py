@@ -65,18 +65,17 @@ def add_to(commands: Commands) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from redrb.commands.ls import MOST_NAMES, note_damage, weights_table
+    from redrb.commands.ls import MOST_NAMES, note_damage, weight_lines
     from redrb.connection import connect
     from redrb.state.reader import StateReader
 
     with connect(options.url) as client:
-        state = StateReader(client, options.namespace, tasks=(), most_names=MOST_NAMES).look()
+        state = StateReader(client, options.namespace, most_names=MOST_NAMES).look()
     if not state.weights:
         where = f"namespace {options.namespace!r} at {state.where}"
         print(f"redrb: no weights are published in {where}.", file=sys.stderr)
     note_damage("weights", state.weights)
-    lines = [weights_table(state.weights)] if state.weights else ()
-    show(list(map(asdict, state.weights)), lines, as_json=options.json)
+    show(list(map(asdict, state.weights)), weight_lines(state), as_json=options.json)
     return 0
 
 

@@ -26,8 +26,13 @@ LEAST_BYTES = 100_000_000
 NEAR_MOST_CLIENTS = 0.9
 SLOTS = 16_384
 _SETTINGS = (
-    *("appendonly", "appendfsync", "save", "maxmemory", "timeout"),
-    *("client-output-buffer-limit", "disable-thp"),
+    "appendonly",
+    "appendfsync",
+    "save",
+    "maxmemory",
+    "timeout",
+    "client-output-buffer-limit",
+    "disable-thp",
 )
 LEAST_OUTPUT_BYTES = 256 << 20
 

@@ -173,7 +173,7 @@ class StateReader:
             names = list(islice(registry.names("task"), self._most_names))
             total = registry.count("task") if len(names) == self._most_names else len(names)
         except StoreDenied:
-            if not self._tasks:
+            if self._tasks is None:
                 raise
             return list(self._tasks), len(self._tasks), []
         return names, total, weights

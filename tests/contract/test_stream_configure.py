@@ -507,7 +507,10 @@ def test_changes_of_a_limit_of_partitions_are_those_of_the_whole(
         stream.configure(limit=60, max_deliveries=2)
         found = stream.configure(limit=None)
         assert [(each.old, each.new) for each in found.changes if each.setting == "limit"] == [
-            *(("60", ""), ("31", "60"), ("30", "31"), ("", "30"))
+            ("60", ""),
+            ("31", "60"),
+            ("30", "31"),
+            ("", "30"),
         ]
         assert [each.new for each in found.changes if each.setting == "max_deliveries"] == ["2"]
 

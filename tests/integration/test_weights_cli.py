@@ -110,7 +110,7 @@ def test_published_weights_are_listed(store: Client, namespace: str, run: Run) -
     ]
     _, out, _ = run("ls")
     head, adapter, shown = out.splitlines()
-    assert head.split()[:3] == ["weights", "version", "kind"]
+    assert head.split()[:4] == ["WEIGHTS", "(2)", "version", "kind"]
     assert adapter.split()[:5] == ["adapter", "1", "lora", "128", "B"]
     assert shown.split()[:5] == ["policy", "3", "delta", "602.5", "kB"]
 

@@ -11,8 +11,9 @@ import pytest
 from rich.text import Text
 
 from redrb.commands import output
-from redrb.commands.output import age, counted, percent, show, size, table
+from redrb.commands.output import age, percent, show, size, table
 from redrb.commands.watching import _folded
+from redrb.state.findings.wording import counted
 
 
 def lines_of(*parts: Any, **options: Any) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from redrb.commands.output import age, counted, size
+from redrb.commands.output import age, size
 from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.findings import finding_lines, findings_head
 from redrb.commands.top.heading import heading
@@ -19,6 +19,7 @@ from redrb.commands.top.tables import (
     worker_table,
 )
 from redrb.commands.top.text import DIM, HEAD, NOTE, amount, line, rate, sparkline, time_of, wrapped
+from redrb.state.findings.wording import counted
 from redrb.state.history import History
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.state.observer import View

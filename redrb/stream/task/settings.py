@@ -80,7 +80,9 @@ def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setti
     """Return a setting that is an int, and its smallest value."""
     return Setting(
         lambda name, value: str(checked_int(name, value, least)),
-        *(int, str, int, "a number, or none"),
+        value=int,
+        parsed=int,
+        form="a number, or none",
         divided=divided,
         fixed=fixed,
     )
