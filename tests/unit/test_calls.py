@@ -32,7 +32,7 @@ def all_calls() -> list[type[Call[Any]]]:
 
 
 def reply_of(call: type[Call[Any]]) -> Any:
-    (reply,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
+    (reply,) = get_args(call.__orig_bases__[0])
     return reply
 
 
@@ -51,7 +51,7 @@ def text_of(call: type[Call[Any]]) -> str:
 ALL = all_calls()
 
 
-def test_every_script_has_one_call() -> None:
+def test_every_script_has_one_call():
     folder = Path(str(files("redrb.lua")))
     names = {str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.lua")}
     scripts = [call.script for call in ALL]
@@ -59,14 +59,14 @@ def test_every_script_has_one_call() -> None:
 
 
 @pytest.mark.parametrize("call", ALL, ids=lambda call: call.script)
-def test_a_script_reads_all_fields_of_its_call_and_no_others(call: type[Call[Any]]) -> None:
+def test_a_script_reads_all_fields_of_its_call_and_no_others(call):
     fields = {field.name for field in msgspec.structs.fields(call)}
     read = set(re.findall(r"\bask\.(\w+)", text_of(call)))
     assert read == fields
 
 
 @pytest.mark.parametrize("call", ALL, ids=lambda call: call.script)
-def test_a_script_answers_with_the_outcomes_that_its_call_declares(call: type[Call[Any]]) -> None:
+def test_a_script_answers_with_the_outcomes_that_its_call_declares(call):
     reply = reply_of(call)
     said, text = set(words(reply)), text_of(call)
     own = files("redrb.lua").joinpath(f"{call.script}.lua").read_text("utf-8")
@@ -75,7 +75,7 @@ def test_a_script_answers_with_the_outcomes_that_its_call_declares(call: type[Ca
     assert ("pack({more =" in own) <= (isinstance(reply, type) and issubclass(reply, Page))
 
 
-def test_a_text_that_is_not_utf8_is_read_with_marks_and_hides_nothing_else() -> None:
+def test_a_text_that_is_not_utf8_is_read_with_marks_and_hides_nothing_else():
     foreign = {"indexed": True, "groups": [{"seq": 1, "state": "leased", "slot": b"x\xff"}]}
     packed = msgpack.packb(foreign, use_bin_type=False)
     page = Browse("g", "newest", "", 5, "", []).read([packed, b""])

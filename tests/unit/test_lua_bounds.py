@@ -145,7 +145,7 @@ def unlimited(code: str) -> bool:
 
 
 @pytest.mark.parametrize("name", LUA)
-def test_a_loop_says_what_bounds_it(name: str) -> None:
+def test_a_loop_says_what_bounds_it(name):
     missing = [
         f"{name}.lua:{number}: {code}"
         for number, code, note in statements(LUA[name])
@@ -155,7 +155,7 @@ def test_a_loop_says_what_bounds_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LUA)
-def test_a_number_of_a_script_is_declared(name: str) -> None:
+def test_a_number_of_a_script_is_declared(name):
     """A number that bounds a loop is a page; a time ends in _MS; others are listed above."""
     found = set()
     for number, code, _ in statements(LUA[name]):
@@ -167,7 +167,7 @@ def test_a_number_of_a_script_is_declared(name: str) -> None:
     assert not undeclared, f"{name}.lua: {undeclared}: declare them in redrb/lua/pages.py"
 
 
-def test_pages_and_notes_are_those_that_exist() -> None:
+def test_pages_and_notes_are_those_that_exist():
     used = {
         page
         for text in LUA.values()

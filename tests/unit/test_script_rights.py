@@ -36,7 +36,7 @@ def listed_in(name: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_script_that_writes_checks_all_commands_that_it_calls(name: str) -> None:
+def test_a_script_that_writes_checks_all_commands_that_it_calls(name):
     checking = CHECKED_BEFORE.get(name, name)
     if name in (*READING, *SINGLE_WRITE):
         assert not listed_in(name)
@@ -51,7 +51,7 @@ def test_a_script_that_writes_checks_all_commands_that_it_calls(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_rights_are_checked_before_the_first_write(name: str) -> None:
+def test_rights_are_checked_before_the_first_write(name):
     if not listed_in(name):
         return
     text = Path(str(files("redrb.lua"))).joinpath(f"{name}.lua").read_text("utf-8")
@@ -62,7 +62,7 @@ def test_rights_are_checked_before_the_first_write(name: str) -> None:
     assert not written or check.start() < text.index(written[0])
 
 
-def test_commands_as_acl_rules_and_as_lua() -> None:
+def test_commands_as_acl_rules_and_as_lua():
     text = "redis.call('XGROUP', 'CREATE', stream) redis.call('HSET', 'x', 'COUNT')"
     assert commands_in(text) == {"xgroup|create", "hset"}
     assert as_lua(commands_in(text)) == [

@@ -32,7 +32,7 @@ def header(name: str) -> str:
     return "\n".join(lines)
 
 
-def test_a_file_begins_with_what_it_is_for() -> None:
+def test_a_file_begins_with_what_it_is_for():
     """A script says what it takes and returns; a part what it is for."""
     assert {"put/put", "take/take", "take/finish"} <= set(SCRIPTS)
     assert [name for name in PARTS if not header(name)] == []
@@ -44,7 +44,7 @@ def test_a_file_begins_with_what_it_is_for() -> None:
         assert bool(re.search(r"^-- ARGV", head, re.M)) == used, name
 
 
-def test_every_key_is_derived_from_keys() -> None:
+def test_every_key_is_derived_from_keys():
     for name, body in _LUA.items():
         calls = re.findall(r"redis\.p?call\(\s*'([A-Z]+)'\s*(?:,\s*([^,)]+))?", body)
         assert len(calls) == len(re.findall(r"redis\.p?call\(\s*'", body)), name
@@ -56,7 +56,7 @@ def test_every_key_is_derived_from_keys() -> None:
             assert verb.strip() == "stream" or verb.strip().startswith("KEYS"), name
 
 
-def test_scripts_are_small_and_leave_no_globals_and_no_clock() -> None:
+def test_scripts_are_small_and_leave_no_globals_and_no_clock():
     for name, body in _LUA.items():
         assert len(body.splitlines()) <= 180, name
         assert max(map(len, body.splitlines())) <= 110, name
@@ -68,7 +68,7 @@ def test_scripts_are_small_and_leave_no_globals_and_no_clock() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
+def test_a_script_loads_with_the_parts_that_it_names(name):
     script = load(name)
     assert load(name) is script
     assert len(script.sha) == 40
@@ -87,7 +87,7 @@ def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_has_fewer_local_variables_than_lua_allows(name: str) -> None:
+def test_a_script_has_fewer_local_variables_than_lua_allows(name):
     """Lua allows 200 at a time in the main part of a script; ten are left for the next change."""
     spare = "".join(f"local spare_{number}\n" for number in range(10))
     compiled = _LUA_RUNTIME.eval("function(text) return loadstring(text) ~= nil end")
@@ -114,14 +114,14 @@ def defined(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
-def test_a_file_includes_what_it_uses_and_nothing_else(name: str) -> None:
+def test_a_file_includes_what_it_uses_and_nothing_else(name):
     used = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code_of(name))) - defined(name)
     needed = {each for each in all_included(name) if defined(each) & used}
     assert set(included(name)) == needed
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
+def test_a_script_of_a_task_that_writes_begins_so(name):
     """At the memory limit, or while a cluster moves the slot, nothing of it is done."""
     body = _LUA[name].replace(header(name), "")
     if not re.search(r"^ *--@include task", _LUA[name], re.M):
@@ -152,7 +152,7 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
         "WRONGTYPE A string script: on @user_script:{line}.",  # Valkey 9
     ],
 )
-def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
+def test_an_error_names_the_file_and_line_of_the_script(reply):
     script = load("take/finish")
     line = script.text.splitlines().index("return cmsgpack.pack('lost')") + 1
     number = [each.strip() for each in _LUA["take/finish"].splitlines()].index(
@@ -164,7 +164,7 @@ def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
     assert str(translate(error, "here")).endswith(f": WRONGTYPE A string (at {place})")
 
 
-def test_an_error_names_all_scripts_that_it_may_come_from() -> None:
+def test_an_error_names_all_scripts_that_it_may_come_from():
     scripts = [load("take/finish"), load("take/take")]
     error = ResponseError("WRONGTYPE A string script: on @user_script:3.")
     name_scripts(error, [script.sha for script in scripts])
@@ -172,12 +172,12 @@ def test_an_error_names_all_scripts_that_it_may_come_from() -> None:
     assert str(translate(error, "here")).endswith(f": WRONGTYPE A string (at {places})")
 
 
-def test_an_error_that_is_not_a_scripts_stays_as_it_is() -> None:
+def test_an_error_that_is_not_a_scripts_stays_as_it_is():
     error = ResponseError("WRONGTYPE A string")
     name_scripts(error, [load("take/finish").sha])
     assert str(error) == "WRONGTYPE A string"
 
 
-def test_an_error_of_another_script_stays_as_it_is() -> None:
+def test_an_error_of_another_script_stays_as_it_is():
     reply = f"ERR no script: {'0' * 40}, on @user_script:3"
     assert str(translate(ResponseError(reply), "here")).endswith(reply)
