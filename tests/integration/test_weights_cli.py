@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import file_transfer
 from redrb.weights.inspection.listing import kept_version
 from redrb.weights.wire.lora_config import LoraConfig
-from tests.clusters import RedisCluster
+from tests.conftest import REAL
 from tests.servers import programs
 
 Run = Callable[..., tuple[int, str, str]]
@@ -40,16 +39,16 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def store(real_url: str) -> Iterator[Client]:
+def store(real_url):
     with redrb.connect(real_url) as client:
         yield client
 
 
 @pytest.fixture
-def run(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(real_url, namespace, capsys):
     """Run a command in this process; returns its status, and what it said to whom."""
 
-    def called(*arguments: object) -> tuple[int, str, str]:
+    def called(*arguments):
         words = ["weights", *map(str, arguments)]
         if "--url" not in words:
             words += ["--url", real_url]
@@ -87,7 +86,7 @@ ADAPTER: tuple[dict[str, Tensor], dict[str, LoraConfig]] = (
 )
 
 
-def test_published_weights_are_listed(store: Client, namespace: str, run: Run) -> None:
+def test_published_weights_are_listed(store, namespace, run):
     model = Tied()
     publish(store, namespace, model, versions=3)
     redrb.WeightPublisher(store, "adapter", namespace=namespace).publish_lora(ADAPTER)
@@ -113,9 +112,7 @@ def test_published_weights_are_listed(store: Client, namespace: str, run: Run) -
     assert "no weights are published in namespace 'empty'" in err
 
 
-def test_chunks_that_versions_share_are_counted_once(
-    store: Client, namespace: str, run: Run
-) -> None:
+def test_chunks_that_versions_share_are_counted_once(store, namespace, run):
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, anchor_every=1)
     frozen, head = torch.randn(3 << 20), torch.zeros(10)
     for number in range(2):
@@ -129,7 +126,7 @@ def test_chunks_that_versions_share_are_counted_once(
     assert found["stored_bytes"] == in_redis
 
 
-def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run) -> None:
+def test_versions_and_tensors_are_shown(store, namespace, run):
     published = publish(store, namespace, Tied())
     shown = json_of(run, "show", "policy")
     assert shown["name"] == "policy"
@@ -155,9 +152,7 @@ def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run)
     assert "read.weight   float32  [500, 300]  600,000  embed.weight" in out
 
 
-def test_a_version_goes_to_a_file_and_back(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_a_version_goes_to_a_file_and_back(store, namespace, run, tmp_path):
     model = Tied()
     publish(store, namespace, model)
     file = tmp_path / "policy.safetensors"
@@ -189,9 +184,7 @@ def test_a_version_goes_to_a_file_and_back(
     assert load_safetensors(file)["norm.bias"].dtype == torch.float32
 
 
-def test_a_running_publisher_is_fenced_by_a_put(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_a_running_publisher_is_fenced_by_a_put(store, namespace, run, tmp_path):
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
     publisher.publish({"a": torch.zeros(3)})
     save_safetensors(tmp_path / "file", {"a": torch.ones(3)})
@@ -200,9 +193,7 @@ def test_a_running_publisher_is_fenced_by_a_put(
         publisher.publish({"a": torch.zeros(3)})
 
 
-def test_a_put_keeps_the_versions_that_are_there(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_a_put_keeps_the_versions_that_are_there(store, namespace, run, tmp_path):
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, keep=5, deltas=False)
     for number in range(4):
         publisher.publish({"a": torch.full((3,), float(number))})
@@ -218,9 +209,7 @@ def test_a_put_keeps_the_versions_that_are_there(
     assert json_of(run, "put", "policy", tmp_path / "file")["dropped"] == []
 
 
-def test_a_file_that_cannot_be_read_fences_nobody(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_fences_nobody(store, namespace, run, tmp_path):
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
     publisher.publish({"a": torch.zeros(3)})
     (tmp_path / "file").write_bytes(b"not tensors")
@@ -233,7 +222,7 @@ def test_a_file_that_cannot_be_read_fences_nobody(
     assert publisher.publish({"a": torch.ones(3)}).version == 2
 
 
-def test_a_folder_of_shards_is_put(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
+def test_a_folder_of_shards_is_put(store, namespace, run, tmp_path):
     save_safetensors(tmp_path / "1.safetensors", {"a": torch.arange(3)})
     save_safetensors(tmp_path / "2.safetensors", {"b": torch.ones(2, 2)})
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
@@ -244,9 +233,7 @@ def test_a_folder_of_shards_is_put(store: Client, namespace: str, run: Run, tmp_
     assert torch.equal(found["b"], torch.ones(2, 2))
 
 
-def test_an_adapter_goes_to_a_folder_and_back(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_an_adapter_goes_to_a_folder_and_back(store, namespace, run, tmp_path):
     publisher = redrb.WeightPublisher(store, "adapter", namespace=namespace)
     publisher.publish_lora(ADAPTER)
     folder = tmp_path / "adapter"
@@ -262,7 +249,7 @@ def test_an_adapter_goes_to_a_folder_and_back(
     assert all(torch.equal(tensors[name], ADAPTER[0][name]) for name in ADAPTER[0])
 
 
-def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
+def test_an_error_is_one_line(store, namespace, run, tmp_path):
     assert "and no others: --namespace names" in run("show", "nothing")[2]
     publish(store, namespace, Tied())
     publisher = redrb.WeightPublisher(store, "mixed", namespace=namespace)
@@ -299,35 +286,28 @@ def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path:
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.pt"]
 
 
-def test_a_cluster_lists_the_weights_of_all_primaries(
-    real_url: str, namespace: str, run: Run, tmp_path: Path
-) -> None:
-    cluster = RedisCluster(next(iter(programs().values())))
-    try:
-        names = [f"w{number}" for number in range(8)]
-        with redrb.connect(cluster.url) as client:
-            for name in names:
-                publisher = redrb.WeightPublisher(client, name, namespace=namespace)
-                publisher.publish({"a": torch.arange(5.0)})
-            served = [primary.run("DBSIZE") for primary in cluster.primaries]
-            assert all(served)
-        assert [w["name"] for w in json_of(run, "ls", "--url", cluster.url)] == names
+def test_a_cluster_lists_the_weights_of_all_primaries(clusters, namespace, run, tmp_path):
+    cluster, names = clusters([*REAL][-1]), [f"w{number}" for number in range(8)]
+    with redrb.connect(cluster.url) as client:
         for name in names:
-            json_of(run, "get", name, tmp_path / name, "--url", cluster.url)
-            assert torch.equal(load_safetensors(tmp_path / name)["a"], torch.arange(5.0))
-        assert json_of(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
-    finally:
-        cluster.close()
+            publisher = redrb.WeightPublisher(client, name, namespace=namespace)
+            publisher.publish({"a": torch.arange(5.0)})
+    assert all(primary.run("DBSIZE") for primary in cluster.primaries)
+    assert [w["name"] for w in json_of(run, "ls", "--url", cluster.url)] == names
+    for name in names:
+        json_of(run, "get", name, tmp_path / name, "--url", cluster.url)
+        assert torch.equal(load_safetensors(tmp_path / name)["a"], torch.arange(5.0))
+    assert json_of(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
 
 
 def test_a_version_that_goes_while_it_is_fetched_is_reported(
-    real_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    real_url, namespace, tmp_path, monkeypatch
+):
     with redrb.connect(real_url) as client:
         publisher = redrb.WeightPublisher(client, "w", namespace=namespace, keep=1, deltas=False)
         publisher.publish({"a": torch.zeros(4)})
 
-        def checked(*arguments: Any) -> redrb.WeightVersion:
+        def checked(*arguments):
             monkeypatch.undo()
             newest = kept_version(*arguments)
             publisher.publish({"a": torch.ones(4)})  # the trainer commits just now
