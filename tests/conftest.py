@@ -22,6 +22,7 @@ from redrb.stream.put import room
 from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
 from tests.audit import audit
+from tests.clusters import RedisCluster
 from tests.servers import Server, named_programs, programs
 from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytest)
 from tests.tools import need
@@ -90,6 +91,21 @@ def server_urls() -> Iterator[Callable[[str], str]]:
     yield url
     for server in running.values():
         server.close()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Callable[[str], RedisCluster]]:
+    """A cluster of the real server NAME, shared by the session: tests leave it whole."""
+    running: dict[str, RedisCluster] = {}
+
+    def cluster(name: str) -> RedisCluster:
+        if name not in running:
+            running[name] = RedisCluster(REAL[name])
+        return running[name]
+
+    yield cluster
+    for each in running.values():
+        each.close()
 
 
 @pytest.fixture(params=["fake", *REAL])

@@ -76,6 +76,11 @@ def keys_of(client: Client, namespace: str, name: str = "actor") -> list[str]:
     return sorted(key.decode().removeprefix(start) for key in found)
 
 
+def lose_all(client: Client, namespace: str) -> None:
+    """Delete all keys of these weights, as a server does that restarts empty."""
+    client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
+
+
 def stored_keys(client: Client, namespace: str) -> list[str]:
     """Keys of chunks and deltas."""
     return [key for key in keys_of(client, namespace) if key.startswith(("chunk:", "delta:"))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +168,20 @@ def commands_run(client: Client) -> int:
     statistics = client.execute("INFO", "commandstats").decode()
     lines = [line for line in statistics.splitlines() if line.startswith("cmdstat_")]
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
+
+
+def holds_in_a_child(check: Callable[[], object]) -> bool:
+    """Return whether `check` is true in a forked process, and raises nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not mix well
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = int(not check())
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 import redrb
+from tests.clusters import RedisCluster
+from tests.conftest import REAL
 from tests.published import CHUNK_BYTES
+
+
+@pytest.fixture(params=list(REAL))
+def cluster(
+    request: pytest.FixtureRequest, clusters: Callable[[str], RedisCluster]
+) -> RedisCluster:
+    """The cluster of each real server in turn."""
+    return clusters(request.param)
+
+
+@pytest.fixture
+def make(client: redrb.Client, namespace: str) -> Callable[..., redrb.WeightPublisher]:
+    """Make publishers of the same weights with other options."""
+    return lambda **options: redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
 
 
 @pytest.fixture

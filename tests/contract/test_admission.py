@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,17 +12,14 @@ import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
-from redrb.connection import Client
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.keys import TaskKeys
 from redrb.stream import AdmissionStats
-from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
 
 def rights(stream: ExperienceStream) -> AdmissionStats:
     found = stream.stats().admission
-    assert found is not None
     assert found.balanced
     return found
 
@@ -40,13 +35,13 @@ def put_admitted(stream: ExperienceStream, *groups: int, version: int = 1, **opt
 
 
 @pytest.fixture
-def stream(open_stream: Opener) -> ExperienceStream:
+def stream(open_stream):
     stream = open_stream(max_staleness=0, groups_per_version=4, order="admission")
     stream.advance(1)
     return stream
 
 
-def test_no_more_groups_are_begun_than_can_be_trained_in_time(stream: ExperienceStream) -> None:
+def test_no_more_groups_are_begun_than_can_be_trained_in_time(stream):
     put_admitted(stream, 0, 1, 2, 3)
     with pytest.raises(AdmissionTimeout, match="0 rights are held, 4 groups are stored") as caught:
         stream.admit(1, timeout=0)
@@ -59,7 +54,7 @@ def test_no_more_groups_are_begun_than_can_be_trained_in_time(stream: Experience
         assert (admission.version, admission.count) == (2, 4)
 
 
-def test_a_slow_group_holds_later_ones_back_and_is_taken_first(open_stream: Opener) -> None:
+def test_a_slow_group_holds_later_ones_back_and_is_taken_first(open_stream):
     stream = open_stream(max_staleness=1, groups_per_version=2, order="admission")
     stream.advance(1)
     slow = stream.admit(1, timeout=0)
@@ -74,7 +69,7 @@ def test_a_slow_group_holds_later_ones_back_and_is_taken_first(open_stream: Open
     assert numbers(stream.take(2, timeout=0)) == [0, 3]
 
 
-def test_rights_that_are_not_used_return(stream: ExperienceStream) -> None:
+def test_rights_that_are_not_used_return(stream):
     with stream.admit(3, timeout=0) as admission:
         stream.put(numbered(0), policy_version=1, admission=admission)
         assert admission.left == 2
@@ -88,7 +83,7 @@ def test_rights_that_are_not_used_return(stream: ExperienceStream) -> None:
     assert (rights(stream).returned, rights(stream).held) == (5, 0)
 
 
-def test_dropped_groups_return_their_rights(open_stream: Opener) -> None:
+def test_dropped_groups_return_their_rights(open_stream):
     stream = open_stream(
         max_staleness=0,
         groups_per_version=4,
@@ -106,7 +101,7 @@ def test_dropped_groups_return_their_rights(open_stream: Opener) -> None:
     assert numbers(stream.take(2, timeout=0)) == [0, 3]
 
 
-def test_a_put_that_raises_leaves_its_rights_to_be_used_again(stream: ExperienceStream) -> None:
+def test_a_put_that_raises_leaves_its_rights_to_be_used_again(stream):
     bad = numbered(0)
     bad.reward = bad.reward * float("nan")
     with stream.admit(2, timeout=0) as admission:
@@ -120,7 +115,7 @@ def test_a_put_that_raises_leaves_its_rights_to_be_used_again(stream: Experience
         assert (admission.left, rights(stream).held) == (2, 2)
 
 
-def test_a_writer_and_a_sender_use_rights_up(stream: ExperienceStream) -> None:
+def test_a_writer_and_a_sender_use_rights_up(stream):
     with stream.admit(2, timeout=0) as admission, stream.writer() as writer:
         writer.put(numbered(0), policy_version=1, admission=admission)
         writer.put(numbered(1), policy_version=1, admission=admission)
@@ -133,13 +128,11 @@ def test_a_writer_and_a_sender_use_rights_up(stream: ExperienceStream) -> None:
             assert admission.left == 0
         with pytest.raises(redrb.errors.SendFailed):
             sender.flush()
-    stream._admitter.maker.beat()  # type: ignore[attr-defined]
+    stream._admitter.maker.beat()
     assert (rights(stream).used, rights(stream).returned, rights(stream).held) == (3, 1, 0)
 
 
-def test_fewer_rights_may_be_accepted_and_more_than_the_bound_are_an_error(
-    stream: ExperienceStream,
-) -> None:
+def test_fewer_rights_may_be_accepted_and_more_than_the_bound_are_an_error(stream):
     with stream.admit(9, least=3, timeout=0) as admission:
         assert admission.count == 4
     with pytest.raises(ConfigError, match="at most 4 groups"):
@@ -148,14 +141,12 @@ def test_fewer_rights_may_be_accepted_and_more_than_the_bound_are_an_error(
         stream.admit(2, least=3)
 
 
-def test_a_maker_waits_until_a_version_comes_and_is_served_in_order(
-    stream: ExperienceStream, open_stream: Opener
-) -> None:
+def test_a_maker_waits_until_a_version_comes_and_is_served_in_order(stream, open_stream):
     put_admitted(stream, 0, 1, 2, 3)
     stream.take(4, timeout=0).ack()
     served: list[int] = []
 
-    def wait(number: int) -> None:
+    def wait(number):
         with open_stream().admit(2, timeout=30):
             served.append(number)
             if number == 0:
@@ -184,7 +175,7 @@ def await_waiting(stream: ExperienceStream, requests: int) -> None:
     raise AssertionError("no maker waits")
 
 
-def test_makers_wait_until_a_trainer_says_how_much_it_trains(open_stream: Opener) -> None:
+def test_makers_wait_until_a_trainer_says_how_much_it_trains(open_stream):
     maker = open_stream(max_staleness=1)
     with pytest.raises(AdmissionTimeout, match="No process has given groups_per_version"):
         maker.admit(timeout=0)
@@ -198,7 +189,7 @@ def test_makers_wait_until_a_trainer_says_how_much_it_trains(open_stream: Opener
         waiting.result(30).cancel()
 
 
-def test_what_admission_cannot_be_combined_with(open_stream: Opener) -> None:
+def test_what_admission_cannot_be_combined_with(open_stream):
     with pytest.raises(ConfigError, match="has no bound of staleness"):
         open_stream().admit(timeout=0)
     for excluded in ({"max_reads": 2}, {"capacity": 4}, {"partitions": 2}):
@@ -212,9 +203,7 @@ def test_what_admission_cannot_be_combined_with(open_stream: Opener) -> None:
             open_stream(groups_per_version=bad)
 
 
-def test_a_task_ordered_by_rights_refuses_puts_without_one(
-    stream: ExperienceStream, open_stream: Opener
-) -> None:
+def test_a_task_ordered_by_rights_refuses_puts_without_one(stream, open_stream):
     with pytest.raises(ConfigError, match="orders groups by their rights"):
         stream.put(numbered(0), policy_version=1)
     other = ExperienceStream(
@@ -223,12 +212,12 @@ def test_a_task_ordered_by_rights_refuses_puts_without_one(
     with other.admit(timeout=0) as admission, pytest.raises(ConfigError, match="of task 'other'"):
         stream.put(numbered(0), policy_version=1, admission=admission)
     with pytest.raises(ConfigError, match="give what stream"):
-        stream.put(numbered(0), admission=3)  # type: ignore[arg-type]
+        stream.put(numbered(0), admission=3)
     other.clear()
     other.close()
 
 
-def test_versions_that_jump_cause_no_burst_and_do_not_block(stream: ExperienceStream) -> None:
+def test_versions_that_jump_cause_no_burst_and_do_not_block(stream):
     put_admitted(stream, 0, 1)
     stream.advance(5000)
     assert rights(stream).left == 2
@@ -238,7 +227,7 @@ def test_versions_that_jump_cause_no_burst_and_do_not_block(stream: ExperienceSt
         pass
 
 
-def test_partial_batches_leave_no_credit(open_stream: Opener) -> None:
+def test_partial_batches_leave_no_credit(open_stream):
     stream = open_stream(max_staleness=1, groups_per_version=4, order="admission")
     for version in range(1, 9):
         stream.advance(version)
@@ -247,9 +236,7 @@ def test_partial_batches_leave_no_credit(open_stream: Opener) -> None:
     assert 0 <= rights(stream).left <= 8
 
 
-def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same(
-    stream: ExperienceStream,
-) -> None:
+def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same(stream):
     admission = stream.admit(4, timeout=0, hold_s=0.001)
     threading.Event().wait(0.01)
     with stream.admit(1, timeout=0):
@@ -260,19 +247,19 @@ def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same
 
 
 def test_a_beat_follows_at_once_while_rights_of_a_dead_maker_are_left(
-    open_stream: Opener, client: Client, namespace: str, pages: Callable[..., None]
-) -> None:
+    open_stream, client, namespace, pages
+):
     """A beat takes three of 300 back, and beats that are due come every 2.5 s."""
     pages(rights_lost=3)
     settings = {"max_staleness": 0, "groups_per_version": 400, "lease_ms": 600_000}
     dead, living = open_stream(**settings), open_stream(**settings)
     lost = dead.admit(300, timeout=0)
     kept = living.admit(1, timeout=0)
-    dead._admitter.maker._heartbeat.stop()  # type: ignore[attr-defined]
+    dead._admitter.maker._heartbeat.stop()
     key = TaskKeys.of(namespace, "math").prefix + "makers"
     for maker in client.execute("ZRANGE", key, 0, 0):  # entered first
         client.execute("ZADD", key, "XX", 1, maker)
-    living._admitter.maker._nudge()  # type: ignore[attr-defined]
+    living._admitter.maker._nudge()
     deadline = time.monotonic() + 60
     while rights(living).held > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -280,7 +267,7 @@ def test_a_beat_follows_at_once_while_rights_of_a_dead_maker_are_left(
     assert (lost.count, kept.count) == (300, 1)
 
 
-def test_rights_of_a_task_that_was_cleared_are_late(stream: ExperienceStream) -> None:
+def test_rights_of_a_task_that_was_cleared_are_late(stream):
     admission = stream.admit(2, timeout=0)
     stream.clear()
     with stream.admit(1, timeout=0):
@@ -290,9 +277,7 @@ def test_rights_of_a_task_that_was_cleared_are_late(stream: ExperienceStream) ->
         assert rights(stream).held == 1
 
 
-def test_a_trainer_that_needs_more_is_helped_once_nothing_goes_on(
-    stream: ExperienceStream, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trainer_that_needs_more_is_helped_once_nothing_goes_on(stream, caplog):
     """It takes six groups for a version, and said four."""
     put_admitted(stream, 0, 1, 2, 3)
     task = stream._task.store
@@ -313,9 +298,7 @@ def test_a_trainer_that_needs_more_is_helped_once_nothing_goes_on(
     assert rights(stream).released == 2
 
 
-def test_rights_in_whole_batches_may_round_the_bound_up_when_a_take_waits(
-    stream: ExperienceStream,
-) -> None:
+def test_rights_in_whole_batches_may_round_the_bound_up_when_a_take_waits(stream):
     put_admitted(stream, 0, 1, 2)
     with pytest.raises(AdmissionTimeout):
         stream.admit(3, timeout=0)
@@ -326,7 +309,7 @@ def test_rights_in_whole_batches_may_round_the_bound_up_when_a_take_waits(
             waiting.result(30)
 
 
-def test_a_share_of_a_mixture_that_is_no_whole_number_does_not_block(open_stream: Opener) -> None:
+def test_a_share_of_a_mixture_that_is_no_whole_number_does_not_block(open_stream):
     stream = open_stream(max_staleness=0, groups_per_version=2.5, order="admission")
     with ThreadPoolExecutor(1) as pool:
         for version in range(1, 6):
@@ -340,9 +323,7 @@ def test_a_share_of_a_mixture_that_is_no_whole_number_does_not_block(open_stream
     assert (rights(stream).released, stream.stats().ledger.expired) == (0, 0)
 
 
-def test_a_saved_task_keeps_the_setting_and_no_rights(
-    stream: ExperienceStream, client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_a_saved_task_keeps_the_setting_and_no_rights(stream, client, namespace, tmp_path):
     put_admitted(stream, 0, 1)
     with stream.admit(2, timeout=0):
         stream.save(tmp_path / "task")
@@ -353,7 +334,7 @@ def test_a_saved_task_keeps_the_setting_and_no_rights(
     other.close()
 
 
-def test_groups_that_leave_untrained_make_room(stream: ExperienceStream) -> None:
+def test_groups_that_leave_untrained_make_room(stream):
     put_admitted(stream, 0, 1, 2, 3)
     lease = stream.take(2, timeout=0)
     lease.reject("bad")
@@ -364,13 +345,13 @@ def test_groups_that_leave_untrained_make_room(stream: ExperienceStream) -> None
     assert rights(stream).left == 4
 
 
-def test_threads_that_race_never_hold_more_than_the_bound(real_url: str) -> None:
+def test_threads_that_race_never_hold_more_than_the_bound(real_url):
     threads, most = 200, 8
     held, peak, lock, full = 0, 0, threading.Lock(), threading.Barrier(most)
     with redrb.connect(real_url) as client:
         stream = ExperienceStream(client, uuid4().hex, max_staleness=1, groups_per_version=4)
 
-        def work(_: int) -> None:
+        def work(_):
             nonlocal held, peak
             with stream.admit(timeout=60) as admission:
                 with lock:

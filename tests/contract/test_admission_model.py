@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -130,7 +129,6 @@ class Model:
     def check(self) -> None:
         stats = self.stream.stats()
         rights = stats.admission
-        assert rights is not None
         assert rights.balanced
         assert rights.held == sum(right.left for right in self.rights)
         assert (rights.lost, rights.late, rights.released) == (self.lost, 0, 0)
@@ -158,13 +156,8 @@ class Model:
 )
 @settings(max_examples=10, deadline=None, derandomize=True)
 def test_no_group_that_was_admitted_is_ever_too_stale(
-    background: bool,
-    bound: int,
-    per_version: int,
-    order: str,
-    slow: int,
-    steps: list[tuple[Any, ...]],
-) -> None:
+    background, bound, per_version, order, slow, steps
+):
     model = Model(bound, per_version, order, slow, background=background)
     try:
         for name, *arguments in steps:

@@ -7,10 +7,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -40,7 +39,6 @@ from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
-from tests.conftest import REAL
 from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port
@@ -48,15 +46,8 @@ from tests.servers import Server, free_port
 SECRET = "s3cret"
 
 
-@pytest.fixture(scope="module", params=list(REAL))
-def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(REAL[request.param])
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
-def client(cluster: RedisCluster) -> Iterator[Client]:
+def client(cluster):
     with redrb.connect(cluster.url, retry_s=20) as client:
         yield client
 
@@ -65,10 +56,10 @@ Names = Callable[[Callable[[str], str]], list[str]]
 
 
 @pytest.fixture
-def spread(cluster: RedisCluster) -> Names:
+def spread(cluster):
     """Names of which each has its key, which a function returns, on another node."""
 
-    def names(key_of: Callable[[str], str]) -> list[str]:
+    def names(key_of):
         found: dict[int, str] = {}
         for number in count():
             found.setdefault(cluster.serving(key_of(f"n{number}")).port, f"n{number}")
@@ -80,7 +71,7 @@ def spread(cluster: RedisCluster) -> Names:
 
 
 @pytest.fixture
-def tasks(spread: Names, namespace: str) -> list[str]:
+def tasks(spread, namespace):
     """Three tasks, each on another node."""
     return spread(lambda task: TaskKeys.of(namespace, task).stream)
 
@@ -95,9 +86,7 @@ def stream_of(client: Client, task: str, namespace: str, **settings: Any) -> Exp
     return ExperienceStream(client, task, namespace=namespace, **settings)
 
 
-def test_groups_are_forwarded_once_to_a_task_on_another_node(
-    client: Client, tasks: list[str], namespace: str
-) -> None:
+def test_groups_are_forwarded_once_to_a_task_on_another_node(client, tasks, namespace):
     first, second, _ = (stream_of(client, task, namespace) for task in tasks)
     with first, second:
         second.join_group()
@@ -114,9 +103,7 @@ def test_groups_are_forwarded_once_to_a_task_on_another_node(
         assert first.stats().ledger.acked == 4
 
 
-def test_tasks_are_used_on_the_nodes_where_they_are(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_tasks_are_used_on_the_nodes_where_they_are(client, cluster, tasks, namespace):
     for number, task in enumerate(tasks):
         with stream_of(client, task, namespace, order="priority", tags=["n"]) as stream:
             stream.put([numbered(number)], priority=1.0, tags={"n": number})
@@ -132,9 +119,7 @@ def test_tasks_are_used_on_the_nodes_where_they_are(
         assert cluster.serving(TaskKeys.of(namespace, task).stream).run("DBSIZE")
 
 
-def test_takes_and_puts_that_wait_are_woken_on_each_node(
-    client: Client, tasks: list[str], namespace: str
-) -> None:
+def test_takes_and_puts_that_wait_are_woken_on_each_node(client, tasks, namespace):
     with ThreadPoolExecutor(2 * len(tasks)) as threads:
         streams = [stream_of(client, task, namespace, limit=2) for task in tasks]
         waiting = [threads.submit(stream.take, 2, timeout=30) for stream in streams]
@@ -155,9 +140,7 @@ def test_takes_and_puts_that_wait_are_woken_on_each_node(
             put.result(10)
 
 
-def test_a_mixture_takes_from_tasks_on_different_nodes(
-    client: Client, tasks: list[str], namespace: str
-) -> None:
+def test_a_mixture_takes_from_tasks_on_different_nodes(client, tasks, namespace):
     for task in tasks:
         with stream_of(client, task, namespace) as stream:
             stream.put_many([[numbered(number)] for number in range(20)])
@@ -173,9 +156,7 @@ def test_a_mixture_takes_from_tasks_on_different_nodes(
             mixture.take(8, timeout=0)
 
 
-def test_an_unused_task_is_named_with_tasks_of_all_nodes(
-    client: Client, tasks: list[str], namespace: str
-) -> None:
+def test_an_unused_task_is_named_with_tasks_of_all_nodes(client, tasks, namespace):
     for task in tasks:
         with stream_of(client, task, namespace) as stream:
             stream.put(numbered(1))
@@ -188,13 +169,8 @@ def test_an_unused_task_is_named_with_tasks_of_all_nodes(
     assert set(caught.value.similar) == set(tasks)
 
 
-def test_a_replay_buffer_has_its_tasks_on_different_nodes(
-    client: Client,
-    tasks: list[str],
-    namespace: str,
-    tmp_path: Path,
-) -> None:
-    def rollout(number: int) -> dict[str, object]:
+def test_a_replay_buffer_has_its_tasks_on_different_nodes(client, tasks, namespace, tmp_path):
+    def rollout(number):
         return {
             "rollout_id": number,
             "response": "text",
@@ -202,7 +178,7 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
             "status": "completed",
         }
 
-    async def scenario() -> None:
+    async def scenario():
         async with ReplayBuffer(client, namespace=namespace) as buffer:
             for number, task in enumerate(tasks):
                 await buffer.put([rollout(number)], task)
@@ -219,9 +195,7 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
     asyncio.run(scenario())
 
 
-def test_a_task_is_saved_and_resumed_on_another_node(
-    client: Client, tasks: list[str], namespace: str, tmp_path: Path
-) -> None:
+def test_a_task_is_saved_and_resumed_on_another_node(client, tasks, namespace, tmp_path):
     with stream_of(client, tasks[0], namespace, order="stalest") as stream:
         stream.put_many([[numbered(number)] for number in range(50)], policy_version=3)
         stream.take(10, timeout=0).ack()
@@ -233,9 +207,7 @@ def test_a_task_is_saved_and_resumed_on_another_node(
         audit(resumed)
 
 
-def test_makers_on_all_nodes_hear_of_a_trainer(
-    client: Client, spread: Names, namespace: str
-) -> None:
+def test_makers_on_all_nodes_hear_of_a_trainer(client, spread, namespace):
     makers = spread(lambda maker: maker_key(namespace, maker))
     boxes = [maker_key(namespace, maker) for maker in makers]
     boxes.append(trainer_key(namespace, "trainer"))
@@ -247,9 +219,7 @@ def test_makers_on_all_nodes_hear_of_a_trainer(
         assert [wait.result(10) for wait in waiting] == [news] * len(boxes)
 
 
-def test_weights_reach_tasks_and_readers_on_other_nodes(
-    client: Client, tasks: list[str], namespace: str
-) -> None:
+def test_weights_reach_tasks_and_readers_on_other_nodes(client, tasks, namespace):
     import torch
 
     publisher = redrb.WeightPublisher(client, "policy", namespace=namespace)
@@ -265,9 +235,7 @@ def test_weights_reach_tasks_and_readers_on_other_nodes(
     assert state["w"].tolist() == [[2.0] * 5] * 3
 
 
-def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(client, cluster, tasks, namespace):
     streams = [stream_of(client, task, namespace) for task in tasks]
     for stream in streams:
         stream.put([numbered(1)])
@@ -278,9 +246,7 @@ def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(
     assert [primary.run("KEYS", pattern) for primary in cluster.primaries] == [[], [], []]
 
 
-def test_a_slot_that_has_moved_is_followed(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_a_slot_that_has_moved_is_followed(client, cluster, tasks, namespace):
     with stream_of(client, tasks[0], namespace) as stream, stream.writer() as writer:
         stream.put([numbered(0)])
         held = stream.take(1, timeout=0)
@@ -304,9 +270,7 @@ def test_a_slot_that_has_moved_is_followed(
         audit(stream)
 
 
-def test_while_a_slot_moves_nothing_is_done_by_half(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_while_a_slot_moves_nothing_is_done_by_half(client, cluster, tasks, namespace):
     streams = [
         stream_of(client, tasks[0], namespace, order="stalest", max_bytes=10**6) for _ in range(4)
     ]
@@ -317,7 +281,7 @@ def test_while_a_slot_moves_nothing_is_done_by_half(
     source, to = cluster.serving(key), other(cluster, key)
     with ThreadPoolExecutor(8) as threads:
 
-        def work() -> None:
+        def work():
             doing.append(threads.submit(streams[1].put, [numbered(6)], policy_version=1))
             doing.append(threads.submit(streams[2].take, 2, timeout=30))
             doing.append(threads.submit(streams[3].stats))
@@ -340,15 +304,13 @@ def test_while_a_slot_moves_nothing_is_done_by_half(
     audit(stream)
 
 
-def test_puts_and_takes_lose_nothing_while_their_slot_moves(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_puts_and_takes_lose_nothing_while_their_slot_moves(client, cluster, tasks, namespace):
     total, makers = 600, 2
     taken: list[int] = []
     key = TaskKeys.of(namespace, tasks[0]).stream
     with stream_of(client, tasks[0], namespace, limit=40) as stream:
 
-        def make(maker: int) -> None:
+        def make(maker):
             with (
                 stream_of(client, tasks[0], namespace) as maker_stream,
                 maker_stream.writer() as writer,
@@ -356,7 +318,7 @@ def test_puts_and_takes_lose_nothing_while_their_slot_moves(
                 for number in range(maker, total, makers):
                     writer.put([numbered(number)])
 
-        def train() -> None:
+        def train():
             for lease in stream.leases(4, timeout=30):
                 taken.extend(numbers(lease))
                 if len(taken) == total:
@@ -381,9 +343,7 @@ def test_puts_and_takes_lose_nothing_while_their_slot_moves(
         audit(stream)
 
 
-def test_a_primary_that_dies_and_comes_back_is_waited_for(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_a_primary_that_dies_and_comes_back_is_waited_for(client, cluster, tasks, namespace):
     with stream_of(client, tasks[0], namespace) as stream:
         stream.put([numbered(1)])
         serving = cluster.serving(stream._task.store.keys.stream)
@@ -403,9 +363,7 @@ def test_a_primary_that_dies_and_comes_back_is_waited_for(
     cluster.wait_until_whole()
 
 
-def test_a_slot_whose_migration_does_not_end_is_named_in_the_error(
-    cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_a_slot_whose_migration_does_not_end_is_named_in_the_error(cluster, tasks, namespace):
     with (
         redrb.connect(cluster.url, retry_s=0.2) as client,
         stream_of(client, tasks[0], namespace) as stream,
@@ -422,7 +380,7 @@ def test_a_slot_whose_migration_does_not_end_is_named_in_the_error(
         audit(stream)
 
 
-def test_one_of_the_named_nodes_is_enough(cluster: RedisCluster, namespace: str) -> None:
+def test_one_of_the_named_nodes_is_enough(cluster, namespace):
     alive = cluster.primaries[2].port
     with redrb.connect(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{alive}") as client:
         assert len(client.primaries()) == 3
@@ -430,7 +388,7 @@ def test_one_of_the_named_nodes_is_enough(cluster: RedisCluster, namespace: str)
             stream_of(client, f"n{number}", namespace).put([numbered(number)])
 
 
-def test_a_node_that_knows_no_slots_is_not_believed(cluster: RedisCluster, namespace: str) -> None:
+def test_a_node_that_knows_no_slots_is_not_believed(cluster, namespace):
     stranger = Primary(cluster.primaries[0].program)  # not joined yet
     try:
         for _ in range(6):  # nodes are asked in random order
@@ -444,7 +402,7 @@ def test_a_node_that_knows_no_slots_is_not_believed(cluster: RedisCluster, names
         stranger.close()
 
 
-def test_named_nodes_that_are_silent_or_no_redis_are_passed_over(cluster: RedisCluster) -> None:
+def test_named_nodes_that_are_silent_or_no_redis_are_passed_over(cluster):
     good = f"127.0.0.1:{cluster.primaries[0].port}"
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
@@ -455,7 +413,7 @@ def test_named_nodes_that_are_silent_or_no_redis_are_passed_over(cluster: RedisC
             assert time.monotonic() - began < 15  # sockets wait for 20 s otherwise
             assert len(client.primaries()) == 3
 
-        def answer() -> None:
+        def answer():
             for _ in range(3):  # two that were given up, and that of the next client
                 connection, _ = silent.accept()
                 connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
@@ -467,7 +425,7 @@ def test_named_nodes_that_are_silent_or_no_redis_are_passed_over(cluster: RedisC
         answered.result(timeout=10)
 
 
-def test_urls_for_one_server_and_for_clusters_are_not_confused(cluster: RedisCluster) -> None:
+def test_urls_for_one_server_and_for_clusters_are_not_confused(cluster):
     port = cluster.primaries[0].port
     with pytest.raises(ConfigError, match=rf"redis\+cluster://127.0.0.1:{port}"):
         redrb.connect(f"redis://127.0.0.1:{port}/0")
@@ -485,13 +443,13 @@ def test_urls_for_one_server_and_for_clusters_are_not_confused(cluster: RedisClu
     assert SECRET not in str(caught.value)
 
 
-def test_a_request_without_a_key_is_refused(client: Client) -> None:
+def test_a_request_without_a_key_is_refused(client):
     with pytest.raises(ConfigError, match=r"client\.at"):
         client.execute("PING")
     assert [primary.execute("PING") for primary in client.primaries()] == [b"PONG"] * 3
 
 
-def test_user_and_password_are_those_of_all_nodes(cluster: RedisCluster, namespace: str) -> None:
+def test_user_and_password_are_those_of_all_nodes(cluster, namespace):
     for primary in cluster.primaries:
         primary.run("ACL", "SETUSER", "maker", "on", f">{SECRET}", "+@all", "~redrb:*")
     url = cluster.url.replace("://", f"://maker:{SECRET}@")
@@ -506,13 +464,11 @@ def test_user_and_password_are_those_of_all_nodes(cluster: RedisCluster, namespa
         redrb.connect(url.replace(SECRET, "wrong"))
 
 
-def test_threads_share_a_client_whose_nodes_they_learn_anew(
-    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_threads_share_a_client_whose_nodes_they_learn_anew(client, cluster, tasks, namespace):
     streams = [stream_of(client, task, namespace) for task in tasks for _ in range(4)]
     go = threading.Barrier(len(streams))
 
-    def put(number: int) -> None:
+    def put(number):
         go.wait(10)
         for _ in range(10):
             streams[number].put([numbered(number)])
@@ -525,14 +481,11 @@ def test_threads_share_a_client_whose_nodes_they_learn_anew(
     assert [len(stream) for stream in streams] == [40] * len(streams)
 
 
-def test_all_work_ends_when_the_client_is_closed(
-    cluster: RedisCluster, tasks: list[str], namespace: str
-) -> None:
+def test_all_work_ends_when_the_client_is_closed(cluster, tasks, namespace):
     with redrb.connect(cluster.url, retry_s=20) as client:
         stream = stream_of(client, tasks[0], namespace, lease_ms=300)
         stream.put([numbered(1)])
         lease = stream.take(1, timeout=0)
-        assert stream._consumer._heartbeat is not None
         thread = stream._consumer._heartbeat._thread
     for call in (lease.ack, stream.stats, client.primaries):
         with pytest.raises(StoreClosed):
@@ -542,9 +495,9 @@ def test_all_work_ends_when_the_client_is_closed(
 
 
 def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
-    client: Client, cluster: RedisCluster, namespace: str
-) -> None:
-    def open_it() -> ExperienceStream:
+    client, cluster, namespace
+):
+    def open_it():
         return ExperienceStream(client, "math", namespace=namespace, partitions=6)
 
     with open_it() as stream, open_it() as maker:
@@ -572,9 +525,9 @@ def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
 
 
 def test_a_resume_of_partitions_that_died_between_two_nodes_is_completed(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def opened() -> ExperienceStream:
+    client, tmp_path, monkeypatch
+):
+    def opened():
         return ExperienceStream(client, "math", namespace=uuid.uuid4().hex, partitions=3)
 
     with opened() as stream:

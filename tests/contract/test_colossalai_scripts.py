@@ -7,7 +7,6 @@ kept; `sync_models_from_trainers`, which they comment out, is on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from redrb import Client, DetachedPPOTrainer, ExperienceMakerHolder, Strategy
+from redrb import DetachedPPOTrainer, ExperienceMakerHolder, Strategy
 from tests.conftest import REAL
 from tests.networks import TokenNetwork
 
@@ -63,17 +62,17 @@ def build_dataloader(loaders: list[int]) -> DataLoader[Any]:
 
 
 @pytest.fixture
-def run() -> Callable[..., None]:
+def run():
     """Run functions beside each other, and raise the first error."""
     errors: list[BaseException] = []
 
-    def guarded(job: Callable[[], None]) -> None:
+    def guarded(job):
         try:
             job()
         except BaseException as error:  # noqa: BLE001 (raised below)
             errors.append(error)
 
-    def all_of(jobs: list[Callable[[], None]]) -> None:
+    def all_of(jobs):
         threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
         for thread in threads:
             thread.start()
@@ -91,18 +90,11 @@ def run() -> Callable[..., None]:
     [("fake", 1, 2), (next(iter(REAL)), 2, 1)],
     indirect=["url"],
 )
-def test_makers_and_trainers(
-    client: Client,
-    namespace: str,
-    run: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    makers: int,
-    trainers: int,
-) -> None:
+def test_makers_and_trainers(client, namespace, run, monkeypatch, makers, trainers):
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")  # restored at the end
 
-    def env_info(rank: int, size: int) -> dict[str, str]:
+    def env_info(rank, size):
         port = {"master_port": "1", "master_addr": "127.0.0.1"}
         return {"local_rank": "0", "rank": str(rank), "world_size": str(size), **port}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import redrb
 from redrb import ExperienceStream, RateLimit, StoreFull
 from redrb.browse import Browser, Choice
 from redrb.connection import Client
-from redrb.lua.calls import Call
 from redrb.stream.task.calls import Fill
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -40,9 +38,7 @@ def counts(stream: ExperienceStream) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("order", "expected"), [("fifo", [1, 2, 3, 4]), ("lifo", [4, 3, 2, 1])])
-def test_letters_return_to_their_old_places_once(
-    open_stream: Opener, order: str, expected: list[int]
-) -> None:
+def test_letters_return_to_their_old_places_once(open_stream, order, expected):
     stream = filled(open_stream, order=order, max_bytes=10**6)
     ids = reject(stream, 2)
     stored = stream.stats()
@@ -59,7 +55,7 @@ def test_letters_return_to_their_old_places_once(
         lease.ack()
 
 
-def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream: Opener) -> None:
+def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream):
     first, other = filled(open_stream), open_stream(group="other")
     other.join_group()
     (seq,) = reject(first, 1)
@@ -78,7 +74,7 @@ def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream: 
         assert counts(later) == (0, 0, 0)
 
 
-def test_two_operators_requeue_each_letter_once(open_stream: Opener) -> None:
+def test_two_operators_requeue_each_letter_once(open_stream):
     stream = filled(open_stream, 40)
     ids = reject(stream, 40)
     with ThreadPoolExecutor(4) as pool:
@@ -89,7 +85,7 @@ def test_two_operators_requeue_each_letter_once(open_stream: Opener) -> None:
     assert len(stream.take(40, timeout=0).batch()) == 40
 
 
-def test_a_letter_begins_anew_with_failures_and_goes_on_with_reads(open_stream: Opener) -> None:
+def test_a_letter_begins_anew_with_failures_and_goes_on_with_reads(open_stream):
     stream = filled(open_stream, 1, max_deliveries=1, max_reads=2, order="priority")
     stream.take(1, timeout=0).ack()
     with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
@@ -100,7 +96,7 @@ def test_a_letter_begins_anew_with_failures_and_goes_on_with_reads(open_stream: 
     assert counts(stream) == (1, 0, 0)
 
 
-def test_a_requeued_group_keeps_status_tags_versions_and_expires(open_stream: Opener) -> None:
+def test_a_requeued_group_keeps_status_tags_versions_and_expires(open_stream):
     stream = open_stream(tags={"site": str}, max_staleness=2, limit=1)
     ids = stream.put(numbered(1), policy_version=1, tags={"site": "a"})
     stream.move(ids, "aborted")
@@ -113,7 +109,7 @@ def test_a_requeued_group_keeps_status_tags_versions_and_expires(open_stream: Op
     assert stream.expire(statuses=["aborted", "completed"]) == 2
 
 
-def test_a_waiting_take_is_woken_by_a_requeue(open_stream: Opener) -> None:
+def test_a_waiting_take_is_woken_by_a_requeue(open_stream):
     stream, other = filled(open_stream, 1), open_stream()
     ids = reject(stream, 1)
     with ThreadPoolExecutor(1) as pool:
@@ -124,7 +120,7 @@ def test_a_waiting_take_is_woken_by_a_requeue(open_stream: Opener) -> None:
         assert numbers(taking.result()) == [1]
 
 
-def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream: Opener) -> None:
+def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream):
     stream = filled(open_stream, 2, rate=RateLimit.queue(2), on_full="error")
     stream.requeue(reject(stream, 2))
     with pytest.raises(StoreFull):  # puts wait for the reads that are to come
@@ -133,25 +129,25 @@ def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream: Opener) -> Non
     assert stream.put_many([[numbered(n)] for n in (3, 4)])
 
 
-def test_another_process_deletes_the_letters_that_one_has_left(open_stream: Opener) -> None:
+def test_another_process_deletes_the_letters_that_one_has_left(open_stream):
     """The process that set a smaller bound has died before all letters were deleted."""
     stream = filled(open_stream, 40)
     reject(stream, 35)
     run, pages = stream._task.store.call, itertools.count()
 
-    def dying(call: Call[Any], *beside: bytes, **options: Any) -> Any:
+    def dying(call, *beside, **options):
         if isinstance(call, Fill) and next(pages) == 1:
             raise ZeroDivisionError
         return run(call, *beside, **options)
 
-    stream._task.store.call = dying  # type: ignore[method-assign]
+    stream._task.store.call = dying
     with pytest.raises(ZeroDivisionError):
         stream.configure(max_dead=3)
     assert stream.stats().dead_letters == 25
     assert open_stream().stats().dead_letters == 3
 
 
-def test_groups_that_were_requeued_leave_nothing(open_stream: Opener) -> None:
+def test_groups_that_were_requeued_leave_nothing(open_stream):
     stream = filled(open_stream, 3)
     stream.requeue(reject(stream, 3))
     stream.take(3, timeout=0).ack()
@@ -159,7 +155,7 @@ def test_groups_that_were_requeued_leave_nothing(open_stream: Opener) -> None:
     assert not stream._task.store.client.execute("EXISTS", f"{keys.prefix}behind")
 
 
-def test_dropping_letters_reads_none_of_them(real_url: str, namespace: str) -> None:
+def test_dropping_letters_reads_none_of_them(real_url, namespace):
     """Each may be large."""
     with redrb.connect(real_url) as client:
         stream = ExperienceStream(client, "math", namespace=namespace)
@@ -177,9 +173,7 @@ def reads(client: Client) -> int:
     return sum(int(re.split("[=,]", line)[1]) for line in statistics if "xrange:" in line)
 
 
-def test_entries_of_another_program_hide_no_letters(
-    open_stream: Opener, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entries_of_another_program_hide_no_letters(open_stream, namespace, caplog):
     stream = filled(open_stream)
     store = stream._task.store
     first = reject(stream, 1)
@@ -196,9 +190,7 @@ def test_entries_of_another_program_hide_no_letters(
     store.client.execute("XDEL", store.keys.dead, *foreign)
 
 
-def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(
-    open_stream: Opener,
-) -> None:
+def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(open_stream):
     stream = filled(open_stream, 3, limit=3, on_full="drop_oldest")
     stream.requeue(reject(stream, 1))  # the group 1
     lease = stream.take(1, timeout=0)
@@ -208,7 +200,7 @@ def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(
     assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
 
 
-def test_history_that_is_requeued_waits_again(open_stream: Opener) -> None:
+def test_history_that_is_requeued_waits_again(open_stream):
     first, other = filled(open_stream, 2, keep="1h"), open_stream(group="other")
     other.join_group()
     (seq,) = reject(first, 1)
@@ -220,9 +212,7 @@ def test_history_that_is_requeued_waits_again(open_stream: Opener) -> None:
     assert numbers(first.take(1, timeout=0)) == [1]
 
 
-def test_letters_of_a_restored_task_are_requeued(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_letters_of_a_restored_task_are_requeued(client, namespace, tmp_path):
     settings: dict[str, Any] = {"namespace": namespace, "max_dead": 3}
     with ExperienceStream(client, "saved", **settings) as stream:
         stream.put_many([[numbered(n)] for n in (1, 2, 3)])
@@ -237,7 +227,7 @@ def test_letters_of_a_restored_task_are_requeued(
         assert numbers(stream.take(3, timeout=0)) == [1, 2, 3]
 
 
-def test_letters_of_partitions(client: Client, namespace: str) -> None:
+def test_letters_of_partitions(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
         stream.put_many([[numbered(n)] for n in range(6)])
         ids = reject(stream, 6)
@@ -246,9 +236,7 @@ def test_letters_of_partitions(client: Client, namespace: str) -> None:
         assert counts(stream) == (6, 2, 4)
 
 
-def test_the_letters_of_a_consumer_group_are_deleted_with_it(
-    client: Client, open_stream: Opener
-) -> None:
+def test_the_letters_of_a_consumer_group_are_deleted_with_it(client, open_stream):
     one, other = open_stream(group="one"), open_stream(group="other")
     other.join_group()
     one.put_many([[numbered(1)], [numbered(2)]])

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from redrb import BufferItem, ConfigError, ExperienceStream, Status
-from redrb.connection import Client
 from redrb.experience.records import named_tensors
 from redrb.stream.export import export_task, to_json
 from tests.audit import audit
@@ -64,7 +63,7 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "groups.jsonl").read_text().splitlines()]
 
 
-def test_every_dtype_and_value_is_exported(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_every_dtype_and_value_is_exported(client, namespace, tmp_path):
     # samples with and without some fields, which an export keeps apart, fit into no batch
     stream = ExperienceStream(client, "from", namespace=namespace, checks=["values"])
     item = every_dtype()
@@ -94,9 +93,7 @@ def test_every_dtype_and_value_is_exported(client: Client, namespace: str, tmp_p
         )
 
 
-def test_other_tools_read_an_export_without_redrb(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_other_tools_read_an_export_without_redrb(client, namespace, tmp_path):
     stream = ExperienceStream(
         client, "from", namespace=namespace, order="priority", tags=["name", "score"]
     )
@@ -134,12 +131,8 @@ def test_other_tools_read_an_export_without_redrb(
 
 
 def test_the_reader_of_the_document_loads_each_file_once(
-    client: Client,
-    namespace: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    client, namespace, tmp_path, monkeypatch, capsys
+):
     stream = ExperienceStream(client, "from", namespace=namespace, checks=())
     tensors = named_tensors(numbered(1))
     for number in range(6):
@@ -151,7 +144,7 @@ def test_the_reader_of_the_document_loads_each_file_once(
     )
     loaded: list[str] = []
 
-    def counted(path: str) -> dict[str, torch.Tensor]:
+    def counted(path):
         loaded.append(path)
         return load_file(path)
 
@@ -164,7 +157,7 @@ def test_the_reader_of_the_document_loads_each_file_once(
     assert loaded == [f"math-export/tensors-0000{n}.safetensors" for n in (0, 1)]
 
 
-def test_tensors_are_cut_into_files(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_tensors_are_cut_into_files(client, namespace, tmp_path):
     stream = ExperienceStream(client, "from", namespace=namespace)
     for number in range(10):
         stream.put(numbered(number, tensors={"big": torch.full((1000,), float(number))}))
@@ -180,9 +173,7 @@ def test_tensors_are_cut_into_files(client: Client, namespace: str, tmp_path: Pa
     assert [int(tensor[999]) for tensor in stored] == list(range(10))
 
 
-def test_history_and_leased_groups_are_exported(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_history_and_leased_groups_are_exported(client, namespace, tmp_path):
     stream = ExperienceStream(client, "from", namespace=namespace, keep_groups=9)
     for number in range(5):
         stream.put(numbered(number))
@@ -196,9 +187,7 @@ def test_history_and_leased_groups_are_exported(
     assert audit(stream)["default"].leased.keys() == set(leased.ids)
 
 
-def test_groups_that_cannot_be_read_are_listed(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_groups_that_cannot_be_read_are_listed(client, namespace, tmp_path):
     stream = ExperienceStream(client, "from", namespace=namespace)
     stream.put(numbered(1))
     (bad,) = stream.put(numbered(2))
@@ -212,9 +201,7 @@ def test_groups_that_cannot_be_read_are_listed(
     assert (exported.groups, exported.unreadable) == (1, (bad + 1,))
 
 
-def test_a_directory_that_is_in_the_way_is_refused(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
+def test_a_directory_that_is_in_the_way_is_refused(client, namespace, tmp_path):
     with pytest.raises(ConfigError, match="no task"):
         export_task(client, "from", tmp_path / "out", namespace=namespace)
     ExperienceStream(client, "from", namespace=namespace).put(numbered(1))
@@ -229,7 +216,7 @@ def test_a_directory_that_is_in_the_way_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
 
 
-def test_values_that_json_lacks_have_a_form_of_their_own() -> None:
+def test_values_that_json_lacks_have_a_form_of_their_own():
     form = to_json(EXTRAS)
     json.dumps(form, allow_nan=False)
     assert (form["bytes"], form["at"]) == (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +18,6 @@ from redrb import (
     StoreFull,
     make_experience_batch,
 )
-from redrb.connection import Client
 from redrb.errors import RecordError
 from redrb.stream.mixture import Mixture
 from redrb.stream.put import receiver
@@ -33,11 +31,11 @@ Open = Callable[..., ExperienceStream]
 
 
 @pytest.fixture
-def open_task(client: Client, namespace: str) -> Iterator[Open]:
+def open_task(client, namespace):
     """Open a task of this test by name; all are audited at the end."""
     opened: list[ExperienceStream] = []
 
-    def open_it(task: str, **settings: Any) -> ExperienceStream:
+    def open_it(task, **settings):
         opened.append(ExperienceStream(client, task, namespace=namespace, **settings))
         return opened[-1]
 
@@ -50,14 +48,14 @@ def open_task(client: Client, namespace: str) -> Iterator[Open]:
 
 
 @pytest.fixture
-def rollouts(open_task: Open) -> ExperienceStream:
+def rollouts(open_task):
     stream = open_task("rollouts")
     stream.join_group()
     return stream
 
 
 @pytest.fixture
-def scored(open_task: Open) -> ExperienceStream:
+def scored(open_task):
     stream = open_task("scored")
     stream.join_group()
     return stream
@@ -84,9 +82,7 @@ def store_only(lease: redrb.Lease, stream: ExperienceStream, count: int) -> None
     Forwarded(part, list(part.ids)[:count], groups).store(stream, ForwardOptions())
 
 
-def test_groups_get_fields_and_leave_the_first_task(
-    rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_groups_get_fields_and_leave_the_first_task(rollouts, scored):
     put(rollouts, 0, 1, 2)
     lease = rollouts.take(3, timeout=0)
     assert lease.forward(scored, scored_groups(lease)) == (1, 2, 3)
@@ -100,9 +96,7 @@ def test_groups_get_fields_and_leave_the_first_task(
     assert [float(item.tensors["score"]) for item in found.items()] == [0.5] * 6
 
 
-def test_a_batch_with_added_fields_is_forwarded(
-    rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_a_batch_with_added_fields_is_forwarded(rollouts, scored):
     put(rollouts, 0, 1)
     lease = rollouts.take(2, timeout=0)
     batch = lease.batch()
@@ -113,9 +107,7 @@ def test_a_batch_with_added_fields_is_forwarded(
     assert torch.equal(first[0].tensors["reference"], first[0].action_log_probs - 1)
 
 
-def test_some_groups_are_filtered_and_some_stay_leased(
-    rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_some_groups_are_filtered_and_some_stay_leased(rollouts, scored):
     put(rollouts, 0, 1, 2, 3)
     lease = rollouts.take(4, timeout=0)
     groups = scored_groups(lease)
@@ -132,13 +124,8 @@ def test_some_groups_are_filtered_and_some_stay_leased(
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_forward_whose_connection_breaks_lands_once(
-    client: Client,
-    rollouts: ExperienceStream,
-    scored: ExperienceStream,
-    monkeypatch: pytest.MonkeyPatch,
-    when: str,
-    before: int,
-) -> None:
+    client, rollouts, scored, monkeypatch, when, before
+):
     put(rollouts, 0, 1)
     lease = rollouts.take(2, timeout=0)
     groups = scored_groups(lease)
@@ -150,9 +137,7 @@ def test_a_forward_whose_connection_breaks_lands_once(
     assert rollouts.stats().ledger.acked == 2
 
 
-def test_a_filtered_group_is_counted_once(
-    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_a_filtered_group_is_counted_once(open_task, rollouts, scored):
     put(rollouts, 0, 1)
     lease = rollouts.take(2, timeout=0)
     (part,) = lease.parts
@@ -162,9 +147,7 @@ def test_a_filtered_group_is_counted_once(
     assert (scored.stats().ledger.put, scored.stats().ledger.filtered) == (2, 1)
 
 
-def test_filters_of_the_next_task_drop_groups_once(
-    open_task: Open, rollouts: ExperienceStream
-) -> None:
+def test_filters_of_the_next_task_drop_groups_once(open_task, rollouts):
     scored = open_task("scored", filters=[lambda group: bool(group[0].reward != 1)])
     scored.join_group()
     put(rollouts, 0, 1, 2)
@@ -187,9 +170,7 @@ def records(stream: ExperienceStream) -> int:
     return sum(run("HLEN", f"{prefix}sources:{origin.decode()}") for origin in origins)
 
 
-def test_records_do_not_grow_with_the_groups_that_were_forwarded(
-    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_do_not_grow_with_the_groups_that_were_forwarded(rollouts, scored, monkeypatch):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 4)
     sizes = []
     for _ in range(4):
@@ -200,8 +181,8 @@ def test_records_do_not_grow_with_the_groups_that_were_forwarded(
 
 
 def test_a_task_that_was_created_anew_forwards_groups_with_the_same_ids(
-    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+    open_task, rollouts, scored
+):
     paused = open_task("rollouts")
     put(rollouts, 0, 1)
     late = paused.take(1, timeout=0)
@@ -218,9 +199,7 @@ def test_a_task_that_was_created_anew_forwards_groups_with_the_same_ids(
     assert records(scored) == 2
 
 
-def test_a_row_that_another_program_damaged_is_replaced(
-    rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_a_row_that_another_program_damaged_is_replaced(rollouts, scored):
     forward_all(rollouts, scored, 1)
     prefix, run = scored._task.store.keys.prefix, scored._task.store.client.execute
     (origin,) = run("HKEYS", f"{prefix}sources")
@@ -229,9 +208,7 @@ def test_a_row_that_another_program_damaged_is_replaced(
     assert scored.stats().ledger.put == 2
 
 
-def test_ids_that_a_failover_gave_to_other_groups_are_no_repetition(
-    rollouts: ExperienceStream, scored: ExperienceStream
-) -> None:
+def test_ids_that_a_failover_gave_to_other_groups_are_no_repetition(rollouts, scored):
     forward_all(rollouts, scored, 1)
     put(rollouts, 1, 2)
     lease = rollouts.take(2, timeout=0)
@@ -243,9 +220,7 @@ def test_ids_that_a_failover_gave_to_other_groups_are_no_repetition(
     assert scored.stats().ledger.put == 3
 
 
-def test_without_room_the_groups_stay_leased_and_are_forwarded_later(
-    open_task: Open, rollouts: ExperienceStream
-) -> None:
+def test_without_room_the_groups_stay_leased_and_are_forwarded_later(open_task, rollouts):
     scored = open_task("scored", limit=2)
     put(rollouts, 0, 1, 2)
     lease = rollouts.take(3, timeout=0)
@@ -264,8 +239,8 @@ def test_without_room_the_groups_stay_leased_and_are_forwarded_later(
 
 
 def test_a_dead_letter_that_was_forwarded_and_is_requeued_is_stored_once(
-    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    rollouts, scored, monkeypatch
+):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
     put(rollouts, 0, 1)
     for number in range(2):  # a letter may be requeued, and buried, more than once
@@ -282,9 +257,7 @@ def test_a_dead_letter_that_was_forwarded_and_is_requeued_is_stored_once(
     assert records(scored) <= 2  # the others are removed at last
 
 
-def test_late_puts_of_requeued_groups_are_recognized_or_refused(
-    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_puts_of_requeued_groups_are_recognized_or_refused(rollouts, scored, monkeypatch):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
     put(rollouts, 0)
     lease = rollouts.take(1, timeout=0)
@@ -304,12 +277,7 @@ def test_late_puts_of_requeued_groups_are_recognized_or_refused(
     assert scored.stats().ledger.put == 5
 
 
-def test_a_resumed_task_knows_what_was_forwarded_into_it(
-    rollouts: ExperienceStream,
-    scored: ExperienceStream,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_task_knows_what_was_forwarded_into_it(rollouts, scored, monkeypatch, tmp_path):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
     put(rollouts, 0, 1, 2)
     lease = rollouts.take(3, timeout=0)
@@ -325,9 +293,7 @@ def test_a_resumed_task_knows_what_was_forwarded_into_it(
     assert records(scored) <= 3
 
 
-def test_more_dead_letters_than_a_put_names_hold_the_floor(
-    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_dead_letters_than_a_put_names_hold_the_floor(rollouts, scored, monkeypatch):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
     put(rollouts, *range(230))
     lease = rollouts.take(230, timeout=0)
@@ -340,7 +306,7 @@ def test_more_dead_letters_than_a_put_names_hold_the_floor(
     assert scored.stats().ledger.put == 232
 
 
-def test_tasks_with_partitions_forward_and_receive_once(open_task: Open) -> None:
+def test_tasks_with_partitions_forward_and_receive_once(open_task):
     rollouts, scored = (open_task(name, partitions=2) for name in ("rollouts", "scored"))
     for stream in (rollouts, scored):
         stream.join_group()
@@ -367,13 +333,7 @@ def test_tasks_with_partitions_forward_and_receive_once(open_task: Open) -> None
         (make_experience_batch([numbered(0)] * 3), RecordError, "3 rows, the lease 4 samples"),
     ],
 )
-def test_wrong_groups_are_refused_and_nothing_happens(
-    rollouts: ExperienceStream,
-    scored: ExperienceStream,
-    groups: Any,
-    error: type[Exception],
-    message: str,
-) -> None:
+def test_wrong_groups_are_refused_and_nothing_happens(rollouts, scored, groups, error, message):
     put(rollouts, 0, 1)
     lease = rollouts.take(2, timeout=0)
     with pytest.raises(error, match=message):
@@ -382,9 +342,7 @@ def test_wrong_groups_are_refused_and_nothing_happens(
     assert scored.stats().ledger.put == 0
 
 
-def test_groups_move_between_servers(
-    client: Client, rollouts: ExperienceStream, server_urls: Callable[[str], str]
-) -> None:
+def test_groups_move_between_servers(client, rollouts, server_urls):
     with (
         redrb.connect(f"fake://{uuid4().hex}") as other,
         ExperienceStream(other, "scored") as scored,
@@ -396,9 +354,7 @@ def test_groups_move_between_servers(
         assert scored.stats().ledger.put == 2
 
 
-def test_a_mixture_forwards_the_groups_of_each_task_once(
-    client: Client, namespace: str, open_task: Open
-) -> None:
+def test_a_mixture_forwards_the_groups_of_each_task_once(client, namespace, open_task):
     tasks = {"math": open_task("math"), "code": open_task("code")}
     judged, run, mixed = open_task("judged"), open_task("run"), open_task("mixed")
     mixed.join_group()

@@ -95,9 +95,7 @@ class Pipeline:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_group_is_stored_once_in_any_order_of_deaths(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_group_is_stored_once_in_any_order_of_deaths(seed, monkeypatch):
     dice = random.Random(seed)
     monkeypatch.setattr(receiver, "LOOK_EVERY", dice.choice([1, 3, 8]))
     with redrb.connect(f"fake://{uuid4().hex}") as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -152,9 +151,7 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
 
 
 @pytest.mark.parametrize(("makers", "trainers"), WORLDS)
-def test_nothing_stays_of_makers_and_trainers_that_died(
-    server_urls: Callable[[str], str], namespace: str, makers: int, trainers: int
-) -> None:
+def test_nothing_stays_of_makers_and_trainers_that_died(server_urls, namespace, makers, trainers):
     with redrb.connect(server_urls(next(iter(REAL)))) as client:
         survivors = Survivors(client, namespace)
         for number in range(10):  # as many of each as a run has at a time
@@ -173,7 +170,7 @@ def test_nothing_stays_of_makers_and_trainers_that_died(
         survivors.stream.close()
 
 
-def test_a_deleted_task_follows_weights_no_more(client: Client, namespace: str) -> None:
+def test_a_deleted_task_follows_weights_no_more(client, namespace):
     with WeightPublisher(client, "actor", namespace=namespace) as publisher:
         for task in ("old", "new"):
             ExperienceStream(client, task, namespace=namespace, weights="actor")

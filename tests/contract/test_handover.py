@@ -66,7 +66,6 @@ def of_loader(prefetch: int) -> Reader:
     def read(stream: ExperienceStream, steps: int) -> Versions:
         with ExperienceLoader(stream, BATCH, steps=steps, prefetch=prefetch, timeout=20) as loader:
             for batch in loader:
-                assert loader.lease is not None
                 assert len(batch) == BATCH
                 yield loader.lease.policy_versions
 
@@ -88,9 +87,7 @@ def oldest(versions: Iterable[int | None]) -> int:
     ("reader", "bound"),
     [("leases", 0), ("loader", 0), ("loader", 2), ("loader without prefetch", 0)],
 )
-def test_no_batch_is_staler_than_the_bound_when_it_is_handed_over(
-    client: Client, namespace: str, reader: str, bound: int
-) -> None:
+def test_no_batch_is_staler_than_the_bound_when_it_is_handed_over(client, namespace, reader, bound):
     steps = 12
     with (
         opened(client, namespace, max_staleness=bound) as stream,
@@ -119,9 +116,7 @@ def ahead(stream: ExperienceStream, versions: list[int]) -> Lease:
     return stream.take(len(versions), timeout=0)
 
 
-def test_a_batch_that_was_taken_ahead_and_is_too_stale_now_is_not_handed_over(
-    client: Client, namespace: str
-) -> None:
+def test_a_batch_that_was_taken_ahead_and_is_too_stale_now_is_not_handed_over(client, namespace):
     with opened(client, namespace, max_staleness=0) as stream:
         stream.put_many([[numbered(n)] for n in range(2 * BATCH)], policy_version=0)
         leases = stream.leases(BATCH, timeout=20)
@@ -135,9 +130,7 @@ def test_a_batch_that_was_taken_ahead_and_is_too_stale_now_is_not_handed_over(
         leases.close()
 
 
-def test_groups_that_are_too_stale_expire_and_the_others_wait(
-    client: Client, namespace: str
-) -> None:
+def test_groups_that_are_too_stale_expire_and_the_others_wait(client, namespace):
     stream = opened(client, namespace, max_staleness=1)
     lease = ahead(stream, [5, 6, 6])
     assert stream.is_fresh(lease)
@@ -150,7 +143,7 @@ def test_groups_that_are_too_stale_expire_and_the_others_wait(
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
 
 
-def test_the_rule_of_the_newest_token_counts_too(client: Client, namespace: str) -> None:
+def test_the_rule_of_the_newest_token_counts_too(client, namespace):
     stream = opened(client, namespace, max_token_staleness=0)
     lease = ahead(stream, [5, 5])
     stream.advance(6)
@@ -158,7 +151,7 @@ def test_the_rule_of_the_newest_token_counts_too(client: Client, namespace: str)
     assert stream.stats().ledger.expired == 2
 
 
-def test_expired_groups_that_a_task_keeps_may_be_taken(client: Client, namespace: str) -> None:
+def test_expired_groups_that_a_task_keeps_may_be_taken(client, namespace):
     stream = opened(client, namespace, max_staleness=0, on_expired="keep")
     lease = ahead(stream, [5, 5])
     stream.advance(6)
@@ -169,18 +162,14 @@ def test_expired_groups_that_a_task_keeps_may_be_taken(client: Client, namespace
     assert stream.stats().ledger.acked == 2
 
 
-def test_a_task_without_a_bound_sends_nothing(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_without_a_bound_sends_nothing(client, namespace, monkeypatch):
     stream = opened(client, namespace, order="stalest")
     lease = ahead(stream, [5])
     monkeypatch.setattr(stream._consumer, "recheck", None)
     assert stream.is_fresh(lease)
 
 
-def test_the_end_of_data_is_a_timeout_also_when_batches_were_returned(
-    client: Client, namespace: str
-) -> None:
+def test_the_end_of_data_is_a_timeout_also_when_batches_were_returned(client, namespace):
     with opened(client, namespace, max_staleness=0) as stream:
         stream.join_group()
         stream.advance(1)
@@ -201,9 +190,7 @@ def test_the_end_of_data_is_a_timeout_also_when_batches_were_returned(
         assert (seen, ledger.acked, ledger.expired) == (1, BATCH, 2 * BATCH)
 
 
-def test_a_check_waits_for_redis_as_a_batch_does(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_check_waits_for_redis_as_a_batch_does(client, namespace, monkeypatch, caplog):
     with opened(client, namespace, max_staleness=0) as stream:
         stream.join_group()
         stream.advance(1)
@@ -211,7 +198,7 @@ def test_a_check_waits_for_redis_as_a_batch_does(
             stream.put(numbered(number), policy_version=1)
         is_fresh, failures = stream._taker.is_fresh, iter([False, True, True])
 
-        def broken(*arguments: Any) -> bool:
+        def broken(*arguments):
             if next(failures, False):
                 raise StoreUnavailable("gone", where="here")
             return is_fresh(*arguments)

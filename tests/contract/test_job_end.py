@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,20 +75,18 @@ class Job:
 
 
 @pytest.fixture
-def job(client: Client, namespace: str) -> Iterator[Job]:
+def job(client, namespace):
     with ExitStack() as scope:
         yield Job(client, namespace, scope)
 
 
 @pytest.fixture
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_grace(monkeypatch):
     monkeypatch.setattr(job_end, "GRACE_S", 0.3)
     monkeypatch.setattr(job_end, "_WAIT_S", 0.1)
 
 
-def test_makers_end_when_the_trainer_has_ended_the_job(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_makers_end_when_the_trainer_has_ended_the_job(job, monkeypatch):
     # A maker whose thread first looks after the end takes it for that of an earlier run.
     monkeypatch.setattr(job_end, "GRACE_S", 3.0)
     trainer = job.trainer("named", buffer_limit=1)  # beyond 8 groups makers wait for room
@@ -103,16 +100,15 @@ def test_makers_end_when_the_trainer_has_ended_the_job(
         assert maker.stopped == "trainer 'trainer_0' has ended the job: enough reward"
 
 
-def test_the_end_as_the_documents_print_it(job: Job, client: Client, namespace: str) -> None:
+def test_the_end_as_the_documents_print_it(job, client, namespace):
     page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
     [example] = re.findall(r"```python\n(trainer\.fit.*?)```", page, re.DOTALL)
     exec(example.replace("1000", "0"), {"trainer": job.trainer()})
     newest = AnnouncementReader(client, trainer_key(namespace, "trainer_0")).newest()
-    assert newest is not None
     assert newest.ended == "all steps are trained"
 
 
-def test_a_maker_of_several_trainers_ends_with_the_last(job: Job) -> None:
+def test_a_maker_of_several_trainers_ends_with_the_last(job):
     first, second = job.trainer(name="a"), job.trainer(name="b")
     second.sync_models_to_remote_makers()
     maker = job.maker("a", "b", max_unsent=1)
@@ -127,9 +123,7 @@ def test_a_maker_of_several_trainers_ends_with_the_last(job: Job) -> None:
     assert "'a' has ended the job: all steps are trained" in maker.stopped
 
 
-def test_a_maker_that_starts_late_waits_whether_the_end_is_taken_back(
-    job: Job, short_grace: None
-) -> None:
+def test_a_maker_that_starts_late_waits_whether_the_end_is_taken_back(job, short_grace):
     job.trainer("m").end_job("done")
     late = job.maker(name="m", sync_models_from_trainers=True)
     loop = job.loop(late)
@@ -145,7 +139,7 @@ def test_a_maker_that_starts_late_waits_whether_the_end_is_taken_back(
     assert not early.stopped
 
 
-def test_a_maker_may_go_on(job: Job, short_grace: None) -> None:
+def test_a_maker_may_go_on(job, short_grace):
     maker = job.maker(end_with_job=False)
     job.trainer().end_job()
     loop = job.loop(maker)
@@ -153,7 +147,7 @@ def test_a_maker_may_go_on(job: Job, short_grace: None) -> None:
         loop.result(0.8)
 
 
-def test_after_a_signal_the_job_is_not_over(job: Job) -> None:
+def test_after_a_signal_the_job_is_not_over(job):
     trainer = job.trainer(timeout=20)
     sigterm_after(0.3)
     trainer.fit(None, 1)

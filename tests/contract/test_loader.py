@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost
-from redrb.connection import Client
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.take.calls import Beat
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
-from tests.scenes import silence, until
+from tests.scenes import holds_in_a_child, silence, until
 
 pytestmark = pytest.mark.long  # the same requests as test_stream*.py
 
@@ -34,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def stream(client: Client, namespace: str) -> Generator[ExperienceStream]:
+def stream(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         yield stream
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_is_left():
     yield
     until(lambda: not threads())
 
@@ -55,7 +50,6 @@ def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
 
 
 def rewards(batch: Experience) -> list[int]:
-    assert batch.reward is not None
     return batch.reward.int().tolist()
 
 
@@ -64,13 +58,12 @@ def ledger(stream: ExperienceStream) -> tuple[int, int, int, int]:
     return counts.acked, counts.leased, counts.waiting, counts.dead
 
 
-def test_a_batch_is_acknowledged_when_the_loop_comes_back(stream: ExperienceStream) -> None:
+def test_a_batch_is_acknowledged_when_the_loop_comes_back(stream):
     filled(stream, 6)
     seen: list[int] = []
     with ExperienceLoader(stream, 2, steps=3, prefetch=1) as loader:
         for batch in loader:
             assert stream.stats().ledger.acked == len(seen)
-            assert loader.lease is not None
             assert len(loader.lease) == 2
             seen += rewards(batch)
         assert stream.stats().ledger.acked == 6
@@ -79,7 +72,7 @@ def test_a_batch_is_acknowledged_when_the_loop_comes_back(stream: ExperienceStre
     audit(stream)
 
 
-def test_each_loop_gives_its_steps(stream: ExperienceStream) -> None:
+def test_each_loop_gives_its_steps(stream):
     filled(stream, 8)
     loader = ExperienceLoader(stream, 1, steps=4)
     assert [rewards(batch) for batch in loader] == [[0], [1], [2], [3]]
@@ -88,7 +81,7 @@ def test_each_loop_gives_its_steps(stream: ExperienceStream) -> None:
     assert ledger(stream) == (8, 0, 0, 0)
 
 
-def test_it_leases_at_most_prefetch_plus_one_batches(stream: ExperienceStream) -> None:
+def test_it_leases_at_most_prefetch_plus_one_batches(stream):
     filled(stream, 20)
     with ExperienceLoader(stream, 2, prefetch=3) as loader:
         batches = iter(loader)
@@ -104,9 +97,7 @@ def test_it_leases_at_most_prefetch_plus_one_batches(stream: ExperienceStream) -
 
 
 @pytest.mark.parametrize("leave", ["break", "forget", "close", "new loop"])
-def test_batches_that_were_not_read_are_requeued_unharmed(
-    client: Client, namespace: str, leave: str
-) -> None:
+def test_batches_that_were_not_read_are_requeued_unharmed(client, namespace, leave):
     stream = filled(ExperienceStream(client, "math", namespace=namespace, max_deliveries=1), 10)
     loader = ExperienceLoader(stream, 2)
     if leave == "break":
@@ -125,7 +116,6 @@ def test_batches_that_were_not_read_are_requeued_unharmed(
             assert next(batches, None) is None
     if leave in ("break", "forget"):
         until(lambda: stream.stats().ledger.leased == 2)
-        assert loader.lease is not None
         assert numbers(loader.lease) == [0, 1]
     loader.close()
     assert ledger(stream) == (0, 0, 10, 0)
@@ -133,11 +123,10 @@ def test_batches_that_were_not_read_are_requeued_unharmed(
     stream.close()
 
 
-def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
+def test_a_lease_may_be_ended_in_the_loop(stream):
     filled(stream, 6)
     with ExperienceLoader(stream, 2, steps=3) as loader:
         for number, _ in enumerate(loader):
-            assert loader.lease is not None
             if number == 0:
                 loader.lease.reject("nan loss")
             elif number == 1:
@@ -145,9 +134,7 @@ def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
     assert ledger(stream) == (3, 0, 1, 2)
 
 
-def test_an_exception_in_the_block_counts_against_the_last_batch_only(
-    client: Client, namespace: str
-) -> None:
+def test_an_exception_in_the_block_counts_against_the_last_batch_only(client, namespace):
     stream = filled(ExperienceStream(client, "math", namespace=namespace, max_deliveries=1), 8)
     with pytest.raises(ZeroDivisionError), ExperienceLoader(stream, 2) as loader:
         for number, _ in enumerate(loader):
@@ -158,7 +145,7 @@ def test_an_exception_in_the_block_counts_against_the_last_batch_only(
     stream.close()
 
 
-def test_without_acknowledging_leases_are_the_callers(stream: ExperienceStream) -> None:
+def test_without_acknowledging_leases_are_the_callers(stream):
     filled(stream, 6)
     held = []
     with ExperienceLoader(stream, 2, steps=2, acknowledge=False) as loader:
@@ -166,12 +153,11 @@ def test_without_acknowledging_leases_are_the_callers(stream: ExperienceStream) 
             held.append(loader.lease)
     assert ledger(stream) == (0, 4, 2, 0)
     for lease in held:
-        assert lease is not None
         lease.ack()
     assert ledger(stream) == (4, 0, 2, 0)
 
 
-def test_the_end_of_data_comes_after_the_batches_before_it(stream: ExperienceStream) -> None:
+def test_the_end_of_data_comes_after_the_batches_before_it(stream):
     filled(stream, 5)
     seen = []
     loader = ExperienceLoader(stream, 2, timeout=0.05, at_least=1)
@@ -183,7 +169,7 @@ def test_the_end_of_data_comes_after_the_batches_before_it(stream: ExperienceStr
     assert ledger(stream) == (5, 0, 0, 0)
 
 
-def test_a_step_longer_than_the_timeout_ends_nothing(stream: ExperienceStream) -> None:
+def test_a_step_longer_than_the_timeout_ends_nothing(stream):
     filled(stream, 2)
     seen = []
     with ExperienceLoader(stream, 2, timeout=0.4, steps=2) as loader:
@@ -195,9 +181,7 @@ def test_a_step_longer_than_the_timeout_ends_nothing(stream: ExperienceStream) -
     assert seen == [[0, 1], [2, 3]]
 
 
-def test_misfits_are_an_error_in_their_place(
-    client: Client, namespace: str, stream: ExperienceStream
-) -> None:
+def test_misfits_are_an_error_in_their_place(client, namespace, stream):
     filled(stream, 3)
     # put without the check of fields, so that takes find it
     with ExperienceStream(client, "math", namespace=namespace, checks=["values"]) as unchecked:
@@ -215,7 +199,7 @@ def test_misfits_are_an_error_in_their_place(
     assert [rewards(batch) for batch in ExperienceLoader(stream, 3, steps=1)] == [[4, 5, 6]]
 
 
-def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStream) -> None:
+def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream):
     filled(stream, 6)
     with ExperienceLoader(stream, 2, prefetch=1) as loader:
         batches = iter(loader)
@@ -229,7 +213,7 @@ def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStr
     assert stream.stats().ledger.waiting == 6
 
 
-def test_close_ends_a_wait_for_a_batch(stream: ExperienceStream) -> None:
+def test_close_ends_a_wait_for_a_batch(stream):
     loader = ExperienceLoader(stream, 2)
     batches = iter(loader)
     until(lambda: stream.stats().consumers_waiting == 1)
@@ -240,7 +224,7 @@ def test_close_ends_a_wait_for_a_batch(stream: ExperienceStream) -> None:
     assert next(batches, None) is None
 
 
-def test_stop_ends_a_loop_that_waits(stream: ExperienceStream) -> None:
+def test_stop_ends_a_loop_that_waits(stream):
     filled(stream, 2)
     loader = ExperienceLoader(stream, 2)
     threading.Timer(0.2, loader.stop).start()
@@ -248,14 +232,14 @@ def test_stop_ends_a_loop_that_waits(stream: ExperienceStream) -> None:
     assert ledger(stream) == (2, 0, 0, 0)
 
 
-def test_waits_are_measured(stream: ExperienceStream) -> None:
+def test_waits_are_measured(stream):
     filled(stream, 2)
     began = time.monotonic()
     with ExperienceLoader(stream, 2, steps=2) as loader:
         batches = iter(loader)
         next(batches)
 
-        def put_late() -> None:
+        def put_late():
             until(lambda: not stream.worker.steps.lasted_s)  # the loop asks for the next batch
             time.sleep(0.3)
             filled(stream, 2)
@@ -269,13 +253,11 @@ def test_waits_are_measured(stream: ExperienceStream) -> None:
     put.join()
 
 
-def test_an_outage_is_an_error_after_the_batches_before_it(
-    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_is_an_error_after_the_batches_before_it(stream, monkeypatch):
     filled(stream, 4)
     take = stream._taker.take
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments):
         if stream.stats().ledger.waiting == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
@@ -289,16 +271,11 @@ def test_an_outage_is_an_error_after_the_batches_before_it(
 
 
 @pytest.mark.parametrize("timeout", [None, 20])
-def test_an_outage_shorter_than_the_timeout_ends_no_loop(
-    stream: ExperienceStream,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    timeout: float | None,
-) -> None:
+def test_an_outage_shorter_than_the_timeout_ends_no_loop(stream, monkeypatch, caplog, timeout):
     filled(stream, 4)
     take, failures = stream._taker.take, iter([False, True, True])
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments):
         if next(failures, False):
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
@@ -310,10 +287,8 @@ def test_an_outage_shorter_than_the_timeout_ends_no_loop(
     assert caplog.text.count("s: a loader cannot take a batch yet") == 1  # it is over
 
 
-def test_a_loop_that_waits_for_redis_is_stopped_at_once(
-    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*arguments: Any) -> Any:
+def test_a_loop_that_waits_for_redis_is_stopped_at_once(stream, monkeypatch):
+    def away(*arguments):
         raise StoreUnavailable("gone", where="here")
 
     monkeypatch.setattr(stream._taker, "take", away)
@@ -327,9 +302,7 @@ def test_a_loop_that_waits_for_redis_is_stopped_at_once(
     loader.close()
 
 
-def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
-    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(stream, monkeypatch, caplog):
     filled(stream, 6)
     loader = ExperienceLoader(stream, 2, prefetch=1)
     batches = iter(loader)
@@ -337,7 +310,7 @@ def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
     until(lambda: loader.ready == 1)
     end_request = stream._consumer.end_request
 
-    def away(*arguments: Any, **options: Any) -> bool:
+    def away(*arguments, **options):
         raise StoreUnavailable("gone", where="here")
 
     monkeypatch.setattr(stream._consumer, "end_request", away)
@@ -352,11 +325,11 @@ def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
     loader.close()
 
 
-def test_ranks_count_steps_up(stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_count_steps_up(stream, monkeypatch):
     filled(stream, 8)
     take, steps = stream.take, []
 
-    def ranked(count: int, *, rank: int, world_size: int, step: int, **options: Any) -> Any:
+    def ranked(count, *, rank, world_size, step, **options):
         steps.append((rank, world_size, step))
         return take(count, **options)
 
@@ -367,10 +340,10 @@ def test_ranks_count_steps_up(stream: ExperienceStream, monkeypatch: pytest.Monk
     assert steps == [(1, 4, step) for step in (7, 8, 9, 10)]
 
 
-def test_ranks_get_the_same_number_of_batches(client: Client, namespace: str) -> None:
+def test_ranks_get_the_same_number_of_batches(client, namespace):
     seen: dict[int, list[list[int]]] = {}
 
-    def train(rank: int) -> None:
+    def train(rank):
         with (
             ExperienceStream(client, "math", namespace=namespace) as one,
             ExperienceLoader(one, 4, rank=rank, world_size=2, steps=4, timeout=20) as loader,
@@ -389,36 +362,34 @@ def test_ranks_get_the_same_number_of_batches(client: Client, namespace: str) ->
         assert stream.stats().ledger.acked == 16
 
 
-def test_arguments_are_checked(stream: ExperienceStream) -> None:
+def test_arguments_are_checked(stream):
     for options in ({"prefetch": -1}, {"at_least": 3}, {"timeout": -1}, {"device": "nonsense"}):
         with pytest.raises(ConfigError):
-            ExperienceLoader(stream, 2, **options)  # type: ignore[arg-type]
+            ExperienceLoader(stream, 2, **options)
     with pytest.raises(ConfigError, match="no redrb"):
-        ExperienceLoader("math", 2)  # type: ignore[arg-type]
+        ExperienceLoader("math", 2)
 
 
-def test_batches_are_padded_on_the_side_asked_for(stream: ExperienceStream) -> None:
+def test_batches_are_padded_on_the_side_asked_for(stream):
     stream.put(numbered(0))
     stream.put(numbered(1, sequences=torch.tensor([7, 8, 9, 10])))
     with ExperienceLoader(stream, 2, side="right", pin_memory=True, steps=1) as loader:
         (batch,) = loader
-    assert batch.sequences is not None
     assert batch.sequences.tolist() == [[1, 2, 3, 0], [7, 8, 9, 10]]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_batches_are_copied_beside_the_step(stream: ExperienceStream) -> None:
+def test_batches_are_copied_beside_the_step(stream):
     filled(stream, 64)
     with ExperienceLoader(stream, 4, device="cuda", pin_memory=True, steps=16) as loader:
         for number, batch in enumerate(loader):
             torch.cuda._sleep(1_000_000)
-            assert batch.reward is not None
             assert batch.reward.is_cuda
             assert rewards(batch) == list(range(4 * number, 4 * number + 4))
 
 
-def test_a_forked_process_cannot_read_its_parents_loop(real_url: str, namespace: str) -> None:
+def test_a_forked_process_cannot_read_its_parents_loop(real_url, namespace):
     with (
         redrb.connect(real_url) as client,
         ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -428,20 +399,17 @@ def test_a_forked_process_cannot_read_its_parents_loop(real_url: str, namespace:
         batches = iter(loader)
         next(batches)
         until(lambda: loader.ready == 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            try:
+
+        def begins_anew():
+            with pytest.raises(ConfigError):
                 next(batches)
-            except ConfigError:
-                loader.close()
-                mine = rewards(next(iter(loader)))
-                loader.close()
-                stream.close()
-                os._exit(0 if mine == [4, 5] else 2)
-            os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
+            loader.close()
+            mine = rewards(next(iter(loader)))
+            loader.close()
+            stream.close()
+            return mine == [4, 5]
+
+        assert holds_in_a_child(begins_anew)
         assert rewards(next(batches)) == [2, 3]
         assert ledger(stream)[0] == 2
         loader.close()
@@ -459,9 +427,7 @@ while loader.ready < 2:
 """
 
 
-def test_a_process_that_ends_requeues_prefetched_batches(
-    server_urls: Callable[[str], str], namespace: str
-) -> None:
+def test_a_process_that_ends_requeues_prefetched_batches(server_urls, namespace):
     real_url = server_urls(next(iter(REAL)))
     with (
         redrb.connect(real_url) as client,

@@ -1,23 +1,21 @@
 """Short messages through a Redis stream: their order, the wait for one, their bounds."""
 
-from __future__ import annotations
-
 import threading
 import time
 
 import pytest
 
-from redrb.connection import Client, messages
+from redrb.connection import messages
 from redrb.connection.messages import MessageReader, post
 from redrb.errors import DecodeError, EncodeError
 
 
 @pytest.fixture
-def key(namespace: str) -> str:
+def key(namespace):
     return f"redrb:{{{namespace}:messages}}:test"
 
 
-def test_only_the_newest_message_stays_and_is_returned_once(client: Client, key: str) -> None:
+def test_only_the_newest_message_stays_and_is_returned_once(client, key):
     reader = MessageReader(client, key)
     assert reader.newest() is None
     for number in range(3):
@@ -28,7 +26,7 @@ def test_only_the_newest_message_stays_and_is_returned_once(client: Client, key:
     assert MessageReader(client, key).newest() == {"number": 2}
 
 
-def test_a_reader_waits_for_a_message(client: Client, key: str) -> None:
+def test_a_reader_waits_for_a_message(client, key):
     reader = MessageReader(client, key)
     began = time.monotonic()
     assert reader.newest(0.2) is None
@@ -42,7 +40,7 @@ def test_a_reader_waits_for_a_message(client: Client, key: str) -> None:
 @pytest.mark.parametrize(
     "fields", [("m", b"\xc1"), ("m", b"\x01"), ("x", b"\x80"), ("m", b"\x81\xa1"), ("m", b"")]
 )
-def test_a_damaged_message_is_skipped(client: Client, key: str, fields: tuple[str, bytes]) -> None:
+def test_a_damaged_message_is_skipped(client, key, fields):
     client.execute("XADD", key, "*", *fields)
     reader = MessageReader(client, key)
     with pytest.raises(DecodeError, match="message in redrb:"):
@@ -61,15 +59,13 @@ def test_a_damaged_message_is_skipped(client: Client, key: str, fields: tuple[st
     ],
     ids=["65 levels", "1001 levels", "many", "a long claim"],
 )
-def test_a_deep_or_crowded_message_is_refused(
-    client: Client, key: str, value: bytes, why: str
-) -> None:
+def test_a_deep_or_crowded_message_is_refused(client, key, value, why):
     client.execute("XADD", key, "*", "m", b"\x81\xa1a" + value)
     with pytest.raises(DecodeError, match=why):
         MessageReader(client, key).newest()
 
 
-def test_messages_are_bounded(client: Client, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_bounded(client, key, monkeypatch):
     post(client, [key], {"a": "b" * 100})
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 50)
     with pytest.raises(EncodeError, match="the limit is 50"):

@@ -42,7 +42,7 @@ WAITS: list[Waiting] = [subscriber, follower]
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     monkeypatch.setattr(missing, "LOG_AFTER_S", 0.0)
 
 
@@ -58,9 +58,7 @@ def logged(
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_wait_in_the_wrong_namespace_names_the_right_ones(
-    client: Client, namespace: str, wait: Waiting, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_in_the_wrong_namespace_names_the_right_ones(client, namespace, wait, caplog):
     state = nn.Linear(1, 1).state_dict()
     for place, name in (("-a", "sort"), ("-b", "sort"), ("-c", "sort.partial"), ("-d", "other")):
         name = f"{name}-{namespace}" if name == "sort" else name
@@ -71,11 +69,8 @@ def test_a_wait_in_the_wrong_namespace_names_the_right_ones(
 
 
 def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
-    client: Client,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    client, namespace, monkeypatch, caplog
+):
     monkeypatch.setattr(missing, "LOG_AFTER_S", 0.3)
     monkeypatch.setattr(engine_weights, "_WAIT_S", 0.1)  # each wait is too short for a log line
     state = nn.Linear(1, 1).state_dict()
@@ -84,16 +79,13 @@ def test_a_maker_of_episodes_in_the_wrong_namespace_names_the_right_one(
 
 
 def test_a_server_that_follows_weights_of_another_namespace_names_it(
-    client: Client,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    client, namespace, monkeypatch, caplog
+):
     monkeypatch.setattr(missing, "LOG_AFTER_S", 0.3)
     monkeypatch.setattr(engine_weights, "_WAIT_S", 0.1)  # each wait is too short for a log line
     WeightPublisher(client, namespace, namespace="right").publish(nn.Linear(1, 1).state_dict())
 
-    async def follow_until_logged(folder: str) -> None:
+    async def follow_until_logged(folder):
         server: Any = None  # it gets nothing
         weights = EngineWeights(client, namespace, server, folder, namespace=namespace)
         following = asyncio.create_task(weights.follow())
@@ -111,17 +103,13 @@ def test_a_server_that_follows_weights_of_another_namespace_names_it(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_wait_for_weights_that_nobody_has_published(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_for_weights_that_nobody_has_published(client, namespace, caplog):
     text = logged(caplog, follower, client, namespace, namespace)
     assert "nobody has published weights of this name in any namespace here" in text
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_wait_for_the_announcement_of_weights_that_are_there(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_for_the_announcement_of_weights_that_are_there(client, namespace, caplog):
     state = nn.Linear(1, 1).state_dict()
     WeightPublisher(client, "sort", namespace=namespace).publish(state)
     text = logged(caplog, follower, client, namespace, "sort")
@@ -129,18 +117,14 @@ def test_a_wait_for_the_announcement_of_weights_that_are_there(
 
 
 @pytest.mark.parametrize("wait", [subscriber, follower])
-def test_a_short_wait_says_nothing(
-    client: Client, namespace: str, wait: Waiting, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_short_wait_says_nothing(client, namespace, wait, caplog):
     with pytest.raises(WeightTimeout):
         wait(client, namespace, "sort")
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_maker_with_weights_says_nothing(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_maker_with_weights_says_nothing(client, namespace, caplog):
     Broadcast(client, namespace, "sort", []).push({"actor": nn.Linear(1, 1)}, fully=True)
     place = (client, namespace, "m", {"actor": nn.Linear(1, 1)}, Stop())
     assert MakerWeights(*place, follow="sort").wait_until_initialised()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
@@ -32,7 +29,7 @@ from redrb.stream.mixture.ratio import Ratio, Split
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers
-from tests.scenes import until
+from tests.scenes import holds_in_a_child, until
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {"math": 0.7, "code": 0.3}
@@ -58,7 +55,7 @@ class Tasks:
 
 
 @pytest.fixture
-def tasks(client: Client, namespace: str) -> Iterator[Tasks]:
+def tasks(client, namespace):
     tasks = Tasks(client, namespace)
     yield tasks
     for stream in tasks.streams.values():
@@ -70,7 +67,7 @@ def tasks(client: Client, namespace: str) -> Iterator[Tasks]:
 
 
 @pytest.fixture
-def mixture(client: Client, namespace: str, tasks: Tasks) -> Iterator[Mixture]:
+def mixture(client, namespace, tasks):
     with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
         yield mixture
 
@@ -101,15 +98,13 @@ def tally(lease: MixtureLease) -> Counter[str]:
         ({"a": 10**400, "b": 10**400}, {"a": 1, "b": 1}),
     ],
 )
-def test_weights_of_any_scale_are_held_exactly(
-    weights: dict[str, Any], parts: dict[str, int]
-) -> None:
+def test_weights_of_any_scale_are_held_exactly(weights, parts):
     ratio = Ratio.of(weights)
     assert ratio.parts == parts
     assert sum(ratio.weights.values()) == pytest.approx(1)
 
 
-def test_weights_that_are_no_simple_fractions_are_held_as_written() -> None:
+def test_weights_that_are_no_simple_fractions_are_held_as_written():
     weights = {"a": 0.123456789012345, "b": 2**0.5, "c": 1e-300}
     exact = {task: Fraction(repr(weight)) for task, weight in weights.items()}
     ratio = Ratio.of(weights)
@@ -119,13 +114,13 @@ def test_weights_that_are_no_simple_fractions_are_held_as_written() -> None:
 
 
 @pytest.mark.parametrize("weight", [0, -1, -0.5, float("nan"), float("inf"), "1", None, True, 1j])
-def test_a_weight_that_is_no_positive_number_is_refused(weight: Any) -> None:
+def test_a_weight_that_is_no_positive_number_is_refused(weight):
     with pytest.raises(ConfigError, match="task 'code'"):
         Ratio.of({"math": 1, "code": weight})
 
 
 @pytest.mark.parametrize("weights", [{}, None, ["math"], "math", {"ma:th": 1}, {"": 1}, {3: 1}])
-def test_weights_without_valid_task_names_are_refused(weights: Any) -> None:
+def test_weights_without_valid_task_names_are_refused(weights):
     with pytest.raises(ConfigError):
         Ratio.of(weights)
 
@@ -135,9 +130,7 @@ def test_weights_without_valid_task_names_are_refused(weights: Any) -> None:
     weights=st.lists(st.integers(1, 10**6) | st.floats(1e-3, 1e3), min_size=1, max_size=7),
     counts=st.lists(st.integers(1, 40) | st.integers(1, 2**20), min_size=1, max_size=12),
 )
-def test_any_takes_in_any_ratio_stay_within_one_group(
-    weights: list[float], counts: list[int]
-) -> None:
+def test_any_takes_in_any_ratio_stay_within_one_group(weights, counts):
     ratio = Ratio.of({f"t{index}": weight for index, weight in enumerate(weights)})
     split, whole = Split(ratio), sum(ratio.parts.values())
     for count in counts:
@@ -157,9 +150,7 @@ def test_any_takes_in_any_ratio_stay_within_one_group(
         ([100, 8, 1, 100, 8, 1, 100, 8], [1, 1, 5, 2, 3, 2, 2, 5, 2, 1]),
     ],
 )
-def test_takes_that_largest_remainders_would_split_wrongly(
-    parts: list[int], counts: list[int]
-) -> None:
+def test_takes_that_largest_remainders_would_split_wrongly(parts, counts):
     weights = {f"t{index}": part for index, part in enumerate(parts)}
     split = Split(Ratio.of(weights))
     for count in counts:
@@ -170,7 +161,7 @@ def test_takes_that_largest_remainders_would_split_wrongly(
 # Takes
 
 
-def test_a_take_is_of_all_tasks_and_one_batch(tasks: Tasks, mixture: Mixture) -> None:
+def test_a_take_is_of_all_tasks_and_one_batch(tasks, mixture):
     tasks.put(math=20, code=20)
     with mixture.take(10, timeout=0) as lease:
         assert len(lease) == lease.samples == 10
@@ -178,9 +169,7 @@ def test_a_take_is_of_all_tasks_and_one_batch(tasks: Tasks, mixture: Mixture) ->
         assert numbers(lease.items()) == [1000, 1001, 1002, *range(7)]
         assert [numbers(group) for group in lease.groups()][:4] == [[1000], [1001], [1002], [0]]
         batch = lease.batch()
-        assert batch.sequences is not None
         assert batch.sequences.shape == (10, 3)
-        assert batch.reward is not None
         assert batch.reward.tolist() == [float(n) for n in (1000, 1001, 1002, *range(7))]
         assert lease.sample_tasks == ["code"] * 3 + ["math"] * 7
         assert lease.ids == {"code": (1, 2, 3), "math": tuple(range(1, 8))}
@@ -193,23 +182,20 @@ def test_a_take_is_of_all_tasks_and_one_batch(tasks: Tasks, mixture: Mixture) ->
     assert mixture.weights == {"code": 0.3, "math": 0.7}
 
 
-def test_a_batch_pads_samples_of_all_tasks_to_one_length(tasks: Tasks, mixture: Mixture) -> None:
+def test_a_batch_pads_samples_of_all_tasks_to_one_length(tasks, mixture):
     long = numbered(5, sequences=torch.arange(6), action_log_probs=torch.zeros(4))
     tasks.streams["code"].put([long, long])
     tasks.put(math=3)
     with mixture.take(3, timeout=0) as lease:
         batch = lease.batch(side="right")
-        assert batch.sequences is not None
         assert batch.sequences.shape == (4, 6)
-        assert batch.action_log_probs is not None
         assert batch.action_log_probs.shape == (4, 4)
-        assert batch.attention_mask is not None
         assert batch.attention_mask.sum(1).tolist() == [6, 6, 3, 3]
         assert lease.sample_tasks == ["code", "code", "math", "math"]
         assert lease.tasks == ["code", "math", "math"]
 
 
-def test_the_lease_before_is_acknowledged_first(tasks: Tasks, mixture: Mixture) -> None:
+def test_the_lease_before_is_acknowledged_first(tasks, mixture):
     tasks.put(math=14, code=6)
     first = mixture.take(10, timeout=0)
     second = mixture.take(10, timeout=0, ack=first)
@@ -220,7 +206,7 @@ def test_the_lease_before_is_acknowledged_first(tasks: Tasks, mixture: Mixture) 
     assert [stream.stats().ledger.acked for stream in tasks.streams.values()] == [14, 6]
 
 
-def test_some_groups_or_all_are_acknowledged_or_released(tasks: Tasks, mixture: Mixture) -> None:
+def test_some_groups_or_all_are_acknowledged_or_released(tasks, mixture):
     tasks.put(math=7, code=3)
     lease = mixture.take(10, timeout=0)
     with pytest.raises(ConfigError, match="not in this lease"):
@@ -240,9 +226,7 @@ def test_some_groups_or_all_are_acknowledged_or_released(tasks: Tasks, mixture: 
         lease.batch()
 
 
-def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(
-    client: Client, namespace: str
-) -> None:
+def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(client, namespace):
     tasks = Tasks(client, namespace)
     tasks.put(math=7)
     tasks.streams["code"].put_many([[numbered(1)], [numbered(2, values=torch.zeros(2))]] * 2)
@@ -255,13 +239,11 @@ def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(
 # Waiting and starving
 
 
-def test_a_task_that_starves_is_named_and_nothing_is_taken(
-    tasks: Tasks, mixture: Mixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_starves_is_named_and_nothing_is_taken(tasks, mixture, monkeypatch):
     blocked_s: list[float] = []
     whole = TaskStore.wait_for_wake
 
-    def wait_for_wake(self: TaskStore, *arguments: Any) -> Any:
+    def wait_for_wake(self, *arguments):
         began = time.monotonic()
         try:
             return whole(self, *arguments)
@@ -286,9 +268,7 @@ def test_a_task_that_starves_is_named_and_nothing_is_taken(
 
 
 @pytest.mark.long
-def test_shares_leased_before_a_timeout_are_requeued_unharmed(
-    tasks: Tasks, mixture: Mixture
-) -> None:
+def test_shares_leased_before_a_timeout_are_requeued_unharmed(tasks, mixture):
     tasks.put(math=2, code=3)
     for _ in range(7):  # more often than max_deliveries
         with pytest.raises(BatchTimeout) as caught:
@@ -302,7 +282,7 @@ def test_shares_leased_before_a_timeout_are_requeued_unharmed(
     lease.ack()
 
 
-def test_all_tasks_that_starve_are_named(tasks: Tasks, mixture: Mixture) -> None:
+def test_all_tasks_that_starve_are_named(tasks, mixture):
     tasks.put(math=6)
     with pytest.raises(BatchTimeout) as caught:
         mixture.take(10, timeout=0)
@@ -312,9 +292,7 @@ def test_all_tasks_that_starve_are_named(tasks: Tasks, mixture: Mixture) -> None
     assert "task 'math': 6 of 7 groups were waiting." in error.__notes__
 
 
-def test_a_share_that_exceeds_a_limit_is_an_error_and_not_a_wait(
-    client: Client, namespace: str
-) -> None:
+def test_a_share_that_exceeds_a_limit_is_an_error_and_not_a_wait(client, namespace):
     with (
         ExperienceStream(client, "math", namespace=namespace, limit=4) as math,
         Mixture(client, WEIGHTS, namespace=namespace) as mixture,
@@ -347,14 +325,12 @@ class Waiters:
 
 
 @pytest.fixture
-def waiters(tasks: Tasks, only_wakes: None) -> Iterator[Waiters]:
+def waiters(tasks, only_wakes):
     with ThreadPoolExecutor(8) as pool:
         yield Waiters(tasks, pool)
 
 
-def test_a_take_waits_for_the_group_that_completes_it(
-    tasks: Tasks, mixture: Mixture, waiters: Waiters
-) -> None:
+def test_a_take_waits_for_the_group_that_completes_it(tasks, mixture, waiters):
     tasks.put(math=7, code=2)
     took = waiters.start(mixture, 10, "code")
     assert tasks.streams["math"].stats().ledger.leased == 0  # nothing is held before it is wanted
@@ -364,9 +340,7 @@ def test_a_take_waits_for_the_group_that_completes_it(
     assert mixture._waits_for is None
 
 
-def test_a_take_behind_a_starving_take_names_its_task(
-    tasks: Tasks, mixture: Mixture, waiters: Waiters
-) -> None:
+def test_a_take_behind_a_starving_take_names_its_task(tasks, mixture, waiters):
     tasks.put(math=20, code=1)
     first = waiters.start(mixture, 10, "code")
     for timeout in (0, 0.1):
@@ -380,7 +354,7 @@ def test_a_take_behind_a_starving_take_names_its_task(
     assert_exact(mixture.taken(), WEIGHTS)
 
 
-def test_a_look_waits_for_a_take_that_is_soon_over(tasks: Tasks, mixture: Mixture) -> None:
+def test_a_look_waits_for_a_take_that_is_soon_over(tasks, mixture):
     tasks.put(math=7, code=3)
     with ThreadPoolExecutor(1) as pool:
         with mixture._turn:
@@ -390,7 +364,7 @@ def test_a_look_waits_for_a_take_that_is_soon_over(tasks: Tasks, mixture: Mixtur
 
 
 @pytest.mark.long
-def test_a_take_that_does_not_end_is_a_timeout(tasks: Tasks, mixture: Mixture) -> None:
+def test_a_take_that_does_not_end_is_a_timeout(tasks, mixture):
     tasks.put(math=7, code=3)
     with mixture._turn, pytest.raises(BatchTimeout) as caught:
         mixture.take(10, timeout=0)
@@ -400,12 +374,7 @@ def test_a_take_that_does_not_end_is_a_timeout(tasks: Tasks, mixture: Mixture) -
     mixture.take(10, timeout=0).ack()
 
 
-def test_the_log_names_the_task_that_starves(
-    tasks: Tasks,
-    mixture: Mixture,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_log_names_the_task_that_starves(tasks, mixture, monkeypatch, caplog):
     monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
     monkeypatch.setattr(deadline, "SLICE_S", 0.05)
     with ThreadPoolExecutor(2) as pool:
@@ -423,16 +392,14 @@ def test_the_log_names_the_task_that_starves(
 
 
 @pytest.mark.long
-def test_threads_keep_the_ratio_at_every_moment(
-    client: Client, namespace: str, tasks: Tasks, mixture: Mixture
-) -> None:
+def test_threads_keep_the_ratio_at_every_moment(client, namespace, tasks, mixture):
     taken: Counter[str] = Counter()
     seen: list[int] = []
     ended = threading.Event()
     lock = threading.Lock()
     total = 240
 
-    def take(thread: int) -> None:
+    def take(thread):
         dice = random.Random(thread)
         each = mixture if thread % 2 else others[thread % len(others)]
         while sum(taken.values()) < total:
@@ -448,7 +415,7 @@ def test_threads_keep_the_ratio_at_every_moment(
                 taken.update(tally(lease))
             lease.ack()
 
-    def watch() -> None:
+    def watch():
         while not ended.wait(0.002):
             for each in (mixture, *others):
                 assert_exact(each.taken(), WEIGHTS)
@@ -470,7 +437,7 @@ def test_threads_keep_the_ratio_at_every_moment(
 
 
 @pytest.mark.long
-def test_processes_take_from_common_tasks_and_one_is_killed(real_url: str, namespace: str) -> None:
+def test_processes_take_from_common_tasks_and_one_is_killed(real_url, namespace):
     """No two of them wait for groups of each other, and nothing is lost or taken twice."""
     with redrb.connect(real_url) as client:
         tasks = Tasks(client, namespace)
@@ -502,7 +469,7 @@ def test_processes_take_from_common_tasks_and_one_is_killed(real_url: str, names
 # Forks
 
 
-def test_parent_and_child_of_a_fork_take_separately(real_url: str, namespace: str) -> None:
+def test_parent_and_child_of_a_fork_take_separately(real_url, namespace):
     with (
         redrb.connect(real_url) as client,
         Mixture(client, WEIGHTS, namespace=namespace) as mixture,
@@ -511,27 +478,12 @@ def test_parent_and_child_of_a_fork_take_separately(real_url: str, namespace: st
         tasks.put(math=21, code=9)
         lease = mixture.take(10, timeout=5)
         with mixture._turn:  # of a thread that the child does not have
-            in_a_child(lambda: mixture.take(10, timeout=5).ack())
+            assert holds_in_a_child(lambda: mixture.take(10, timeout=5).ack() is None)
         lease.ack()
         mixture.take(10, timeout=5).ack()
         assert mixture.taken() == {"code": 6, "math": 14}
         for stream in tasks.streams.values():
             assert stream.stats().ledger.acked == stream.stats().ledger.put
-
-
-def in_a_child(work: Callable[[], object]) -> None:
-    """Run `work` in a forked process and check that it ended well."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not mix well
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 class Worker:

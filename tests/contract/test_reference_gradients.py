@@ -89,9 +89,7 @@ class Sample:
             return (values if actions is None else values[actions.bool()]).double()
 
         old = of_actions(item.action_log_probs)
-        assert old is not None
         advantages = item.advantages
-        assert advantages is not None
         each = of_actions(advantages) if advantages.dim() else advantages.double().expand(len(old))
         with torch.no_grad():
             proximal = log_probs(actor, tokens, len(old))[0]
@@ -204,7 +202,7 @@ GRPO = [
 
 
 @pytest.mark.parametrize("options", GRPO, ids=range(len(GRPO)))
-def test_grpo_through_fit(namespace: str, options: dict[str, Any]) -> None:
+def test_grpo_through_fit(namespace, options):
     actor = seeded(PlainActor)
     right = copy.deepcopy(actor).double()
     items = made("grpo")
@@ -231,7 +229,7 @@ PPO = [
 
 
 @pytest.mark.parametrize("options", PPO, ids=range(len(PPO)))
-def test_ppo_through_fit(namespace: str, options: dict[str, Any]) -> None:
+def test_ppo_through_fit(namespace, options):
     actor, critic = seeded(PlainActor), seeded(PlainCritic, 1)
     right, right_critic = copy.deepcopy(actor).double(), copy.deepcopy(critic).double()
     items = made("ppo")

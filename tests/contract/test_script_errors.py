@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from importlib.resources import files
 
 import pytest
@@ -14,7 +13,6 @@ import redrb
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.lua.scripts import load, run
 from tests.samples import numbered
-from tests.servers import Server
 
 pytestmark = pytest.mark.every_server
 
@@ -26,7 +24,7 @@ def _line(message: str) -> str:
     return f"{found[1]}: {lines[int(found[2]) - 1].strip()}"
 
 
-def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str) -> None:
+def test_an_error_of_a_script_names_file_and_line(real_url, namespace):
     with redrb.connect(real_url) as client:
         stream = redrb.ExperienceStream(client, "math", namespace=namespace)
         stream.put([numbered(1)])
@@ -39,19 +37,17 @@ def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str)
         client.execute("DEL", f"redrb:{{{namespace}:math}}:leases:default")
 
 
-def test_an_error_of_lua_names_file_and_line(real_url: str) -> None:
+def test_an_error_of_lua_names_file_and_line(real_url):
     with redrb.connect(real_url) as client:
         with pytest.raises(redrb.errors.StoreError, match="nil") as caught:
             run(client, load("weights/discard"), ["redrb:{none}:versions"], [b"\x80"])
         assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")
 
 
-def test_a_script_that_does_not_end_is_named_and_how_it_is_ended(
-    own_server: Callable[..., Server],
-) -> None:
+def test_a_script_that_does_not_end_is_named_and_how_it_is_ended(own_server):
     server = own_server("--busy-reply-threshold", "20")
 
-    def hang() -> None:
+    def hang():
         with redrb.connect(server.url) as client, pytest.raises(StoreError, match=r"[Kk]ill"):
             client.execute("EVAL", "while true do end", 0)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from redrb import BufferItem, ConfigError, ExperienceStream
-from redrb.connection import Client
 from redrb.runtime import Stage
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -20,7 +18,7 @@ Group = list[BufferItem]
 
 
 @pytest.fixture
-def streams(client: Client, namespace: str) -> Iterator[tuple[ExperienceStream, ExperienceStream]]:
+def streams(client, namespace):
     with (
         ExperienceStream(client, "rollouts", namespace=namespace, max_deliveries=2) as rollouts,
         ExperienceStream(client, "scored", namespace=namespace) as scored,
@@ -63,10 +61,8 @@ async def score_all_later(groups: list[Group]) -> list[Group]:
     [(score, False), (score_later, False), (score_all, True), (score_all_later, True)],
 )
 def test_a_group_whose_function_raises_becomes_a_dead_letter_and_the_others_move_on(
-    streams: tuple[ExperienceStream, ExperienceStream],
-    function: Callable[..., Any],
-    batched: bool,
-) -> None:
+    streams, function, batched
+):
     rollouts, scored = streams
     put(rollouts, *range(5))
     Stage(rollouts, scored, function, batch=5, batched=batched).run(batches=1)
@@ -79,13 +75,11 @@ def test_a_group_whose_function_raises_becomes_a_dead_letter_and_the_others_move
     assert [float(item.tensors["score"]) for item in lease.items()] == [2.0] * 4
 
 
-def test_a_group_that_the_next_task_refuses_fails_alone(
-    streams: tuple[ExperienceStream, ExperienceStream], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_group_that_the_next_task_refuses_fails_alone(streams, caplog):
     rollouts, scored = streams
     put(rollouts, 0, 1, 2, 3)
 
-    def spoil(group: Group) -> Any:
+    def spoil(group):
         if group[0].reward == 1:
             group[0].values = torch.tensor(float("nan"))
         if group[0].reward == 2:
@@ -98,9 +92,7 @@ def test_a_group_that_the_next_task_refuses_fails_alone(
     assert "returned None" in caplog.text
 
 
-def test_a_batch_with_too_few_results_fails(
-    streams: tuple[ExperienceStream, ExperienceStream],
-) -> None:
+def test_a_batch_with_too_few_results_fails(streams):
     rollouts, scored = streams
     put(rollouts, 0, 1)
     Stage(rollouts, scored, lambda _groups: [], batched=True).run(batches=1)
@@ -109,9 +101,7 @@ def test_a_batch_with_too_few_results_fails(
     assert "returned 0 results for 1 groups" in rollouts.dead_letters()[0].message
 
 
-def test_a_stage_waits_for_groups_and_ends_when_asked(
-    streams: tuple[ExperienceStream, ExperienceStream],
-) -> None:
+def test_a_stage_waits_for_groups_and_ends_when_asked(streams):
     rollouts, scored = streams
     stage = Stage(rollouts, scored, score)
     thread = threading.Thread(target=stage.run)
@@ -124,9 +114,7 @@ def test_a_stage_waits_for_groups_and_ends_when_asked(
     assert rollouts.stats().ledger.leased == 0
 
 
-def test_a_stage_whose_next_task_is_full_ends_when_asked_and_its_groups_wait_again(
-    streams: tuple[ExperienceStream, ExperienceStream],
-) -> None:
+def test_a_stage_whose_next_task_is_full_ends_when_asked_and_its_groups_wait_again(streams):
     rollouts, scored = streams
     put(rollouts, 0, 1)
     put(scored, 7)
@@ -142,13 +130,11 @@ def test_a_stage_whose_next_task_is_full_ends_when_asked_and_its_groups_wait_aga
     assert (rollouts.stats().ledger.waiting, scored.stats().ledger.waiting) == (2, 1)
 
 
-def test_an_interrupt_releases_the_batch_unharmed(
-    streams: tuple[ExperienceStream, ExperienceStream],
-) -> None:
+def test_an_interrupt_releases_the_batch_unharmed(streams):
     rollouts, scored = streams
     put(rollouts, 0, 1)
 
-    def interrupted(group: Group) -> Group:
+    def interrupted(group):
         raise KeyboardInterrupt
 
     for _ in range(3):
@@ -157,32 +143,30 @@ def test_an_interrupt_releases_the_batch_unharmed(
     assert rollouts.stats().ledger.waiting == 2
 
 
-def test_wrong_arguments_are_refused(streams: tuple[ExperienceStream, ExperienceStream]) -> None:
+def test_wrong_arguments_are_refused(streams):
     with pytest.raises(ConfigError, match="give a function"):
-        Stage(*streams, "score")  # type: ignore[arg-type]
+        Stage(*streams, "score")
     with pytest.raises(ConfigError, match="cannot be called with one argument"):
         Stage(*streams, lambda group, _: group)
     with pytest.raises(ConfigError, match="without end"):
         Stage(streams[0], streams[0], score)
     with pytest.raises(ConfigError, match="give an ExperienceStream"):
-        Stage("rollouts", "scored", score)  # type: ignore[arg-type]
+        Stage("rollouts", "scored", score)
     with pytest.raises(ConfigError, match="batch"):
         Stage(*streams, score, batch=0)
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_group_that_is_too_large_for_the_next_task_fails_alone(
-    client: Client, streams: tuple[ExperienceStream, ExperienceStream], batched: bool
-) -> None:
+def test_a_group_that_is_too_large_for_the_next_task_fails_alone(client, streams, batched):
     rollouts, scored = streams
     scored.configure(max_bytes=1000)
     put(rollouts, 0, 1, 2)
 
-    def enlarge(group: Group) -> Group:
+    def enlarge(group):
         group[0].tensors["big"] = torch.rand(1000 if group[0].reward == 1 else 1)
         return group
 
-    def enlarge_all(groups: list[Group]) -> list[Group]:
+    def enlarge_all(groups):
         return [enlarge(group) for group in groups]
 
     Stage(rollouts, scored, enlarge_all if batched else enlarge, batched=batched).run(batches=1)
@@ -191,9 +175,7 @@ def test_a_group_that_is_too_large_for_the_next_task_fails_alone(
     assert left.reward == 1
 
 
-def test_a_task_that_refuses_every_group_leaves_them_unharmed(
-    client: Client, namespace: str, streams: tuple[ExperienceStream, ExperienceStream]
-) -> None:
+def test_a_task_that_refuses_every_group_leaves_them_unharmed(client, namespace, streams):
     rollouts, _ = streams
     put(rollouts, 0, 1)
     with ExperienceStream(
@@ -210,9 +192,7 @@ def test_a_task_that_refuses_every_group_leaves_them_unharmed(
     assert (rollouts.stats().ledger.waiting, rollouts.stats().ledger.dead) == (2, 0)
 
 
-def test_the_log_has_one_traceback_of_an_error_that_repeats(
-    streams: tuple[ExperienceStream, ExperienceStream], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_has_one_traceback_of_an_error_that_repeats(streams, caplog):
     put(streams[0], 3)
     Stage(*streams, score).run(batches=2)  # max_deliveries
     failures = [record for record in caplog.records if "a stage failed" in record.message]
@@ -220,10 +200,10 @@ def test_the_log_has_one_traceback_of_an_error_that_repeats(
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)
-def test_each_batch_is_an_event(streams: tuple[ExperienceStream, ExperienceStream]) -> None:
+def test_each_batch_is_an_event(streams):
     events: list[dict[str, Any]] = []
 
-    def write(event: str, **values: object) -> None:
+    def write(event, **values):
         events.append({"event": event, **values})
 
     rollouts, scored = streams
@@ -237,16 +217,14 @@ def test_each_batch_is_an_event(streams: tuple[ExperienceStream, ExperienceStrea
         {"event": "stage", "step": 1, "groups": 2, "filtered": 1, "failed": 1},
         {"event": "stage", "step": 2, "groups": 0, "filtered": 0, "failed": 1},
     ]
-    assert all(0 <= event[name] < 10 for event in events for name in seconds)  # type: ignore[operator]
+    assert all(0 <= event[name] < 10 for event in events for name in seconds)
 
 
-def test_a_batch_that_its_function_changed_before_it_failed_is_read_again(
-    streams: tuple[ExperienceStream, ExperienceStream],
-) -> None:
+def test_a_batch_that_its_function_changed_before_it_failed_is_read_again(streams):
     rollouts, scored = streams
     put(rollouts, 0, 1)
 
-    def consume(groups: list[Group]) -> list[Group]:
+    def consume(groups):
         if len(groups) > 1:
             groups.clear()
             raise RuntimeError("only one at a time")

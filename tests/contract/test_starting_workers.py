@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -17,7 +17,6 @@ from redrb import environment
 from redrb.connection import Client
 from redrb.episodes import EpisodeMaker
 from redrb.errors import StoreUnavailable
-from redrb.recipe import GRPORecipe
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipes.arithmetic import Arithmetic
 from redrb.recipes.multiturn import Multiturn
@@ -30,7 +29,7 @@ MOST_S = 2.0
 
 
 @pytest.fixture
-def client(namespace: str) -> Iterator[Client]:
+def client(namespace):
     with redrb.connect(f"fake://{namespace}") as client:
         yield client
 
@@ -54,7 +53,7 @@ def announced(
 
 
 @pytest.mark.parametrize("kind", [Arithmetic, Multiturn])
-def test_a_maker_that_waits_for_its_first_weights(kind: type[GRPORecipe], client: Client) -> None:
+def test_a_maker_that_waits_for_its_first_weights(kind, client):
     recipe = kind(worker="maker-1", beta=0.1, weights_timeout=60, lease_ms=600)
     with (
         recipe.maker(client, lambda *_, **__: None) as maker,
@@ -70,17 +69,17 @@ def test_a_maker_that_waits_for_its_first_weights(kind: type[GRPORecipe], client
     assert announced(client).life == "ended"
 
 
-def test_a_trainer_of_a_recipe_that_makes_its_models(client: Client) -> None:
+def test_a_trainer_of_a_recipe_that_makes_its_models(client):
     class Slow(Arithmetic):
-        def model(self) -> nn.Module:
+        def model(self):
             assert announced(client).role == "trainer"
             return super().model()
 
     RecipeTrainer(client, Slow(worker="trainer"), lambda *_, **__: None).close()
 
 
-def test_a_maker_and_a_trainer_that_load_their_models(client: Client) -> None:
-    def models() -> tuple[Any, ...]:
+def test_a_maker_and_a_trainer_that_load_their_models(client):
+    def models():
         assert announced(client).label == "maker-1"
         return nn.Linear(1, 1), None, None, None
 
@@ -121,7 +120,7 @@ async def episode(prompt: Any, engine: Any) -> redrb.BufferItem:
     raise NotImplementedError
 
 
-def test_a_maker_whose_engine_starts(client: Client) -> None:
+def test_a_maker_whose_engine_starts(client):
     with redrb.ExperienceStream(client, "math") as stream:
         EpisodeMaker(stream, episode, StartingEngine(client)).run([])
 
@@ -137,18 +136,14 @@ class Scorer:
         raise NotImplementedError
 
 
-def test_a_stage_whose_function_loads_a_model(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_whose_function_loads_a_model(client, monkeypatch):
     monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
     monkeypatch.setenv("REDRB_URL", client.url)
     assert main([f"{__name__}:Scorer", "--from=rollouts", "--to=scored"]) == 0
 
 
-def test_a_wait_that_could_not_be_announced_is_over(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
+def test_a_wait_that_could_not_be_announced_is_over(client, monkeypatch):
+    def refuse():
         raise StoreUnavailable("away", where="there")
 
     with redrb.ExperienceStream(client, "math") as stream:

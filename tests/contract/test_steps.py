@@ -9,10 +9,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from redrb import Client, ExperienceStream, Mixture
+from redrb import ExperienceStream, Mixture
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.steps import Steps
-from tests.conftest import Opener
 from tests.samples import numbered
 
 
@@ -31,15 +30,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("redrb.stream.steps.time", clock)
     return clock
 
 
-def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(
-    open_stream: Opener, clock: Clock
-) -> None:
+def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(open_stream, clock):
     stream = open_stream()
     stream.put_many([[numbered(1)], [numbered(2)]])
     assert said(stream)["step_s"] == 0
@@ -53,7 +50,7 @@ def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(
     with ThreadPoolExecutor(1) as threads:
         waiting = threading.Event()
 
-        def take() -> None:
+        def take():
             waiting.set()
             stream.take(1, ack=lease, timeout=60).ack()
 
@@ -69,9 +66,7 @@ def test_a_step_lasts_from_its_batch_to_the_request_for_the_next_one(
 
 
 @pytest.mark.parametrize("way", ["leases", "loader"])
-def test_a_batch_that_is_taken_ahead_begins_no_step(
-    open_stream: Opener, clock: Clock, way: str
-) -> None:
+def test_a_batch_that_is_taken_ahead_begins_no_step(open_stream, clock, way):
     stream = open_stream()
     stream.put_many([[numbered(n)] for n in range(4)])
     loader = ExperienceLoader(stream, 1, prefetch=2, steps=4)
@@ -90,9 +85,7 @@ def test_a_batch_that_is_taken_ahead_begins_no_step(
         assert said(stream)["step_s"] == 0
 
 
-def test_a_mixture_that_waits_for_a_part_of_its_batch_is_in_no_step(
-    client: Client, namespace: str, clock: Clock
-) -> None:
+def test_a_mixture_that_waits_for_a_part_of_its_batch_is_in_no_step(client, namespace, clock):
     with (
         Mixture(client, {"math": 1, "code": 1}, namespace=namespace) as mixture,
         ExperienceStream(client, "math", namespace=namespace) as math,
@@ -112,7 +105,7 @@ def test_a_mixture_that_waits_for_a_part_of_its_batch_is_in_no_step(
         assert {said(stream)["step_s"] for stream in streams} == {3}
 
 
-def test_a_long_step_counts_less_and_less(clock: Clock) -> None:
+def test_a_long_step_counts_less_and_less(clock):
     steps = Steps()
     for lasts in [600, *[1] * 350]:
         steps.begin()

@@ -1,16 +1,11 @@
 """Bad groups are refused at put, with the place of the fault, and never take others with them."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from redrb import BufferItem, ExperienceStream, make_experience_batch
-from redrb.connection import Client
+from redrb import ExperienceStream, make_experience_batch
 from redrb.errors import ConfigError, RecordError, RedrbError, SendFailed
 from redrb.stream.put.refusals import CHECKS
 from redrb.stream.sending import ExperienceSender
@@ -21,12 +16,10 @@ NAN = torch.tensor([0.0, math.nan])
 LESS = {"advantages": None}
 NARROW = {"advantages": torch.tensor(1.0).half()}
 
-Opener = Callable[..., ExperienceStream]
-
 
 @pytest.fixture
-def opened(client: Client, namespace: str) -> Opener:
-    def open_stream(**options: Any) -> ExperienceStream:
+def opened(client, namespace):
+    def open_stream(**options):
         chosen = {"checks": CHECKS, **options}
         stream = ExperienceStream(client, "math", namespace=namespace, **chosen)
         stream.join_group()
@@ -48,9 +41,9 @@ def opened(client: Client, namespace: str) -> Opener:
     ],
 )
 def test_the_error_names_group_sample_field_and_position(
-    opened: Opener, changes: dict[str, Any], settings: Any, field: str, position: int | None
-) -> None:
-    def sample(number: int, **own: Any) -> BufferItem:
+    opened, changes, settings, field, position
+):
+    def sample(number, **own):
         return numbered(number, **{"policy_version": 1, **own})
 
     with opened(**settings) as stream:
@@ -73,7 +66,7 @@ def test_the_error_names_group_sample_field_and_position(
         audit(stream)
 
 
-def test_masked_positions_may_hold_anything(opened: Opener) -> None:
+def test_masked_positions_may_hold_anything(opened):
     masked = {"action_log_probs": -torch.tensor([0.5, math.inf]), "advantages": NAN}
     mask = torch.tensor([True, False])
     with opened() as stream:
@@ -87,7 +80,7 @@ def test_masked_positions_may_hold_anything(opened: Opener) -> None:
             stream.put(batch)
 
 
-def test_all_bad_groups_of_a_put_are_named(opened: Opener) -> None:
+def test_all_bad_groups_of_a_put_are_named(opened):
     groups = [[numbered(n, advantages=NAN)] if n % 2 else [numbered(n)] for n in range(5)]
     with opened() as stream, pytest.raises(RecordError, match="group 1") as caught:
         stream.put_many(groups)
@@ -100,9 +93,7 @@ def test_all_bad_groups_of_a_put_are_named(opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("changes", [LESS, NARROW, {"tensors": {"x": NAN}}])
-def test_a_task_remembers_the_fields_of_its_first_put(
-    opened: Opener, changes: dict[str, Any]
-) -> None:
+def test_a_task_remembers_the_fields_of_its_first_put(opened, changes):
     """Each stream stands for a process; the second one had opened the task before the first put."""
     with opened() as first, opened() as early, opened(on_bad_group="drop") as dropping:
         first.put(numbered(0))
@@ -132,9 +123,7 @@ def test_a_task_remembers_the_fields_of_its_first_put(
         ({"sequences": torch.ones(2, 3, dtype=torch.int32)}, {}),
     ],
 )
-def test_the_row_of_an_experience_is_named(
-    opened: Opener, batch: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_the_row_of_an_experience_is_named(opened, batch, settings):
     rows = make_experience_batch([numbered(n, policy_version=1) for n in range(2)])
     with opened(**settings) as stream:
         stream.put(rows)
@@ -147,7 +136,7 @@ def test_the_row_of_an_experience_is_named(
         assert caught.value.bad_groups[-1] == 1
 
 
-def test_the_checks_are_on_and_say_what_to_do(client: Client, namespace: str) -> None:
+def test_the_checks_are_on_and_say_what_to_do(client, namespace):
     """The fields of a task are known to each process and after a deletion of the task, too."""
     early, late = (
         ExperienceStream(client, "math", namespace=namespace, max_staleness=4) for _ in range(2)
@@ -167,9 +156,8 @@ def test_the_checks_are_on_and_say_what_to_do(client: Client, namespace: str) ->
         audit(late)
 
 
-def test_a_sender_puts_the_other_groups_of_its_batch(opened: Opener) -> None:
+def test_a_sender_puts_the_other_groups_of_its_batch(opened):
     batch = make_experience_batch([numbered(n, advantages=torch.zeros(2)) for n in range(3)])
-    assert batch.advantages is not None
     batch.advantages[1, 1] = math.nan
     with opened() as stream, ExperienceSender(stream) as sender:
         sender.send(batch)
@@ -179,7 +167,7 @@ def test_a_sender_puts_the_other_groups_of_its_batch(opened: Opener) -> None:
         assert numbers(stream.take(2, timeout=0)) == [0, 2]
 
 
-def test_a_writer_puts_nothing_of_a_call_that_is_refused(opened: Opener) -> None:
+def test_a_writer_puts_nothing_of_a_call_that_is_refused(opened):
     with opened() as stream, stream.writer() as writer:
         writer.put(numbered(0))
         with pytest.raises(RedrbError, match="nan"):
@@ -190,16 +178,14 @@ def test_a_writer_puts_nothing_of_a_call_that_is_refused(opened: Opener) -> None
 
 
 @pytest.mark.parametrize("checks", ["values", ["speed"], 7, [None]])
-def test_unknown_checks_are_refused(opened: Opener, checks: Any) -> None:
+def test_unknown_checks_are_refused(opened, checks):
     with pytest.raises(ConfigError, match="checks="):
         opened(checks=checks)
     with pytest.raises(ConfigError, match="on_bad_group"):
         opened(on_bad_group="keep")
 
 
-def test_a_bound_of_staleness_that_another_process_adds_holds_for_the_first_put_after_it(
-    opened: Opener,
-) -> None:
+def test_a_bound_of_staleness_that_another_process_adds_holds_for_the_first_put_after_it(opened):
     groups = [[numbered(1, policy_version=2)], [numbered(2)], [numbered(3, policy_version=2)]]
     with opened() as raising, opened(on_bad_group="drop") as dropping:
         raising.put(numbered(0))

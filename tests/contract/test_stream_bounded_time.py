@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from statistics import median
 
 import msgpack
@@ -72,14 +71,14 @@ end
 
 
 @pytest.fixture
-def scene(real_url: str, namespace: str, no_heartbeats: None) -> Iterator[Scene]:
+def scene(real_url, namespace, no_heartbeats):
     with redrb.connect(real_url) as client:
         client.execute("CONFIG", "SET", "slowlog-max-len", 20_000)
         settings = {"order": "stalest", "tags": ["score"], "max_staleness": 50}
         yield Scene(client, namespace, GROUPS, settings)
 
 
-def test_no_script_takes_long(scene: Scene) -> None:
+def test_no_script_takes_long(scene):
     stream, client = scene.stream, scene.client
     for name in OTHERS:
         scene.run(Join(name))
@@ -185,9 +184,7 @@ def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:
     return times
 
 
-def test_a_draw_whose_matches_are_rare_costs_no_more_than_another_order(
-    real_url: str, namespace: str
-) -> None:
+def test_a_draw_whose_matches_are_rare_costs_no_more_than_another_order(real_url, namespace):
     """100,000 groups: the first 30% have tag a, the last 30% tag b, and one has both."""
     count, medians = 100_000, {}
     with redrb.connect(real_url) as client:

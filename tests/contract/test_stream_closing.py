@@ -14,22 +14,20 @@ import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceStream, WeightPublisher, WeightSubscriber
-from redrb.connection import Client
 from redrb.connection.deadline import EXIT_S
 from redrb.errors import BatchTimeout, StoreClosed
 from tests.audit import audit
 from tests.samples import numbered, numbers
-from tests.servers import Server, programs
+from tests.servers import programs
 
 
 def heartbeat_of(stream: ExperienceStream) -> threading.Thread:
     """Return the thread that says that the stream's consumer lives."""
     heartbeat = stream._consumer._heartbeat
-    assert heartbeat is not None
     return heartbeat._thread
 
 
-def test_a_closed_stream_says_so(client: Client, namespace: str) -> None:
+def test_a_closed_stream_says_so(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace)
     writer = stream.writer()
     stream.put(numbered(1))
@@ -53,18 +51,17 @@ def test_a_closed_stream_says_so(client: Client, namespace: str) -> None:
     assert not heartbeat.is_alive()
 
 
-def test_methods_that_only_look_work_after_close(client: Client, namespace: str) -> None:
+def test_methods_that_only_look_work_after_close(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         (first,) = stream.put(numbered(1))
     assert (len(stream), stream.count(), stream.stats().stored) == (1, 1, 1)
     (found,) = stream.read([first])
-    assert found is not None
     assert numbers(found.items) == [1]
     assert stream.dead_letters() == []
     assert stream.clear() == 1
 
 
-def test_a_loop_over_leases_ends_when_its_stream_is_closed(client: Client, namespace: str) -> None:
+def test_a_loop_over_leases_ends_when_its_stream_is_closed(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put_many([[numbered(n)] for n in range(4)])
     loop = stream.leases(1, timeout=0)
@@ -77,7 +74,7 @@ def test_a_loop_over_leases_ends_when_its_stream_is_closed(client: Client, names
         audit(other)
 
 
-def test_a_put_that_a_writer_sent_before_close_is_stored(client: Client, namespace: str) -> None:
+def test_a_put_that_a_writer_sent_before_close_is_stored(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace)
     with stream.writer() as writer:
         writer.put(numbered(1))
@@ -86,7 +83,7 @@ def test_a_put_that_a_writer_sent_before_close_is_stored(client: Client, namespa
 
 
 @pytest.mark.long
-def test_all_work_ends_when_the_client_is_closed(url: str, namespace: str) -> None:
+def test_all_work_ends_when_the_client_is_closed(url, namespace):
     with redrb.connect(url, retry_s=10) as client:
         stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
         stream.put_many([[numbered(n)] for n in range(2)])
@@ -113,7 +110,7 @@ def test_all_work_ends_when_the_client_is_closed(url: str, namespace: str) -> No
         assert numbers(other.take(2, timeout=0)) == [0, 1]  # the stream was closed first
 
 
-def test_a_take_that_waits_ends_when_the_client_is_closed(real_url: str, namespace: str) -> None:
+def test_a_take_that_waits_ends_when_the_client_is_closed(real_url, namespace):
     with ThreadPoolExecutor(1) as threads:
         with redrb.connect(real_url, retry_s=10) as client:
             stream = ExperienceStream(client, "math", namespace=namespace)
@@ -130,7 +127,7 @@ def consumers_of(stream: ExperienceStream) -> list[Any]:
     return list(store.client.execute("XINFO", "CONSUMERS", store.keys.stream, "default"))
 
 
-def test_takes_that_found_too_little_leave_no_consumers(client: Client, namespace: str) -> None:
+def test_takes_that_found_too_little_leave_no_consumers(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace) as lasting:
         lasting.put(numbered(1))
         for _ in range(10):
@@ -145,12 +142,11 @@ def test_takes_that_found_too_little_leave_no_consumers(client: Client, namespac
 
 
 @pytest.mark.long
-def test_a_dead_consumer_that_found_too_little_is_deleted(client: Client, namespace: str) -> None:
+def test_a_dead_consumer_that_found_too_little_is_deleted(client, namespace):
     dead = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
     with pytest.raises(BatchTimeout):
         dead.take(2, timeout=0)
     heartbeat = dead._consumer._heartbeat
-    assert heartbeat is not None
     heartbeat.stop()
     with ExperienceStream(client, "math", namespace=namespace, lease_ms=300) as stream:
         assert len(consumers_of(stream)) == 1
@@ -165,9 +161,7 @@ def test_a_dead_consumer_that_found_too_little_is_deleted(client: Client, namesp
 
 @pytest.mark.long
 @pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
-def test_all_streams_of_a_client_share_the_time_of_its_end(
-    own_server: Callable[..., Server], namespace: str
-) -> None:
+def test_all_streams_of_a_client_share_the_time_of_its_end(own_server, namespace):
     server, lives = own_server(), []
     with redrb.connect(server.url, retry_s=60) as client:
         for task in "abcde":

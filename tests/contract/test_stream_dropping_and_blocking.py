@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from redrb import ExperienceStream, StoreFull
-from redrb.connection import Client
 from redrb.lua.calls import Found
 from redrb.stream.put.calls import AskRoom, Evict
 from tests.audit import audit
@@ -16,7 +13,7 @@ from tests.scenes import FOREVER_MS, Scene, groups_of
 
 
 @pytest.fixture
-def scene(client: Client, namespace: str, no_heartbeats: None) -> Iterator[Scene]:
+def scene(client, namespace, no_heartbeats):
     scene = Scene(client, namespace, 0, {})
     yield scene
     audit(scene.stream)
@@ -36,7 +33,7 @@ def evicted(stream: ExperienceStream) -> int:
 
 @pytest.mark.parametrize("blocked", [1, 300])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_put_evicts_its_own_room(scene: Scene, blocked: int, count: int) -> None:
+def test_a_put_evicts_its_own_room(scene, blocked, count):
     with scene.open(limit=4, on_full="drop_oldest") as stream:
         stream.put(groups_of(4))
         block(scene, *range(blocked))
@@ -46,7 +43,7 @@ def test_a_put_evicts_its_own_room(scene: Scene, blocked: int, count: int) -> No
             assert stream.stats().producers_waiting == blocked
 
 
-def test_free_room_is_left_to_the_puts_that_wait_for_it(scene: Scene) -> None:
+def test_free_room_is_left_to_the_puts_that_wait_for_it(scene):
     with scene.open(limit=6, on_full="drop_oldest") as stream:
         stream.put(groups_of(6))
         block(scene, 0, 1, 2)
@@ -56,7 +53,7 @@ def test_free_room_is_left_to_the_puts_that_wait_for_it(scene: Scene) -> None:
         assert block(scene, 0, 1, 2) == [1, 1, 0]
 
 
-def test_room_that_nobody_waits_for_is_used_first(scene: Scene) -> None:
+def test_room_that_nobody_waits_for_is_used_first(scene):
     with scene.open(limit=6, on_full="drop_oldest") as stream:
         stream.put(groups_of(6))
         block(scene, 0, 1)
@@ -67,7 +64,7 @@ def test_room_that_nobody_waits_for_is_used_first(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("blocked", [0, 1, 30])
-def test_room_made_by_several_calls_adds_up(scene: Scene, blocked: int) -> None:
+def test_room_made_by_several_calls_adds_up(scene, blocked):
     """Each call stops at fifty leased groups, before it has evicted enough."""
     with scene.open(limit=120, on_full="drop_oldest") as stream:
         ids = stream.put(groups_of(120))
@@ -80,7 +77,7 @@ def test_room_made_by_several_calls_adds_up(scene: Scene, blocked: int) -> None:
         lease.release()
 
 
-def test_a_put_ends_where_a_limit_was_lowered_and_all_groups_are_leased(scene: Scene) -> None:
+def test_a_put_ends_where_a_limit_was_lowered_and_all_groups_are_leased(scene):
     with scene.open(limit=120, on_full="drop_oldest") as stream:
         stream.put(groups_of(120))
         lease = stream.take(120, timeout=0)
@@ -91,7 +88,7 @@ def test_a_put_ends_where_a_limit_was_lowered_and_all_groups_are_leased(scene: S
         lease.release()
 
 
-def test_a_put_that_fails_keeps_no_room(scene: Scene) -> None:
+def test_a_put_that_fails_keeps_no_room(scene):
     with scene.open(limit=60, on_full="drop_oldest") as stream:
         ids = stream.put(groups_of(60))
         lease = stream.take(60, timeout=0)
@@ -104,7 +101,7 @@ def test_a_put_that_fails_keeps_no_room(scene: Scene) -> None:
         lease.release()
 
 
-def test_two_puts_that_evict_keep_their_room_apart(scene: Scene) -> None:
+def test_two_puts_that_evict_keep_their_room_apart(scene):
     with scene.open(limit=4) as stream:
         stream.put(groups_of(4))
         block(scene, 0)

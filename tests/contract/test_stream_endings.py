@@ -43,18 +43,18 @@ class Endings:
 
 
 @pytest.fixture
-def endings(monkeypatch: pytest.MonkeyPatch, pages: Callable[..., None]) -> Endings:
+def endings(monkeypatch, pages):
     pages(ended=PAGE, failed=PAGE)
     seen = Endings()
     ask = TaskStore.request
 
-    def recorded(self: TaskStore, call: Any, read: Any) -> Any:
+    def recorded(self, call, read):
         request = ask(self, call, read)
         if not isinstance(call, Finish):
             return request
         result = request.result
 
-        def noted(**options: Any) -> Any:
+        def noted(**options):
             seen.sent.append(call)
             if seen.twice:
                 ask(self, call, str).result()
@@ -88,10 +88,8 @@ LEDGER = {
 
 
 @pytest.mark.parametrize("outcome", list(LEDGER))
-@pytest.mark.parametrize("groups", [PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 1])
-def test_a_lease_ends_in_pages_each_of_which_may_be_repeated(
-    open_stream: Opener, endings: Endings, groups: int, outcome: str
-) -> None:
+@pytest.mark.parametrize("groups", [PAGE, 3 * PAGE + 1])
+def test_a_lease_ends_in_pages_each_of_which_may_be_repeated(open_stream, endings, groups, outcome):
     endings.twice = True
     stream, lease = leased(open_stream, groups)
     end(lease, outcome)
@@ -109,12 +107,10 @@ def test_a_lease_ends_in_pages_each_of_which_may_be_repeated(
 
 
 @pytest.mark.parametrize("outcome", list(LEDGER))
-def test_the_same_call_goes_on_after_an_outage_in_the_middle(
-    open_stream: Opener, endings: Endings, outcome: str
-) -> None:
+def test_the_same_call_goes_on_after_an_outage_in_the_middle(open_stream, endings, outcome):
     stream, lease = leased(open_stream, 10)
 
-    def away(number: int) -> None:
+    def away(number):
         if number == 2:
             raise StoreUnavailable("away", where="")
 
@@ -134,13 +130,13 @@ def test_the_same_call_goes_on_after_an_outage_in_the_middle(
     [*zip(LEDGER, LEDGER, strict=True), *zip(LEDGER, list(LEDGER)[1:] + ["ack"], strict=True)],
 )
 def test_groups_end_as_the_first_call_asked_for_even_if_it_was_cut_off(
-    open_stream: Opener, endings: Endings, first: str, second: str, landed: bool
-) -> None:
+    open_stream, endings, first, second, landed
+):
     stream, lease = leased(open_stream, 10)
     other = open_stream()
     endings.twice = landed
 
-    def cut_off(number: int) -> None:
+    def cut_off(number):
         endings.twice = False
         if number == 1:
             raise StoreUnavailable("away", where="", uncertain=True)
@@ -170,13 +166,11 @@ def test_groups_end_as_the_first_call_asked_for_even_if_it_was_cut_off(
 
 
 @pytest.mark.parametrize("outcome", list(LEDGER))
-def test_only_groups_that_no_page_has_ended_are_lost(
-    open_stream: Opener, endings: Endings, outcome: str
-) -> None:
+def test_only_groups_that_no_page_has_ended_are_lost(open_stream, endings, outcome):
     stream, lease = leased(open_stream, 10)
     other = open_stream()
 
-    def take_over(number: int) -> None:
+    def take_over(number):
         if number == 2:
             kill_consumer(stream)
             other._consumer._renew()
@@ -192,9 +186,7 @@ def test_only_groups_that_no_page_has_ended_are_lost(
     assert getattr(other.stats().ledger, LEDGER[outcome].replace("waiting", "acked")) in (4, 10)
 
 
-def test_a_take_acknowledges_the_last_page_of_the_lease_before(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_a_take_acknowledges_the_last_page_of_the_lease_before(open_stream, endings):
     stream, lease = leased(open_stream, 10)
     stream.put_many([[numbered(number)] for number in range(10, 13)])
     after = stream.take(3, timeout=0, ack=lease)
@@ -202,12 +194,10 @@ def test_a_take_acknowledges_the_last_page_of_the_lease_before(
     assert (numbers(after), len(lease), stream.stats().ledger.acked) == ([10, 11, 12], 0, 10)
 
 
-def test_groups_that_several_calls_were_to_end_otherwise_are_named_together(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_groups_that_several_calls_were_to_end_otherwise_are_named_together(open_stream, endings):
     stream, lease = leased(open_stream, 10)
 
-    def away(number: int) -> None:
+    def away(number):
         if number in (1, 2):
             raise StoreUnavailable("away", where="", uncertain=True)
 
@@ -223,12 +213,10 @@ def test_groups_that_several_calls_were_to_end_otherwise_are_named_together(
     assert (ledger.acked, ledger.waiting, ledger.dead) == (8, 1, 1)
 
 
-def test_groups_that_ended_otherwise_are_named_after_an_outage_of_the_others(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_groups_that_ended_otherwise_are_named_after_an_outage_of_the_others(open_stream, endings):
     stream, lease = leased(open_stream, 10)
 
-    def away(number: int) -> None:
+    def away(number):
         if number in (1, 3):  # the release, and the first acknowledgement after its repetition
             raise StoreUnavailable("away", where="", uncertain=number == 1)
 
@@ -244,13 +232,11 @@ def test_groups_that_ended_otherwise_are_named_after_an_outage_of_the_others(
     assert (ledger.acked, ledger.waiting) == (10 - PAGE, PAGE)
 
 
-def test_a_take_acknowledges_no_groups_that_a_call_before_has_released(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_a_take_acknowledges_no_groups_that_a_call_before_has_released(open_stream, endings):
     stream, lease = leased(open_stream, 3)
     endings.twice = True
 
-    def cut_off(_: int) -> None:
+    def cut_off(_):
         endings.before = lambda _: None
         raise StoreUnavailable("away", where="", uncertain=True)
 
@@ -266,11 +252,11 @@ def test_a_take_acknowledges_no_groups_that_a_call_before_has_released(
 
 
 def test_groups_whose_acknowledgement_by_a_take_was_cut_off_are_acknowledged(
-    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    open_stream, monkeypatch
+):
     stream, lease = leased(open_stream, 3)
 
-    def cut_off(*_: object, **__: object) -> None:
+    def cut_off(*_, **__):
         raise StoreUnavailable("away", where="", uncertain=True)
 
     with monkeypatch.context() as patch:
@@ -282,9 +268,7 @@ def test_groups_whose_acknowledgement_by_a_take_was_cut_off_are_acknowledged(
     assert stream.stats().ledger.acked == 3
 
 
-def test_a_take_names_the_groups_that_were_lost_before_its_acknowledgement(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_a_take_names_the_groups_that_were_lost_before_its_acknowledgement(open_stream, endings):
     stream, lease = leased(open_stream, 10)
     other = open_stream()
     endings.before = lambda number: (
@@ -300,9 +284,7 @@ def test_a_take_names_the_groups_that_were_lost_before_its_acknowledgement(
     assert other.stats().ledger.leased == 0
 
 
-def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
-    open_stream: Opener, endings: Endings
-) -> None:
+def test_groups_are_released_in_pages_where_nobody_ends_their_lease(open_stream, endings):
     stream, lease = leased(open_stream, 10)
     silence(stream)  # so that only the calls below release
     lease.abandon()
@@ -317,9 +299,7 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(
 
 
 @pytest.mark.parametrize("page", [2, 100])
-def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(
-    open_stream: Callable[..., ExperienceStream], monkeypatch: pytest.MonkeyPatch, page: int
-) -> None:
+def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(open_stream, monkeypatch, page):
     monkeypatch.setattr(group_changes, "GROUPS_OF_A_CALL", page)
     holder, resumed = open_stream(), open_stream()
     holder.put_many([[numbered(number)] for number in range(5)])
@@ -335,10 +315,8 @@ def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(
     assert sorted(numbers(resumed.take(2, timeout=5))) == [2, 4]
 
 
-@pytest.mark.parametrize("leased", [1, 2, 3, 4, 10])
-def test_a_lease_of_a_consumer_group_that_is_removed_is_lost(
-    open_stream: Callable[..., ExperienceStream], pages: Callable[..., None], leased: int
-) -> None:
+@pytest.mark.parametrize("leased", [2, 10])
+def test_a_lease_of_a_consumer_group_that_is_removed_is_lost(open_stream, pages, leased):
     pages(ended_of_group=3)
     holder, other = open_stream(), open_stream(group="other")
     other.join_group()

@@ -6,27 +6,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, Mixture, TaskMismatch
-from redrb.connection import Client
 from redrb.stream.task.calls import Open
 from redrb.stream.task.removal import remove_task
-from tests.conftest import Opener
 from tests.samples import numbered
 
 SETTINGS = {"limit": 16, "max_staleness": 2}
 
 
 @pytest.fixture
-def wipe(client: Client, namespace: str) -> Callable[[], None]:
+def wipe(client, namespace):
     """Delete all keys of the namespace, as a server does that restarts empty."""
 
-    def wiped() -> None:
+    def wiped():
         for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
             client.execute("DEL", key)
 
@@ -75,11 +71,8 @@ CALLS = [look, look_in_a_loop, look_as_a_rank, put_more, drop_stale, beat]
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_next_call_restores_the_settings_and_logs_the_loss_once(
-    open_stream: Opener,
-    wipe: Callable[[], None],
-    caplog: pytest.LogCaptureFixture,
-    call: Callable[[ExperienceStream], None],
-) -> None:
+    open_stream, wipe, caplog, call
+):
     trainer = open_stream(**SETTINGS)
     maker = open_stream()
     maker.put(numbered(1), policy_version=1)
@@ -100,9 +93,7 @@ def test_the_next_call_restores_the_settings_and_logs_the_loss_once(
     assert not losses(caplog)  # the maker has created the task, and logged the loss then
 
 
-def test_the_process_that_creates_the_task_anew_logs_the_loss(
-    open_stream: Opener, wipe: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_process_that_creates_the_task_anew_logs_the_loss(open_stream, wipe, caplog):
     maker = open_stream()
     maker.put(numbered(1))
     wipe()
@@ -111,9 +102,7 @@ def test_the_process_that_creates_the_task_anew_logs_the_loss(
     assert "gave it no settings" in losses(caplog)[0]
 
 
-def test_a_mixture_notices_in_each_task(
-    client: Client, namespace: str, wipe: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mixture_notices_in_each_task(client, namespace, wipe, caplog):
     with Mixture(client, {"math": 1, "code": 1}, namespace=namespace) as mixture:
         makers = [ExperienceStream(client, task, namespace=namespace) for task in mixture.weights]
         wipe()
@@ -127,9 +116,7 @@ def test_a_mixture_notices_in_each_task(
             maker.close()
 
 
-def test_an_acknowledgement_of_lost_groups_restores_the_settings_too(
-    open_stream: Opener, wipe: Callable[[], None]
-) -> None:
+def test_an_acknowledgement_of_lost_groups_restores_the_settings_too(open_stream, wipe):
     trainer, maker = open_stream(**SETTINGS), open_stream()
     maker.put(numbered(1), policy_version=1)
     lease = trainer.take(1, timeout=5)
@@ -141,7 +128,7 @@ def test_an_acknowledgement_of_lost_groups_restores_the_settings_too(
 
 
 @pytest.mark.long
-def test_a_waiting_take_notices(open_stream: Opener, wipe: Callable[[], None]) -> None:
+def test_a_waiting_take_notices(open_stream, wipe):
     trainer, maker = open_stream(**SETTINGS), open_stream()
     taken: list[redrb.Lease] = []
     waiting = threading.Thread(target=lambda: taken.append(trainer.take(2, timeout=30)))
@@ -158,9 +145,7 @@ def test_a_waiting_take_notices(open_stream: Opener, wipe: Callable[[], None]) -
     taken[0].ack()
 
 
-def test_a_task_created_anew_in_another_order_is_refused(
-    open_stream: Opener, wipe: Callable[[], None]
-) -> None:
+def test_a_task_created_anew_in_another_order_is_refused(open_stream, wipe):
     trainer, maker = open_stream(order="priority"), open_stream()
     wipe()
     maker.put(numbered(1))
@@ -168,9 +153,7 @@ def test_a_task_created_anew_in_another_order_is_refused(
         trainer.take(1, timeout=0)
 
 
-def test_a_maker_of_a_removed_task_says_who_has_removed_it(
-    open_stream: Opener, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_maker_of_a_removed_task_says_who_has_removed_it(open_stream, client, caplog):
     maker = open_stream(limit=4)
     maker.put(numbered(1))
     remove_task(client, "math", namespace=maker.namespace)
@@ -181,9 +164,7 @@ def test_a_maker_of_a_removed_task_says_who_has_removed_it(
     assert len(maker) == 1
 
 
-def test_the_stream_that_clears_a_task_logs_no_loss(
-    open_stream: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_stream_that_clears_a_task_logs_no_loss(open_stream, caplog):
     stream, other = open_stream(), open_stream()
     stream.put(numbered(1))
     stream.clear()
@@ -193,9 +174,7 @@ def test_the_stream_that_clears_a_task_logs_no_loss(
     assert len(losses(caplog)) == 1
 
 
-def test_a_consumer_group_that_joined_joins_again(
-    open_stream: Opener, wipe: Callable[[], None]
-) -> None:
+def test_a_consumer_group_that_joined_joins_again(open_stream, wipe):
     """Groups that were too stale on arrival are in its ledger, though it takes only later."""
     trainer, maker = open_stream(max_staleness=0), open_stream()
     trainer.join_group()
@@ -208,9 +187,7 @@ def test_a_consumer_group_that_joined_joins_again(
     assert trainer.stats().ledger.expired >= 1
 
 
-def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(
-    open_stream: Opener, wipe: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(open_stream, wipe, caplog):
     trainer, maker = open_stream(), open_stream()
     maker.put_many([[numbered(number)] for number in range(3)])
     lease = trainer.take(3, timeout=0)
@@ -227,9 +204,9 @@ def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(
     assert "3 groups that a checkpoint has trained are not acknowledged" in caplog.text
     assert "or has another number of partitions" in caplog.text
     with pytest.raises(ConfigError, match="id='1'"):
-        resumed.settle({"1": 1}, incarnation=incarnation)  # type: ignore[dict-item]
+        resumed.settle({"1": 1}, incarnation=incarnation)
     with pytest.raises(ConfigError, match="give the samples of each group"):
-        resumed.settle([1], incarnation=incarnation)  # type: ignore[arg-type]
+        resumed.settle([1], incarnation=incarnation)
     assert len(resumed) == 3
     lease = resumed.take(2, timeout=0)
     assert resumed.settle(dict.fromkeys(lease.ids, 1), incarnation=lease.incarnation) == 2
@@ -239,8 +216,8 @@ def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(
 
 
 def test_a_restored_task_settles_the_groups_of_its_file_and_no_later_ones(
-    open_stream: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    open_stream, tmp_path, caplog
+):
     """Saved twice and resumed twice: the ids up to each save are those of the first task."""
     trained = {}
     stream = open_stream()
@@ -263,9 +240,7 @@ def test_a_restored_task_settles_the_groups_of_its_file_and_no_later_ones(
         assert lease.batch().reward.tolist() == [7.0, 7.0]
 
 
-def test_a_resume_is_no_loss_for_a_process_that_waits_for_it(
-    open_stream: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resume_is_no_loss_for_a_process_that_waits_for_it(open_stream, tmp_path, caplog):
     stream = open_stream()
     stream.put(numbered(1))
     stream.save(tmp_path / "saved")
@@ -276,7 +251,7 @@ def test_a_resume_is_no_loss_for_a_process_that_waits_for_it(
     assert not losses(caplog)
 
 
-def test_dead_letters_and_history_name_the_incarnation(open_stream: Opener) -> None:
+def test_dead_letters_and_history_name_the_incarnation(open_stream):
     stream = open_stream(keep_groups=5)
     one, two = stream.put_many([[numbered(1)], [numbered(2)]])
     lease = stream.take(2, timeout=0)
@@ -284,5 +259,4 @@ def test_dead_letters_and_history_name_the_incarnation(open_stream: Opener) -> N
     lease.ack()
     [letter], [kept] = stream.dead_letters(), list(stream.history())
     [read] = stream.read([two])
-    assert read is not None
     assert {letter.incarnation, kept.incarnation, read.incarnation} == {stream.incarnation}

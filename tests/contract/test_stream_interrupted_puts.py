@@ -1,29 +1,24 @@
 """Puts that end midway say how many groups are stored; timeouts hold while Redis is away."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import msgpack
 import pytest
 from redis.exceptions import ConnectionError as Broken
 
 from redrb import ConfigError, ExperienceStream, StoreUnavailable
-from redrb.connection import Client, deadline
-from redrb.connection.transport import Pipeline
+from redrb.connection import deadline
 from redrb.errors import EncodeError
 from tests.samples import numbered
 
 
 def test_the_error_of_an_outage_midway_has_the_number_of_stored_groups(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    client, namespace, monkeypatch
+):
     stream = ExperienceStream(client, "math", namespace=namespace)
     exchange, calls = client.exchange, []
 
-    def once_only(pipeline: Pipeline) -> Any:
+    def once_only(pipeline):
         calls.append(pipeline)
         if len(calls) > 1:
             raise Broken("Error 111 connecting to nowhere.")
@@ -40,11 +35,8 @@ def test_the_error_of_an_outage_midway_has_the_number_of_stored_groups(
 
 
 def test_a_repeated_put_whose_time_is_up_in_pages_may_be_stored(
-    client: Client,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    pages: Callable[..., None],
-) -> None:
+    client, namespace, monkeypatch, pages
+):
     """Its first attempt was stored, and the second one is refused before it can be recognized."""
     pages(orphans=3)
     monkeypatch.setattr(deadline, "PAGES_S", 0.0)
@@ -53,7 +45,7 @@ def test_a_repeated_put_whose_time_is_up_in_pages_may_be_stored(
     stream.put(numbered(0))
     exchange, calls = client.exchange, []
 
-    def losing_the_first_reply(pipeline: Pipeline) -> Any:
+    def losing_the_first_reply(pipeline):
         calls.append(pipeline)
         replies = exchange(pipeline)
         if len(calls) > 1:
@@ -70,9 +62,7 @@ def test_a_repeated_put_whose_time_is_up_in_pages_may_be_stored(
     assert stream.stats().ledger.put == 2
 
 
-def test_the_error_of_a_too_large_group_has_the_number_of_stored_groups(
-    client: Client, namespace: str
-) -> None:
+def test_the_error_of_a_too_large_group_has_the_number_of_stored_groups(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=4000)
     large = numbered(9, extras={"text": "x" * 5000})
     with pytest.raises(ConfigError, match="larger than max_bytes") as caught:
@@ -80,7 +70,7 @@ def test_the_error_of_a_too_large_group_has_the_number_of_stored_groups(
     assert caught.value.stored == stream.stats().stored == 2
 
 
-def test_an_empty_group_among_others_stores_nothing(client: Client, namespace: str) -> None:
+def test_an_empty_group_among_others_stores_nothing(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace)
     with pytest.raises(EncodeError, match="group 1 has 0 samples"):
         stream.put_many([[numbered(0)], [], [numbered(1)]])
@@ -90,12 +80,10 @@ def test_an_empty_group_among_others_stores_nothing(client: Client, namespace: s
 
 @pytest.mark.long
 @pytest.mark.parametrize("operation", ["take", "put"])
-def test_a_timeout_holds_while_redis_is_away(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_timeout_holds_while_redis_is_away(client, namespace, monkeypatch, operation):
     stream = ExperienceStream(client, "math", namespace=namespace)
 
-    def away(pipeline: Pipeline) -> Any:
+    def away(pipeline):
         raise Broken("Error 111 connecting to nowhere.")
 
     monkeypatch.setattr(client, "exchange", away)
@@ -108,7 +96,7 @@ def test_a_timeout_holds_while_redis_is_away(
     assert time.monotonic() - started < 9  # the client's time is ten seconds
 
 
-def test_closing_a_stream_leaves_no_producer_behind(client: Client, namespace: str) -> None:
+def test_closing_a_stream_leaves_no_producer_behind(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put(numbered(1))
     puts = stream._task.store.keys.puts
@@ -118,14 +106,12 @@ def test_closing_a_stream_leaves_no_producer_behind(client: Client, namespace: s
     assert client.execute("HLEN", puts) == counters
 
 
-def test_a_producer_whose_put_was_interrupted_is_remembered(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_producer_whose_put_was_interrupted_is_remembered(client, namespace, monkeypatch):
     """The broken attempt may arrive after the stream was closed: it must change nothing."""
     stream = ExperienceStream(client, "math", namespace=namespace)
     exchange, sent = client.exchange, []
 
-    def lost_once(pipeline: Pipeline) -> Any:
+    def lost_once(pipeline):
         sent.append(pipeline)
         if len(sent) == 1:
             raise Broken("Connection closed by server.")

@@ -10,7 +10,6 @@ import pytest
 
 from redrb import ExperienceStream, StoreFull
 from tests.audit import audit
-from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
 
@@ -20,7 +19,7 @@ def size_of_a_group(stream: ExperienceStream) -> int:
     return stream.stats().bytes_put
 
 
-def test_a_full_task_refuses_and_says_how_many_groups_are_in(open_stream: Opener) -> None:
+def test_a_full_task_refuses_and_says_how_many_groups_are_in(open_stream):
     stream = open_stream(limit=40, on_full="error")
     with pytest.raises(StoreFull) as caught:
         stream.put_many([[numbered(n)] for n in range(50)])
@@ -28,7 +27,7 @@ def test_a_full_task_refuses_and_says_how_many_groups_are_in(open_stream: Opener
     assert stream.stats().stored == 32
 
 
-def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream: Opener) -> None:
+def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream):
     stream = open_stream(limit=5)
     with ThreadPoolExecutor(1) as pool:
         put = pool.submit(stream.put_many, [[numbered(n)] for n in range(13)])
@@ -42,7 +41,7 @@ def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream: Opener) -> 
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-def test_a_blocked_put_gives_up_in_time(open_stream: Opener, timeout: float) -> None:
+def test_a_blocked_put_gives_up_in_time(open_stream, timeout):
     stream = open_stream(limit=2)
     stream.put_many([[numbered(1)], [numbered(2)]])
     for _ in range(2):
@@ -56,7 +55,7 @@ def test_a_blocked_put_gives_up_in_time(open_stream: Opener, timeout: float) -> 
     stream.put(numbered(3), timeout=timeout)
 
 
-def test_max_bytes_counts_what_is_stored(open_stream: Opener) -> None:
+def test_max_bytes_counts_what_is_stored(open_stream):
     stream = open_stream(max_bytes=20_000, on_full="error")
     size = size_of_a_group(stream)
     many = 20_000 // size + 1
@@ -66,7 +65,7 @@ def test_max_bytes_counts_what_is_stored(open_stream: Opener) -> None:
     assert stream.stats().stored == caught.value.stored <= many - 1
 
 
-def test_a_put_blocked_by_bytes_waits_and_gives_up_in_time(open_stream: Opener) -> None:
+def test_a_put_blocked_by_bytes_waits_and_gives_up_in_time(open_stream):
     stream = open_stream(max_bytes=1000)
     size = size_of_a_group(stream)
     fit = 1000 // size
@@ -83,7 +82,7 @@ def test_a_put_blocked_by_bytes_waits_and_gives_up_in_time(open_stream: Opener) 
     assert numbers(stream.take(fit, timeout=0)) == list(range(1, fit + 1))
 
 
-def test_bytes_are_dropped_from_the_oldest_on(open_stream: Opener) -> None:
+def test_bytes_are_dropped_from_the_oldest_on(open_stream):
     stream = open_stream(max_bytes=2000, on_full="drop_oldest")
     fit = 2000 // size_of_a_group(stream)
     for n in range(fit + 3):
@@ -91,17 +90,17 @@ def test_bytes_are_dropped_from_the_oldest_on(open_stream: Opener) -> None:
     assert numbers(stream.take(fit, timeout=0)) == list(range(3, fit + 3))
 
 
-def test_sixteen_producers_never_overshoot_the_limit(open_stream: Opener) -> None:
+def test_sixteen_producers_never_overshoot_the_limit(open_stream):
     limit, each = 8, 6
     streams = [open_stream(limit=limit) for _ in range(4)]
     done = threading.Event()
     seen: list[int] = []
 
-    def watch() -> None:
+    def watch():
         while not done.is_set():
             seen.append(streams[0].stats().stored)
 
-    def put(producer: int) -> None:
+    def put(producer):
         for n in range(each):
             streams[producer % 4].put(numbered(producer * each + n), timeout=30)
 
@@ -123,9 +122,7 @@ def test_sixteen_producers_never_overshoot_the_limit(open_stream: Opener) -> Non
         assert own == sorted(own), "puts of one producer arrive in order"
 
 
-def test_groups_that_another_consumer_group_leases_are_evicted_after_their_release(
-    open_stream: Opener,
-) -> None:
+def test_groups_that_another_consumer_group_leases_are_evicted_after_their_release(open_stream):
     stream = open_stream(capacity=4, keep_groups=3)
     critic = open_stream(group="critic")
     critic.join_group()

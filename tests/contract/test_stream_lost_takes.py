@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,14 @@ LATER_S = 5.0
 
 
 @pytest.fixture
-def impatient(url: str) -> Iterator[Client]:
+def impatient(url):
     """A client that gives up at once when a reply is lost."""
     with redrb.connect(url, retry_s=0) as client:
         yield client
 
 
 @pytest.fixture
-def stream(impatient: Client, namespace: str) -> Iterator[ExperienceStream]:
+def stream(impatient, namespace):
     with ExperienceStream(impatient, "math", namespace=namespace) as stream:
         stream.put(numbered(9))
         stream.take(1, timeout=0).ack()  # from now on the server knows the scripts
@@ -42,7 +41,7 @@ def stream(impatient: Client, namespace: str) -> Iterator[ExperienceStream]:
 
 
 @pytest.fixture
-def other(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+def other(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace) as other:
         yield other
 
@@ -64,12 +63,7 @@ def lose_reply(
 
 
 @pytest.mark.parametrize("error", [Broken("Connection closed by server."), KeyboardInterrupt()])
-def test_groups_of_a_take_whose_reply_was_lost_come_back(
-    stream: ExperienceStream,
-    other: ExperienceStream,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-) -> None:
+def test_groups_of_a_take_whose_reply_was_lost_come_back(stream, other, monkeypatch, error):
     held = stream.take(1, timeout=0)
     lose_reply(monkeypatch, Client, "exchange", error)
     with pytest.raises((StoreUnavailable, KeyboardInterrupt)):
@@ -79,9 +73,7 @@ def test_groups_of_a_take_whose_reply_was_lost_come_back(
     held.ack()
 
 
-def test_groups_of_a_prefetched_batch_whose_reply_was_lost_come_back(
-    stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_a_prefetched_batch_whose_reply_was_lost_come_back(stream, other, monkeypatch):
     loop = stream.leases(1, timeout=0)
     next(loop)
     lose_reply(monkeypatch, Sent, "replies", Broken("Connection closed by server."))
@@ -91,12 +83,8 @@ def test_groups_of_a_prefetched_batch_whose_reply_was_lost_come_back(
 
 
 def test_groups_whose_lost_take_was_part_of_a_mixture_come_back(
-    impatient: Client,
-    stream: ExperienceStream,
-    other: ExperienceStream,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    impatient, stream, other, namespace, monkeypatch
+):
     with (
         Mixture(impatient, {"math": 1.0, "code": 1.0}, namespace=namespace) as mixture,
         ExperienceStream(impatient, "code", namespace=namespace) as code,
@@ -110,9 +98,7 @@ def test_groups_whose_lost_take_was_part_of_a_mixture_come_back(
         code.clear()
 
 
-def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
-    stream: ExperienceStream,
-) -> None:
+def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(stream):
     slot = stream._consumer.occupy()
     store = stream._task.store
     drop = Drop("default", slot.name, slot.token)
@@ -126,7 +112,7 @@ def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
     assert store.call(drop) == Found(more=False, found=0)
 
 
-def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
+def test_a_large_batch_is_given_up_in_parts(stream):
     stream.put_many([[numbered(n)] for n in range(116)])
     slot = stream._consumer.occupy()
     wanted = TakeRequest(120, 120)
@@ -137,9 +123,7 @@ def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
     assert len(stream.take(120, timeout=0)) == 120
 
 
-def test_a_block_over_leases_gives_both_batches_back(
-    stream: ExperienceStream, other: ExperienceStream
-) -> None:
+def test_a_block_over_leases_gives_both_batches_back(stream, other):
     with stream.leases(2, timeout=0) as loop:
         for lease in loop:
             assert numbers(lease) == [0, 1]
@@ -148,9 +132,7 @@ def test_a_block_over_leases_gives_both_batches_back(
     assert not lease
 
 
-def test_an_exception_that_is_kept_keeps_no_batch(
-    stream: ExperienceStream, other: ExperienceStream
-) -> None:
+def test_an_exception_that_is_kept_keeps_no_batch(stream, other):
     kept: list[tuple[BaseException, Lease]] = []
     try:
         for lease in stream.leases(2, timeout=0):
@@ -160,18 +142,14 @@ def test_an_exception_that_is_kept_keeps_no_batch(
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
 
 
-def test_a_loop_that_took_only_one_batch_gives_it_back_at_once(
-    stream: ExperienceStream, other: ExperienceStream
-) -> None:
+def test_a_loop_that_took_only_one_batch_gives_it_back_at_once(stream, other):
     for lease in stream.leases(4, timeout=0):
         assert len(lease) == 4
         break
     assert len(other.take(4, timeout=LATER_S)) == 4
 
 
-def test_a_loop_that_is_kept_ends_with_its_stream(
-    stream: ExperienceStream, other: ExperienceStream
-) -> None:
+def test_a_loop_that_is_kept_ends_with_its_stream(stream, other):
     loop = stream.leases(2, timeout=0)
     next(loop)
     with pytest.raises(BatchTimeout):
@@ -181,12 +159,10 @@ def test_a_loop_that_is_kept_ends_with_its_stream(
     loop.close()
 
 
-def test_a_part_that_cannot_be_released_yet_is_tried_again(
-    stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):
     real, tries = TaskStore.pages, []
 
-    def pages(store: TaskStore, call: Any, **options: Any) -> Any:
+    def pages(store, call, **options):
         if isinstance(call, Drop):
             tries.append(call)
             if len(tries) == 1:
@@ -206,7 +182,7 @@ def test_a_part_that_cannot_be_released_yet_is_tried_again(
     assert len(tries) == 2
 
 
-def test_a_delayed_take_changes_nothing(stream: ExperienceStream) -> None:
+def test_a_delayed_take_changes_nothing(stream):
     stream.put_many([[numbered(n)] for n in range(4, 9)])
     stream.take(1, timeout=0).ack()
     with stream.take(2, timeout=0) as lease:

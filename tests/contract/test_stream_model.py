@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -510,9 +510,7 @@ SMALL = {
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_every_sequence_of_operations_agrees_with_the_model(
-    client: Client, pages: Callable[..., None], steps: list[tuple[Any, ...]]
-) -> None:
+def test_every_sequence_of_operations_agrees_with_the_model(client, pages, steps):
     pages(**SMALL)
     with beats_of_steps():
         run(client, steps)

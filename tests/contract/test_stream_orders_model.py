@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -857,13 +857,7 @@ _EXAMPLES = {"setup": SETUPS, "steps": st.lists(STEPS, min_size=15, max_size=40)
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(**_EXAMPLES)
 @settings(max_examples=5, **_SETTINGS)
-def test_every_sequence_of_operations_agrees_with_the_model(
-    client: Client,
-    pages: Callable[..., None],
-    order: str,
-    setup: Setup,
-    steps: list[tuple[Any, ...]],
-) -> None:
+def test_every_sequence_of_operations_agrees_with_the_model(client, pages, order, setup, steps):
     pages(**SMALL)
     run(client, order, setup, steps)
 
@@ -873,13 +867,7 @@ def test_every_sequence_of_operations_agrees_with_the_model(
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(**_EXAMPLES)
 @settings(max_examples=100, **_SETTINGS)
-def test_many_sequences_of_operations_agree_with_the_model(
-    real_url: str,
-    pages: Callable[..., None],
-    order: str,
-    setup: Setup,
-    steps: list[tuple[Any, ...]],
-) -> None:
+def test_many_sequences_of_operations_agree_with_the_model(real_url, pages, order, setup, steps):
     pages(**SMALL)
     with redrb.connect(real_url, retry_s=10) as client:
         run(client, order, setup, steps)

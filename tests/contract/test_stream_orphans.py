@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,11 @@ import pytest
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream
-from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.errors import StoreDenied, StoreError
-from redrb.lua.scripts import load
 from redrb.stream.put.calls import AskRoom, Evict, Put, RoomReply
 from redrb.stream.take.calls import Take, TakeRequest
 from tests.audit import audit
-from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
 SECRET = "secret-of-a-test"
@@ -44,20 +41,17 @@ def put(stream: ExperienceStream, number: int) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def admin(real_url: str) -> Iterator[Client]:
+def admin(real_url):
     with redrb.connect(real_url) as client:
         yield client
 
 
-Limited = Callable[..., Client]
-
-
 @pytest.fixture
-def limited(admin: Client, real_url: str) -> Iterator[Limited]:
+def limited(admin, real_url):
     """Connect as a new user with these rules; called again, change them."""
     name, clients = f"u{uuid.uuid4().hex[:8]}", []
 
-    def connect(*rules: str) -> Client:
+    def connect(*rules):
         admin.execute("ACL", "SETUSER", name, "reset", "on", f">{SECRET}", "~*", "&*", *rules)
         clients.append(redrb.connect(real_url.replace("://", f"://{name}:{SECRET}@"), retry_s=2))
         return clients[-1]
@@ -72,9 +66,7 @@ def limited(admin: Client, real_url: str) -> Iterator[Limited]:
     ("command", "known"),
     [*((name, False) for name in NEEDED + FURTHER), *((name, True) for name in NEEDED)],
 )
-def test_a_user_without_one_command(
-    admin: Client, limited: Limited, namespace: str, command: str, *, known: bool
-) -> None:
+def test_a_user_without_one_command(admin, limited, namespace, command, *, known):
     stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
     stream.join_group()
     other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
@@ -95,7 +87,6 @@ def test_a_user_without_one_command(
     allowed.add(3)
     assert _stored(stream) == allowed
     (read,) = stream.read([mine])
-    assert read is not None
     assert numbers(read.items) == [3]
     audit(stream)
     while len(allowed) < SETTINGS["limit"]:
@@ -116,9 +107,7 @@ def _stored(stream: ExperienceStream) -> set[int]:
 
 
 @pytest.mark.parametrize("command", ["RPUSH", "PEXPIRE"])
-def test_a_put_that_cannot_wake_is_taken_back(
-    admin: Client, limited: Limited, namespace: str, command: str
-) -> None:
+def test_a_put_that_cannot_wake_is_taken_back(admin, limited, namespace, command):
     """A user who lost the right to wake consumers after the first put."""
     stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
     other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
@@ -143,25 +132,7 @@ def test_a_put_that_cannot_wake_is_taken_back(
     audit(stream)
 
 
-def test_scripts_are_flushed_between_puts(client: Client, open_stream: Opener) -> None:
-    stream = open_stream(limit=50)
-    stream.join_group()
-    for number in range(5):
-        stream.put(numbered(number))
-        client.execute("SCRIPT", "FLUSH")
-    writer = stream.writer()
-    for number in range(5, 10):
-        writer.put(numbered(number))
-        client.execute("SCRIPT", "FLUSH")
-    writer.flush()
-    lease = stream.take(10, timeout=5)
-    assert numbers(lease) == list(range(10))
-    lease.ack()
-
-
-def test_entries_of_a_transaction_whose_script_is_unknown(
-    client: Client, open_stream: Opener
-) -> None:
+def test_entries_of_a_transaction_whose_script_is_unknown(client, open_stream):
     stream = open_stream(limit=5, on_full="drop_oldest")
     stream.join_group()
     keys = stream._task.store.keys
@@ -177,13 +148,12 @@ def test_entries_of_a_transaction_whose_script_is_unknown(
         assert stream.stats().ledger.put == len(stream)
         (seq,) = stream.put(numbered(count))
         (read,) = stream.read([seq])
-        assert read is not None
         assert numbers(read.items) == [count]
         audit(stream)
     assert numbers(stream.take(4, timeout=0)) == [1, 1, 3, 250]
 
 
-def test_orphans_do_not_keep_a_blocked_put_waiting(client: Client, open_stream: Opener) -> None:
+def test_orphans_do_not_keep_a_blocked_put_waiting(client, open_stream):
     stream = open_stream(limit=4)
     stream.join_group()
     keys = stream._task.store.keys
@@ -194,27 +164,33 @@ def test_orphans_do_not_keep_a_blocked_put_waiting(client: Client, open_stream: 
     stream.put(numbered(1))
 
 
-@pytest.mark.parametrize("on_full", ["block", "drop_oldest"])
-def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
-    client: Client, open_stream: Opener, on_full: Any
-) -> None:
-    stream = open_stream(limit=8, on_full=on_full, max_deliveries=1)
-    stream.put_many([[numbered(number)] for number in range(8)])
-    stream.take(1, timeout=0).fail("bad")
-    prefix = stream._task.store.keys.prefix
-    kept = client.execute("HGETALL", f"{prefix}puts")
-    client.execute("DEL", f"{prefix}puts")
+def refuses_to_go_on(stream: ExperienceStream, open_stream: Callable[..., object]) -> None:
+    """Check that calls whose ids would follow those of a lost record fail and change nothing."""
     calls: list[Callable[[], object]] = [
         *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
         *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
         *(lambda: stream._task.store.call(AskRoom("p", 60_000, [10])),),
         *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
         *(lambda: open_stream(group="late").join_group(),),
+        *(lambda: stream._task.store.call(Evict("p", 1, 0, 1, 10, 0)),),
     ]
     for call in calls:
         with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
             call()
-        assert client.execute("XLEN", f"{prefix}stream") == 7
+        assert stream._task.store.client.execute("XLEN", stream._task.store.keys.stream) == 7
+
+
+@pytest.mark.parametrize("on_full", ["block", "drop_oldest"])
+def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
+    client, open_stream, on_full
+):
+    stream = open_stream(limit=8, on_full=on_full, max_deliveries=1)
+    stream.put_many([[numbered(number)] for number in range(8)])
+    stream.take(1, timeout=0).fail("bad")
+    prefix = stream._task.store.keys.prefix
+    kept = client.execute("HGETALL", f"{prefix}puts")
+    client.execute("DEL", f"{prefix}puts")
+    refuses_to_go_on(stream, open_stream)
     client.execute("HSET", f"{prefix}puts", *kept)
     stream.put(numbered(9))
     audit(stream)
@@ -227,27 +203,14 @@ def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
         *(("9007199254740993", 3), ("1", 100)),
     ],
 )
-def test_a_wrong_last_id_deletes_no_group(
-    client: Client, open_stream: Opener, pages: Callable[..., None], last: str, page: int
-) -> None:
+def test_a_wrong_last_id_deletes_no_group(client, open_stream, pages, last, page):
     pages(orphans=page)
     stream = open_stream(limit=12, max_deliveries=1)
     stream.put_many([[numbered(number)] for number in range(8)])
     stream.take(1, timeout=0).fail("bad")
     keys = stream._task.store.keys
     client.execute("HSET", keys.puts, "last", last)
-    calls: list[Callable[[], object]] = [
-        *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
-        *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
-        *(lambda: stream._task.store.call(AskRoom("p", 60_000, [10])),),
-        *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
-        *(lambda: open_stream(group="late").join_group(),),
-        *(lambda: stream._task.store.call(Evict("p", 1, 0, 1, 10, 0)),),
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
-            call()
-        assert client.execute("XLEN", keys.stream) == 7
+    refuses_to_go_on(stream, open_stream)
     client.execute("HSET", keys.puts, "last", 8 if last != "7" else 7)
     given = client.execute("XINFO", "STREAM", keys.stream)
     newest = given[given.index(b"last-generated-id") + 1].rpartition(b"-")[2]
@@ -257,9 +220,7 @@ def test_a_wrong_last_id_deletes_no_group(
 
 
 @pytest.mark.parametrize("lost", ["last", "stream"])
-def test_a_put_that_the_stream_does_not_hold_is_no_success(
-    client: Client, namespace: str, lost: str
-) -> None:
+def test_a_put_that_the_stream_does_not_hold_is_no_success(client, namespace, lost):
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put(numbered(1))
     keys = stream._task.store.keys
@@ -275,9 +236,7 @@ def test_a_put_that_the_stream_does_not_hold_is_no_success(
 
 
 @pytest.mark.parametrize("known", [b"1", b"x"])
-def test_a_put_without_groups_removes_orphans(
-    client: Client, open_stream: Opener, known: bytes
-) -> None:
+def test_a_put_without_groups_removes_orphans(client, open_stream, known):
     stream = open_stream()
     stream.put(numbered(1))
     client.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", known)
@@ -300,7 +259,7 @@ class Scored:
 
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("bad", [True, float("nan"), "inf", None])
-def test_a_score_that_is_none(open_stream: Opener, bad: object, *, sampled: bool) -> None:
+def test_a_score_that_is_none(open_stream, bad, *, sampled):
     order = Scored([1.0], sampled)
     stream = open_stream(order=order)
     stream.join_group()
@@ -317,7 +276,7 @@ def test_a_score_that_is_none(open_stream: Opener, bad: object, *, sampled: bool
 
 
 @pytest.mark.parametrize("bad", [float("inf"), 1e308, 1e101, -1])
-def test_a_weight_whose_sum_would_overflow(open_stream: Opener, bad: float) -> None:
+def test_a_weight_whose_sum_would_overflow(open_stream, bad):
     order = Scored([1e100])
     stream = open_stream(order=order)
     stream.join_group()
@@ -331,7 +290,7 @@ def test_a_weight_whose_sum_would_overflow(open_stream: Opener, bad: float) -> N
     assert stream.stats().ledger.waiting == 0
 
 
-def test_priorities_near_the_largest_number(open_stream: Opener) -> None:
+def test_priorities_near_the_largest_number(open_stream):
     stream = open_stream(order="prioritized")
     stream.join_group()
     with pytest.raises(ConfigError, match=r"between 0 and 1e\+100"):
@@ -340,12 +299,3 @@ def test_priorities_near_the_largest_number(open_stream: Opener) -> None:
     with pytest.raises(ConfigError, match=r"between 0 and 1e\+100"):
         stream.update_priority([seq], [1e308])
     assert numbers(stream.take(1, timeout=0)) == [1]
-
-
-def test_an_unknown_put_script_is_sent_with_its_text(client: Client, open_stream: Opener) -> None:
-    stream = open_stream()
-    stream.put(numbered(1))
-    client.execute("SCRIPT", "FLUSH")
-    stream.put(numbered(2))
-    known = client.execute("SCRIPT", "EXISTS", load("put/put").sha)
-    assert known == [1]

@@ -81,7 +81,6 @@ class Parts(RuleBasedStateMachine):
         self.ended[key] = group, indices if group else []
         if group is not None:
             (found,) = self.stream.read([group])
-            assert found is not None
             assert numbers(found.items) == indices
 
     @invariant()
@@ -91,7 +90,6 @@ class Parts(RuleBasedStateMachine):
         groups = [group for group, _ in self.ended.values() if group is not None]
         assert len(set(groups)) == len(groups) == stats.stored
         if self.waiting or self.ended:
-            assert stats.parts is not None
             assert stats.parts.balanced
             assert stats.parts.waiting == sum(map(len, self.waiting.values()))
 

@@ -9,7 +9,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from redrb import BatchTimeout, ExperienceStream, Lease
-from redrb.connection import Client
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -44,9 +43,7 @@ class Holders:
             self._held.difference_update(lease.ids)
 
 
-def test_a_hundred_threads_lose_nothing_and_do_nothing_twice(
-    client: Client, namespace: str
-) -> None:
+def test_a_hundred_threads_lose_nothing_and_do_nothing_twice(client, namespace):
     putters, takers = PUTTERS, TAKERS
     if client.url.startswith("fake:"):  # it runs scripts in this process: more would only starve it
         putters, takers = putters // 4, takers // 4
@@ -57,14 +54,14 @@ def test_a_hundred_threads_lose_nothing_and_do_nothing_twice(
         for _ in range(6)
     ]
 
-    def put(thread: int) -> None:
+    def put(thread):
         first = thread * GROUPS_EACH
         own = range(first, first + GROUPS_EACH)
         stream = streams[thread % len(streams)]
         for start in range(0, GROUPS_EACH, 2):
             stream.put_many([[numbered(n)] for n in own[start : start + 2]], timeout=60)
 
-    def take(thread: int) -> None:
+    def take(thread):
         dice = random.Random(thread)
         stream = streams[thread % len(streams)]
         while len(holders.acked) < total:

@@ -25,9 +25,7 @@ def tokens(number: int, *versions: int, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("early_index", [False, True])
 @pytest.mark.parametrize("how", ["put", "put_many", "writer"])
-def test_the_first_put_after_tags_were_declared_keeps_them(
-    client: Client, namespace: str, how: str, early_index: bool
-) -> None:
+def test_the_first_put_after_tags_were_declared_keeps_them(client, namespace, how, early_index):
     early = stream_of(client, namespace, **({"max_staleness": 9} if early_index else {}))
     first = stream_of(client, namespace, **({"max_staleness": 9} if early_index else {}))
     late = stream_of(client, namespace, tags=["score", "source"])
@@ -53,8 +51,8 @@ def test_the_first_put_after_tags_were_declared_keeps_them(
 @pytest.mark.parametrize("early_index", [False, True])
 @pytest.mark.parametrize("used", [False, True])
 def test_the_first_put_after_a_rule_of_tokens_was_given_goes_by_it(
-    client: Client, namespace: str, early_index: bool, used: bool
-) -> None:
+    client, namespace, early_index, used
+):
     options: dict[str, Any] = {"max_staleness": 90} if early_index else {}
     # samples with and without versions of tokens fit into no batch, but the rule holds for both
     early = stream_of(client, namespace, checks=["values"], **options)
@@ -73,9 +71,7 @@ def test_the_first_put_after_a_rule_of_tokens_was_given_goes_by_it(
     assert left == ([0, 3] if used else [3])  # the tokens of the first group were not looked at
 
 
-def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(
-    client: Client, namespace: str
-) -> None:
+def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(client, namespace):
     early = stream_of(client, namespace)
     late = stream_of(client, namespace, max_token_staleness=2)
     versions = torch.tensor([3, 4])
@@ -86,9 +82,7 @@ def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(
 
 
 @pytest.mark.parametrize("order", ["fifo", "uniform"])
-def test_a_rule_that_is_given_late_holds_for_waiting_groups(
-    client: Client, namespace: str, order: str
-) -> None:
+def test_a_rule_that_is_given_late_holds_for_waiting_groups(client, namespace, order):
     stream = stream_of(client, namespace, order=order, keep_groups=2, max_token_staleness=90)
     critic = stream_of(client, namespace, group="critic")
     stream.join_group()
@@ -108,7 +102,7 @@ def test_a_rule_that_is_given_late_holds_for_waiting_groups(
     assert client.execute("HEXISTS", f"{later._task.store.keys.prefix}task", "filling") == 0
 
 
-def test_filling_goes_on_after_another_process_has_left_it(client: Client, namespace: str) -> None:
+def test_filling_goes_on_after_another_process_has_left_it(client, namespace):
     stream = stream_of(client, namespace, order="lifo")
     stream.join_group()
     stream.put_many([[numbered(n, policy_version=n)] for n in range(600)])
@@ -120,9 +114,7 @@ def test_filling_goes_on_after_another_process_has_left_it(client: Client, names
 
 
 @pytest.mark.parametrize("tags", [None, ["score"]])
-def test_a_task_that_was_cleared_and_made_anew_is_learned(
-    client: Client, namespace: str, tags: list[str] | None
-) -> None:
+def test_a_task_that_was_cleared_and_made_anew_is_learned(client, namespace, tags):
     early = stream_of(client, namespace)
     early.put(numbered(0))
     early.clear()
@@ -134,9 +126,7 @@ def test_a_task_that_was_cleared_and_made_anew_is_learned(
     audit(late)
 
 
-def test_priorities_are_changed_in_a_task_that_was_made_anew(
-    client: Client, namespace: str
-) -> None:
+def test_priorities_are_changed_in_a_task_that_was_made_anew(client, namespace):
     stream = stream_of(client, namespace, order="priority")
     plain = stream_of(client, f"{namespace}2")
     (seq,) = stream.put(numbered(0), priority=1.0)
@@ -158,9 +148,7 @@ def test_priorities_are_changed_in_a_task_that_was_made_anew(
     audit(made)
 
 
-def test_a_task_that_follows_weights_knows_the_version_after_a_clear(
-    client: Client, namespace: str
-) -> None:
+def test_a_task_that_follows_weights_knows_the_version_after_a_clear(client, namespace):
     publisher = WeightPublisher(client, "actor", namespace=namespace)
     publisher.publish({"w": torch.zeros(3)})
     trainer = stream_of(client, namespace, max_staleness=1, weights="actor")
@@ -185,9 +173,7 @@ def test_a_task_that_follows_weights_knows_the_version_after_a_clear(
     ],
 )
 @pytest.mark.parametrize("before", [False, True])
-def test_evicting_the_stalest_needs_versions(
-    client: Client, namespace: str, settings: dict[str, Any], refused: bool, before: bool
-) -> None:
+def test_evicting_the_stalest_needs_versions(client, namespace, settings, refused, before):
     if before:
         stream_of(client, namespace, **settings)
         settings = {}
@@ -201,7 +187,7 @@ def test_evicting_the_stalest_needs_versions(
     assert client.execute("EXISTS", task) == before
 
 
-def test_names_of_tags_are_compared_and_not_counted(client: Client, namespace: str) -> None:
+def test_names_of_tags_are_compared_and_not_counted(client, namespace):
     early = stream_of(client, namespace, tags=["a", "b"])
     task = f"{early._task.store.keys.prefix}task"
     early.clear()

@@ -26,7 +26,7 @@ def counts(stream: ExperienceStream) -> dict[Status, int]:
     return {status: count for status, count in stream.counts().items() if count}
 
 
-def test_a_groups_status_is_derived_from_its_samples(client: Client, namespace: str) -> None:
+def test_a_groups_status_is_derived_from_its_samples(client, namespace):
     stream = stream_of(client, namespace, order="lifo")
     stream.put([numbered(0), numbered(1, status=Status.ABORTED)])
     stream.put([numbered(2, status=Status.ABORTED), numbered(3, status=Status.FAILED)])
@@ -35,19 +35,19 @@ def test_a_groups_status_is_derived_from_its_samples(client: Client, namespace: 
     assert numbers(stream.take(1, timeout=0)) == [4]
 
 
-def test_every_group_is_moved_or_taken_once_among_threads(client: Client, namespace: str) -> None:
+def test_every_group_is_moved_or_taken_once_among_threads(client, namespace):
     """Movers and takers race for the same groups: each is in one place at any time."""
     stream = stream_of(client, namespace, order="stalest")
     ids = put(stream, *range(60), policy_version=1)
     taken: Counter[int] = Counter()
 
-    def move(to: Status) -> int:
+    def move(to):
         moved = 0
         for start in range(0, 60, 5):
             moved += stream.move(ids[start : start + 5], to)
         return moved
 
-    def take(status: Status) -> None:
+    def take(status):
         for _ in range(12):
             try:
                 with stream.take(3, timeout=0, at_least=1, status=status) as lease:
@@ -78,7 +78,7 @@ def test_every_group_is_moved_or_taken_once_among_threads(client: Client, namesp
     audit(stream)
 
 
-def test_takes_of_a_status_wait_for_that_status(client: Client, namespace: str) -> None:
+def test_takes_of_a_status_wait_for_that_status(client, namespace):
     stream = stream_of(client, namespace, order="lifo")
     stream.join_group()
     with ThreadPoolExecutor(3) as pool:
@@ -97,7 +97,7 @@ def test_takes_of_a_status_wait_for_that_status(client: Client, namespace: str) 
     audit(stream)
 
 
-def test_a_writer_and_a_loop_over_leases_know_statuses(client: Client, namespace: str) -> None:
+def test_a_writer_and_a_loop_over_leases_know_statuses(client, namespace):
     stream = stream_of(client, namespace)
     stream.join_group()
     with stream.writer() as writer:

@@ -6,26 +6,22 @@ import gc
 import logging
 import threading
 import time
-from typing import Any
 
 import pytest
 import redis
 
 from redrb import BatchTimeout, ExperienceStream, LeaseLost
 from redrb.codec import EncodedGroup
-from redrb.connection import Client
-from redrb.connection.transport import Pipeline
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.take.calls import Pulse
 from tests.audit import audit, kill_consumer
-from tests.conftest import Opener
 from tests.samples import numbered, numbers
 from tests.scenes import silence
 
 
 @pytest.mark.long
-def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> None:
+def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream):
     slow, other = open_stream(lease_ms=300), open_stream(lease_ms=300)
     slow.put(numbered(1))
     lease = slow.take(1, timeout=0)
@@ -36,11 +32,10 @@ def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> 
 
 
 @pytest.mark.long
-def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -> None:
+def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream):
     dead, other = open_stream(lease_ms=200), open_stream()
     dead.put_many([[numbered(n)] for n in range(3)])
     lost = dead.take(2, timeout=0)
-    assert dead._consumer._heartbeat is not None
     dead._consumer._heartbeat.stop()
     lease = other.take(3, timeout=5)
     assert numbers(lease) == [0, 1, 2]
@@ -53,13 +48,11 @@ def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -
     assert other.stats().ledger.acked == 3
 
 
-def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
-    open_stream: Opener,
-) -> None:
+def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(open_stream):
     late, other = open_stream(), open_stream()
     late.put(numbered(1))
 
-    def train() -> None:
+    def train():
         with late.take(1, timeout=0):
             kill_consumer(late)
             other.take(1, timeout=0)
@@ -69,7 +62,7 @@ def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
         train()
 
 
-def test_a_heartbeat_takes_over_too(open_stream: Opener) -> None:
+def test_a_heartbeat_takes_over_too(open_stream):
     dead, other = open_stream(), open_stream(lease_ms=200)
     dead.put_many([[numbered(n)] for n in range(2)])
     lease = other.take(1, timeout=0)
@@ -83,9 +76,7 @@ def test_a_heartbeat_takes_over_too(open_stream: Opener) -> None:
     lease.ack()
 
 
-def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(
-    open_stream: Opener,
-) -> None:
+def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(open_stream):
     watcher = open_stream(max_deliveries=3)
     watcher.put([numbered(1), numbered(2)])
     for _ in range(3):
@@ -98,15 +89,12 @@ def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(
     assert letter.failed_deliveries == letter.deliveries == 3
     assert (letter.consumer, letter.exception) == (dead.consumer, None)
     assert "3 times" in letter.reason
-    assert letter.items is not None
     assert numbers(letter.items) == [1, 2]
     stats = watcher.stats()
     assert (stats.ledger.dead, stats.stored, stats.dead_letters) == (1, 0, 1)
 
 
-def test_groups_of_a_dropped_lease_are_requeued(
-    open_stream: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_groups_of_a_dropped_lease_are_requeued(open_stream, caplog):
     stream, other = open_stream(lease_ms=1000), open_stream()
     stream.put_many([[numbered(n)] for n in range(2)])
     lease = stream.take(2, timeout=0)
@@ -121,16 +109,14 @@ def test_groups_of_a_dropped_lease_are_requeued(
 
 @pytest.mark.long
 @pytest.mark.parametrize("trouble", ["scripts are new to the server", "a connection breaks"])
-def test_a_dropped_lease_needs_no_garbage_collection(
-    open_stream: Opener, client: Client, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
+def test_a_dropped_lease_needs_no_garbage_collection(open_stream, client, monkeypatch, trouble):
     """What was raised on the way to a lease holds the frames that hold the lease."""
     stream, other = open_stream(lease_ms=200), open_stream()
     stream.put([numbered(0)])
     if trouble == "a connection breaks":
         exchange, breaks = client.exchange, [redis.ConnectionError("broken"), None]
 
-        def break_once(pipeline: Pipeline) -> list[Any]:
+        def break_once(pipeline):
             if breaks and (error := breaks.pop(0)):
                 raise error
             return exchange(pipeline)
@@ -148,9 +134,7 @@ def test_a_dropped_lease_needs_no_garbage_collection(
         gc.enable()
 
 
-def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(
-    open_stream: Opener,
-) -> None:
+def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(open_stream):
     stream, other = open_stream(), open_stream()
     stream.put_many([[numbered(n)] for n in range(2)])
     lease = stream.take(2, timeout=0)
@@ -167,15 +151,12 @@ def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(
 
 
 @pytest.mark.long
-def test_a_dropped_stream_has_no_heartbeat(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dropped_stream_has_no_heartbeat(client, namespace, monkeypatch):
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
     beaten = threading.Event()
     monkeypatch.setattr(stream._consumer, "_renew", lambda: beaten.set() or Pulse(outcome="held"))
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)
-    assert stream._consumer._heartbeat is not None
     thread = stream._consumer._heartbeat._thread
     assert beaten.wait(5)
     del stream
@@ -190,8 +171,8 @@ def garbage(size: int = 20) -> EncodedGroup:
 
 
 def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
-    open_stream: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
+    open_stream, caplog
+):
     stream = open_stream()
     stream.put(numbered(1))
     stream._producer.put(PutBatch([garbage(), garbage(5)]))
@@ -207,7 +188,7 @@ def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
     lease.ack()
 
 
-def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Opener) -> None:
+def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream):
     stream = open_stream()
     stream._producer.put(PutBatch([garbage()]))
     stream.put(numbered(1))
@@ -218,7 +199,7 @@ def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Ope
     assert stream.stats().ledger.dead == 1
 
 
-def test_entries_deleted_by_others_are_accounted_for(client: Client, open_stream: Opener) -> None:
+def test_entries_deleted_by_others_are_accounted_for(client, open_stream):
     stream = open_stream()
     stream.put_many([[numbered(n)] for n in range(5)])
     client.execute("XDEL", stream._task.store.keys.stream, "9999999999999-2")
@@ -227,9 +208,7 @@ def test_entries_deleted_by_others_are_accounted_for(client: Client, open_stream
         stream.take(1, timeout=0, at_least=1)
 
 
-def test_after_an_outage_longer_than_lease_ms_consumers_keep_their_leases(
-    open_stream: Opener, client: Client
-) -> None:
+def test_after_an_outage_longer_than_lease_ms_consumers_keep_their_leases(open_stream, client):
     """Deadlines pass while Redis is away: the first consumer back must not take others over."""
     first, second = open_stream(), open_stream()
     first.put_many([[numbered(n)] for n in range(4)])
@@ -245,13 +224,12 @@ def test_after_an_outage_longer_than_lease_ms_consumers_keep_their_leases(
     assert first.stats().ledger.acked == 4
 
 
-def test_grace_ends_a_lease_later(open_stream: Opener, client: Client) -> None:
+def test_grace_ends_a_lease_later(open_stream, client):
     dead, alive = open_stream(), open_stream(lease_ms=200)
     dead.put(numbered(1))
     dead.take(1, timeout=0)
     with pytest.raises(BatchTimeout):
         alive.take(1, timeout=0)
-    assert dead._consumer._heartbeat is not None
     dead._consumer._heartbeat.stop()
     consumers = dead._task.store.keys.prefix + "consumers:default"
     for stream in (dead, alive):

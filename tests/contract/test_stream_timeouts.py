@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Mixture, Status
-from redrb.connection import Client, deadline
+from redrb.connection import deadline
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import Stop
 from redrb.errors import AdmissionTimeout, StoreError, StoreFull, StoreUnavailable
@@ -29,20 +29,20 @@ FATES = {
 
 def refused(stream: ExperienceStream, count: int = 4, **options: object) -> BatchTimeout:
     with pytest.raises(BatchTimeout) as caught:
-        stream.take(count, timeout=0, **options)  # type: ignore[arg-type]
+        stream.take(count, timeout=0, **options)
     error = caught.value
     assert error.fates["put"] == sum(error.fates.get(name, 0) for name in FATES)
     return error
 
 
 def odd(group: Sequence[BufferItem]) -> bool:
-    return int(group[0].reward) % 2 == 1  # type: ignore[arg-type]
+    return int(group[0].reward) % 2 == 1
 
 
-def test_every_fate_is_counted(client: Client, namespace: str) -> None:
+def test_every_fate_is_counted(client, namespace):
     options = {"namespace": namespace, "max_staleness": 3, "tags": ["level"], "max_deliveries": 1}
-    stream = ExperienceStream(client, "math", filters=[odd], **options)  # type: ignore[arg-type]
-    other = ExperienceStream(client, "math", **options)  # type: ignore[arg-type]
+    stream = ExperienceStream(client, "math", filters=[odd], **options)
+    other = ExperienceStream(client, "math", **options)
     with stream, other:
         stream.put(numbered(2, policy_version=9))
         late = str(refused(stream))
@@ -81,9 +81,7 @@ def test_every_fate_is_counted(client: Client, namespace: str) -> None:
         assert refused(other).fates["available"] == 3
 
 
-def test_a_batch_that_one_request_acknowledges_is_no_longer_leased(
-    client: Client, namespace: str
-) -> None:
+def test_a_batch_that_one_request_acknowledges_is_no_longer_leased(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(3)])
         first = stream.take(1, timeout=0)
@@ -93,14 +91,14 @@ def test_a_batch_that_one_request_acknowledges_is_no_longer_leased(
         assert "3 are acknowledged" in str(refused(stream))
 
 
-def test_a_take_says_that_makers_wait_for_rights_and_why(client: Client, namespace: str) -> None:
+def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
     with (
         ExperienceStream(client, "math", namespace=namespace, max_staleness=1) as stream,
         ThreadPoolExecutor() as pool,
     ):
         stream.advance(1)
 
-        def admitted(wait: str) -> str:
+        def admitted(wait):
             """Return the error of a take while a maker waits for two rights."""
             making = pool.submit(stream.admit, 2, timeout=30)
             deadline = time.monotonic() + 20
@@ -118,7 +116,7 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client: Client, namespa
         assert stream.settings().values["groups_per_version"] == "4"
 
 
-def test_an_unused_task_is_named_with_similar_ones(client: Client, namespace: str) -> None:
+def test_an_unused_task_is_named_with_similar_ones(client, namespace):
     for task in ("math", "Math2", "code"):
         with ExperienceStream(client, task, namespace=namespace) as stream:
             stream.put(numbered(1))
@@ -139,9 +137,7 @@ def test_an_unused_task_is_named_with_similar_ones(client: Client, namespace: st
             assert "since this consumer group joined" in str(refused(joined))
 
 
-def test_a_look_at_an_unused_task_searches_once(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_an_unused_task_searches_once(client, namespace, monkeypatch):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         refused(stream)
         searched = stream._task._similar
@@ -172,14 +168,8 @@ def join_at_once(stream: ExperienceStream) -> object:
 )
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
-    client: Client,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[[ExperienceStream], object],
-    error: type[Exception],
-    message: str,
-    partitions: int,
-) -> None:
+    client, namespace, monkeypatch, call, error, message, partitions
+):
     monkeypatch.setattr(deadline, "PAGES_S", 0.0)
     stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
     later = ExperienceStream(
@@ -212,8 +202,8 @@ CALLS: dict[str, Callable[[ExperienceStream], object]] = {
 @pytest.mark.parametrize(("partitions", "damaged"), [(1, ""), (1, "x"), (2, "")])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
-    client: Client, namespace: str, call: str, partitions: int, damaged: str
-) -> None:
+    client, namespace, call, partitions, damaged
+):
     settings: dict[str, Any] = {"max_staleness": 4, "groups_per_version": 4}
     if partitions > 1:
         if call in ("admit", "put_part"):
@@ -244,13 +234,8 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
 )
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
-    client: Client,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    error: type[Exception],
-    partitions: int,
-) -> None:
+    client, namespace, monkeypatch, call, error, partitions
+):
     monkeypatch.setattr(deadline, "LAST_REQUESTS_S", 5.0)  # enough on a machine that is busy, too
     settings: dict[str, Any] = {"limit": 2 * partitions}
     if call == "admit":
@@ -272,7 +257,7 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
             assert time.monotonic() - began < 10
 
 
-def test_errors_of_puts_and_takes_name_the_namespace(client: Client, namespace: str) -> None:
+def test_errors_of_puts_and_takes_name_the_namespace(client, namespace):
     """The most frequent cause of a wait that never ends is a wrong one."""
     place: dict[str, Any] = {"namespace": namespace, "on_full": "error"}
     plain = ExperienceStream(client, "math", limit=1, **place)
@@ -299,12 +284,10 @@ def test_errors_of_puts_and_takes_name_the_namespace(client: Client, namespace: 
 
 
 @pytest.mark.parametrize("call", ["put", "writer"])
-def test_a_filter_and_the_encoding_take_none_of_the_time_of_a_put(
-    client: Client, namespace: str, call: str
-) -> None:
+def test_a_filter_and_the_encoding_take_none_of_the_time_of_a_put(client, namespace, call):
     left: list[float] = []
 
-    def notes_time(_: object) -> bool:
+    def notes_time(_):
         left.append(here().waits_s)
         return True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
-from redrb.connection import Client
-from redrb.stream.take import taker
-from redrb.stream.take.calls import Take
+from redrb.stream.take.calls import Take, TakeRequest
 from tests.audit import audit
 from tests.samples import numbered, numbers
 from tests.scenes import commands_run, until
@@ -27,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("only_wakes")
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool():
     with ThreadPoolExecutor(16) as pool:
         yield pool
 
 
 @pytest.fixture
-def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+def stream(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace, limit=12) as stream:
         yield stream
         audit(stream)
@@ -60,9 +57,7 @@ def start_put(
 
 
 @pytest.mark.every_server
-def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(stream, pool):
     took = start_take(pool, stream, 3)
     stream.put(numbered(1))
     stream.put(numbered(2))
@@ -72,11 +67,11 @@ def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(
 
 
 def test_a_put_that_completes_no_batch_costs_little_more_while_a_take_waits(
-    real_url: str, namespace: str, pool: ThreadPoolExecutor
-) -> None:
+    real_url, namespace, pool
+):
     with redrb.connect(real_url) as client, ExperienceStream(client, "t", namespace=namespace) as t:
 
-        def commands() -> int:
+        def commands():
             """Return how many commands the cheapest of some puts runs: heartbeats run others."""
             costs = []
             for number in range(4):
@@ -93,13 +88,11 @@ def test_a_put_that_completes_no_batch_costs_little_more_while_a_take_waits(
         assert len(took.result(timeout=WOKEN_S)) == 9
 
 
-def test_waiting_takes_are_woken_once_and_in_their_order(
-    stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_takes_are_woken_once_and_in_their_order(stream, pool, monkeypatch):
     looks: Counter[str] = Counter()
     send = Take.with_payload
 
-    def counting(take: Take, *args: Any) -> Any:
+    def counting(take, *args):
         looks[take.waiter] += 1
         return send(take, *args)
 
@@ -114,9 +107,7 @@ def test_waiting_takes_are_woken_once_and_in_their_order(
     assert len(looks) == 5
 
 
-def test_one_put_wakes_as_many_takes_as_it_satisfies(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_one_put_wakes_as_many_takes_as_it_satisfies(stream, pool):
     took = [start_take(pool, stream, 2) for _ in range(4)]
     stream.put_many([[numbered(n)] for n in range(7)])
     assert sorted(future.result(timeout=WOKEN_S) for future in took[:3]) == [[0, 1], [2, 3], [4, 5]]
@@ -125,9 +116,7 @@ def test_one_put_wakes_as_many_takes_as_it_satisfies(
     assert took[3].result(timeout=WOKEN_S) == [6, 7]
 
 
-def test_a_large_take_is_not_starved_by_small_ones(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_a_large_take_is_not_starved_by_small_ones(stream, pool):
     large = start_take(pool, stream, 8)
     small = [start_take(pool, stream, 1) for _ in range(3)]
     for n in range(8):
@@ -139,9 +128,7 @@ def test_a_large_take_is_not_starved_by_small_ones(
     assert sorted(future.result(timeout=WOKEN_S) for future in small) == [[8], [9], [10]]
 
 
-def test_a_take_that_only_looks_does_not_overtake_those_that_wait(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_a_take_that_only_looks_does_not_overtake_those_that_wait(stream, pool):
     took = start_take(pool, stream, 2)
     stream.put(numbered(1))
     with pytest.raises(TimeoutError):
@@ -151,9 +138,7 @@ def test_a_take_that_only_looks_does_not_overtake_those_that_wait(
 
 
 @pytest.mark.every_server
-def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(stream, pool):
     stream.put(numbered(1))
     impatient = pool.submit(stream.take, 5, timeout=4)  # longer than the next take needs to queue
     until(lambda: stream.stats().consumers_waiting == 1)
@@ -164,25 +149,19 @@ def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
 
 
 @pytest.mark.long
-def test_a_take_whose_place_has_lapsed_holds_nobody_up(
-    stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(taker, "QUEUE_TTL_MS", 3000)
-    dead = pool.submit(stream.take, 8, timeout=15)  # as if its process had been killed
-    until(lambda: stream.stats().consumers_waiting == 1)
-    monkeypatch.setattr(taker, "QUEUE_TTL_MS", 60_000)
+def test_a_take_whose_place_has_lapsed_holds_nobody_up(stream, pool):
+    """Its process was killed while it waited."""
+    stream.join_group()
+    asked, revision = TakeRequest(8, 8), stream._task.description.revision
+    dead = Take("default", "dead", "dead/0", "1", asked, "dead.w", 3000, 60_000, revision)
+    assert stream._task.store.call(dead).outcome == "short"
     took = start_take(pool, stream, 2)
     time.sleep(3.1)
     stream.put_many([[numbered(1)], [numbered(2)]])
     assert took.result(timeout=WOKEN_S) == [1, 2]
-    assert not dead.done()
-    with pytest.raises(TimeoutError):
-        dead.result(timeout=60)
 
 
-def test_released_groups_wake_a_waiting_take(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_released_groups_wake_a_waiting_take(stream, pool):
     stream.put_many([[numbered(1)], [numbered(2)]])
     lease = stream.take(2, timeout=0)
     took = start_take(pool, stream, 2)
@@ -190,9 +169,7 @@ def test_released_groups_wake_a_waiting_take(
     assert took.result(timeout=WOKEN_S) == [1, 2]
 
 
-def test_closing_a_stream_wakes_takes_that_wait_for_its_groups(
-    client: Client, namespace: str, stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_closing_a_stream_wakes_takes_that_wait_for_its_groups(client, namespace, stream, pool):
     with ExperienceStream(client, "math", namespace=namespace) as other:
         other.put(numbered(1))
         other.take(1, timeout=0)
@@ -201,7 +178,7 @@ def test_closing_a_stream_wakes_takes_that_wait_for_its_groups(
 
 
 @pytest.mark.every_server
-def test_a_blocked_put_is_woken_by_ack(stream: ExperienceStream, pool: ThreadPoolExecutor) -> None:
+def test_a_blocked_put_is_woken_by_ack(stream, pool):
     stream.put_many([[numbered(n)] for n in range(12)])
     lease = stream.take(4, timeout=0)
     put = start_put(pool, stream, 12)
@@ -212,9 +189,7 @@ def test_a_blocked_put_is_woken_by_ack(stream: ExperienceStream, pool: ThreadPoo
 
 
 @pytest.mark.parametrize("how", ["reject", "clear", "drop_group"])
-def test_a_blocked_put_is_woken_by_whatever_makes_room(
-    client: Client, namespace: str, stream: ExperienceStream, pool: ThreadPoolExecutor, how: str
-) -> None:
+def test_a_blocked_put_is_woken_by_whatever_makes_room(client, namespace, stream, pool, how):
     with ExperienceStream(client, "math", namespace=namespace, group="second") as second:
         second.join_group()
         stream.put_many([[numbered(n)] for n in range(12)])
@@ -232,9 +207,7 @@ def test_a_blocked_put_is_woken_by_whatever_makes_room(
         assert put.result(timeout=WOKEN_S)
 
 
-def test_blocked_puts_go_in_in_their_order(
-    stream: ExperienceStream, pool: ThreadPoolExecutor
-) -> None:
+def test_blocked_puts_go_in_in_their_order(stream, pool):
     stream.put_many([[numbered(n)] for n in range(12)])
     puts = [start_put(pool, stream, 100 + n) for n in range(4)]
     for n in range(4):
@@ -245,9 +218,7 @@ def test_blocked_puts_go_in_in_their_order(
 
 
 @pytest.mark.long
-def test_sixty_four_takes_that_wait_are_all_served(
-    client: Client, namespace: str, stream: ExperienceStream
-) -> None:
+def test_sixty_four_takes_that_wait_are_all_served(client, namespace, stream):
     with ThreadPoolExecutor(64) as many:
         took = [many.submit(lambda: stream.take(2, timeout=30).ack()) for _ in range(64)]
         for n in range(128):
@@ -259,7 +230,7 @@ def test_sixty_four_takes_that_wait_are_all_served(
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.0011, 0.0015, 0.002, 0.0029])
-def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) -> None:
+def test_the_shortest_wait_ends(client, namespace, seconds):
     """A timeout that is rounded to 0 would block for ever."""
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         began = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -13,7 +12,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from redrb import ConfigError, ExperienceStream, tracing
 from redrb.codec import encode_groups, parse_group
 from redrb.codec.trace import GroupTrace, trace_of, with_trace
-from redrb.connection import Client
 from redrb.experience import Status
 from tests.samples import numbered
 
@@ -21,7 +19,7 @@ TRACE = GroupTrace(f"00-{1:032x}-{2:016x}-01", 1_795_000_000_000_000_000)
 
 
 @pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
+def exporter():
     """Traces every group."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -40,9 +38,7 @@ def names(spans: list[ReadableSpan], task: str) -> list[str]:
     ]
 
 
-def test_a_group_has_one_trace_over_two_tasks(
-    client: Client, namespace: str, exporter: InMemorySpanExporter
-) -> None:
+def test_a_group_has_one_trace_over_two_tasks(client, namespace, exporter):
     with (
         ExperienceStream(
             client,
@@ -93,14 +89,11 @@ def test_a_group_has_one_trace_over_two_tasks(
         ("redrb trained", "ack"),
     ]
     stored = next(span for span in spans if span.name == "redrb put")
-    assert stored.attributes is not None
     assert stored.attributes["redrb.id"] == first
-    assert all(span.start_time <= span.end_time for span in spans)  # type: ignore[operator]
+    assert all(span.start_time <= span.end_time for span in spans)
 
 
-def test_a_group_in_parts_is_traced_from_its_first_part(
-    client: Client, namespace: str, exporter: InMemorySpanExporter
-) -> None:
+def test_a_group_in_parts_is_traced_from_its_first_part(client, namespace, exporter):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         stream.put_part("a", numbered(1), index=0, of=2)
         assert not exporter.get_finished_spans()
@@ -112,17 +105,14 @@ def test_a_group_in_parts_is_traced_from_its_first_part(
     made, put = spans["redrb made"], spans["redrb put"]
     assert made.start_time is not None
     assert made.start_time <= began_ns  # the server's clock counts whole ms, rounded down
-    assert put.attributes is not None
     assert put.attributes["redrb.id"] == seq
     assert {span.context.trace_id for span in spans.values() if span.context} == {
-        made.context.trace_id  # type: ignore[union-attr]
+        made.context.trace_id
     }
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)
-def test_only_the_share_of_groups_is_traced(
-    client: Client, namespace: str, exporter: InMemorySpanExporter
-) -> None:
+def test_only_the_share_of_groups_is_traced(client, namespace, exporter):
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         tracing.enable(0.0)
         stream.put(numbered(1))
@@ -139,9 +129,7 @@ def test_only_the_share_of_groups_is_traced(
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)
-def test_a_put_that_is_not_stored_ends_its_span(
-    client: Client, namespace: str, exporter: InMemorySpanExporter
-) -> None:
+def test_a_put_that_is_not_stored_ends_its_span(client, namespace, exporter):
     with ExperienceStream(client, "math", namespace=namespace, limit=1, on_full="error") as stream:
         stream.put(numbered(1))
         with pytest.raises(Exception, match="full"):
@@ -151,7 +139,7 @@ def test_a_put_that_is_not_stored_ends_its_span(
     assert stored == [True, False]
 
 
-def test_a_trace_changes_nothing_else_of_a_group() -> None:
+def test_a_trace_changes_nothing_else_of_a_group():
     for item in (
         numbered(1),
         numbered(1, policy_version=7),
@@ -170,14 +158,13 @@ def test_a_trace_changes_nothing_else_of_a_group() -> None:
         assert 60 < layout.nbytes - before.nbytes < 80
 
 
-def test_a_damaged_trace_is_none() -> None:
+def test_a_damaged_trace_is_none():
     [encoded] = encode_groups([[numbered(1)]])
     for trace in (("x", -1), (1, 1), ("x", 1 << 63), ("x", 1.5)):
-        layout = parse_group(with_trace(encoded.blob, GroupTrace(*trace)))  # type: ignore[arg-type]
+        layout = parse_group(with_trace(encoded.blob, GroupTrace(*trace)))
         assert trace_of(layout) is None
     for text in ("", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 55):
         tracing.enable(1.0)
         tracer = tracing.active()
         tracing.disable()
-        assert tracer is not None
         assert tracer.taken("t", "g", [(1, GroupTrace(text, 1))]) is None

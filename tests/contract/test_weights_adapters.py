@@ -1,8 +1,5 @@
 """Adapters from publisher to readers: loaded into LoRA layers, or merged into weights."""
 
-from __future__ import annotations
-
-import msgpack
 import pytest
 import torch
 from torch import nn
@@ -10,7 +7,6 @@ from torch import nn
 import redrb
 from redrb.errors import (
     ConfigError,
-    DecodeError,
     EncodeError,
     WeightCorrupt,
     WeightError,
@@ -79,8 +75,7 @@ def test_an_adapter_is_merged_into_the_weights_that_it_belongs_to(
     check_nothing_left(client, namespace)
 
 
-@READERS
-@pytest.mark.parametrize("whole", [False, True], ids=["layers", "model"])
+@pytest.mark.parametrize(("host_cache", "whole"), [(False, True), (True, False)])
 def test_compiled_models_read_and_publish_as_plain_ones(
     client, namespace, publisher, host_cache, whole
 ):
@@ -254,30 +249,20 @@ def test_a_dict_that_has_a_and_b_gets_them(publisher, subscriber):
     assert torch.equal(live["first.lora_B"], lora["first"].lora_B)
 
 
-def test_a_model_without_layers_has_no_adapter(publisher):
+def test_a_model_without_layers_has_no_adapter(client, namespace, publisher):
+    before = keys_of(client, namespace)
     with pytest.raises(ConfigError, match="no LoRA layers"):
         publisher.publish_lora(plain(1))
     with pytest.raises(ConfigError, match="no LoRA layers"):
         publisher.publish_lora(({}, {}))
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.ModuleDict({"first": nn.Linear(9, 30, bias=False)}),
-        nn.ModuleDict({"first": nn.Linear(9, 31), "last": nn.Linear(4, 9)}),
-        nn.ModuleDict({"first": Lora(nn.Linear(9, 30), r=3), "last": nn.Linear(4, 9)}),
-        nn.ModuleDict({"first": Lora(nn.Linear(9, 30), alpha=1.0), "last": nn.Linear(4, 9)}),
-    ],
-    ids=["no layer", "shape", "rank", "scale"],
-)
-def test_a_mismatch_changes_nothing(publisher, subscriber, model):
-    publisher.publish_lora(adapted(3))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(WeightMismatch):
-        subscriber.poll(model)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert subscriber.version is None
+    with pytest.raises(EncodeError, match="r=4"):
+        publisher.publish_lora(
+            (
+                {"0.lora_A": torch.ones(8, 16), "0.lora_B": torch.ones(16, 8)},
+                {"0": LoraConfig(4, 4.0)},
+            )
+        )
+    assert keys_of(client, namespace) == before
 
 
 def test_another_adapter_after_one_that_did_not_fit(publisher, subscriber):
@@ -307,45 +292,6 @@ def test_a_damaged_adapter_is_not_loaded(client, namespace, publisher, subscribe
     publisher.publish_lora(adapted(4))
     assert subscriber.poll(model).version == 3
     check_merged(model, base, adapted(4))
-
-
-@pytest.mark.parametrize(
-    "settings", [None, 1, [], {"first": 1}, {"first": {"r": -1}}, {1: {}}, {"x" * 5000: {}}]
-)
-def test_hostile_settings_load_nothing(client, namespace, publisher, subscriber, settings):
-    model = plain(2)
-    publisher.publish_lora(adapted(3))
-    manifests = prefix(namespace) + "manifests"
-    fields = msgpack.unpackb(client.execute("HGET", manifests, 1))
-    client.execute("HSET", manifests, 1, msgpack.packb(fields | {"lora": settings}))
-    before = model["first"].weight.clone()
-    with pytest.raises((DecodeError, WeightMismatch)):
-        subscriber.poll(model)
-    assert torch.equal(model["first"].weight, before)
-    assert "pins" not in keys_of(client, namespace)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "message"),
-    [
-        (({"0.lora_A": torch.ones(4, 16), "0.lora_B": torch.ones(16, 3)}, "4"), "is"),
-        (({"0.lora_A": torch.ones(8, 16), "0.lora_B": torch.ones(16, 8)}, "4"), "r=4"),
-        (({"0.lora_A": torch.ones(4, 16), "0.lora_B": torch.ones(16, 4)}, ""), "settings"),
-        (({"0.lora_A": torch.ones(4, 16)}, "4"), "lora_A"),
-        (({"0.A": torch.ones(4, 16), "0.B": torch.ones(16, 4)}, "4"), "LoRA"),
-        ({"x": torch.ones(3)}, "pair|settings|model"),
-    ],
-)
-def test_an_adapter_that_no_reader_could_load_is_not_published(
-    publisher, client, namespace, adapter, message
-):
-    if isinstance(adapter, tuple):
-        tensors, rank = adapter
-        adapter = (tensors, {"0": LoraConfig(int(rank), 4.0)} if rank else {})
-    before = keys_of(client, namespace)
-    with pytest.raises((ConfigError, EncodeError), match=message):
-        publisher.publish_lora(adapter)
-    assert keys_of(client, namespace) == before
 
 
 def test_a_closed_publisher_publishes_nothing_more(publisher, subscriber):

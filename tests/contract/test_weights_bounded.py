@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 
 import pytest
@@ -19,7 +19,7 @@ MOST_US = 3000
 
 
 @pytest.fixture
-def client(real_url: str) -> Iterator[Client]:
+def client(real_url):
     with redrb.connect(real_url) as client:
         yield client
 
@@ -40,8 +40,8 @@ def publisher(client: Client, namespace: str, keep: int, **options: int) -> Call
 
 @pytest.mark.parametrize(("anchor_every", "max_bytes"), [(5, 10**12), (1000, 0)])
 def test_a_commit_costs_the_same_with_many_kept_versions(
-    client: Client, namespace: str, anchor_every: int, max_bytes: int
-) -> None:
+    client, namespace, anchor_every, max_bytes
+):
     costs = {}
     for keep in (FEW, MANY):
         options = {"anchor_every": anchor_every, **({"max_bytes": max_bytes} if max_bytes else {})}
@@ -57,9 +57,7 @@ def test_a_commit_costs_the_same_with_many_kept_versions(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("keep", [1000, 3000])
-def test_no_script_takes_long_with_thousands_of_kept_versions(
-    client: Client, namespace: str, keep: int
-) -> None:
+def test_no_script_takes_long_with_thousands_of_kept_versions(client, namespace, keep):
     client.execute("CONFIG", "SET", "slowlog-max-len", 1000)
     publish = publisher(client, namespace, keep, anchor_every=keep)
     for _ in range(keep):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,53 +9,40 @@ from torch import Tensor
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
 from redrb.connection import Client
-from redrb.connection.client import Sent
-from redrb.connection.transport import Pipeline
 from redrb.weights.publishing import staging
 from redrb.weights.wire import chunks, stored_keys
-from tests.clusters import RedisCluster
-from tests.conftest import REAL
-
-Keys = Callable[[], dict[str, int]]
 
 
 class Died(BaseException):
     """What ends a publisher at some point."""
 
 
-@pytest.fixture(scope="module", params=list(REAL))
-def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(REAL[request.param])
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
-def client(cluster: RedisCluster) -> Iterator[Client]:
+def client(cluster):
     with redrb.connect(cluster.url, retry_s=20) as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
 
 
 @pytest.fixture
-def publisher(client: Client, namespace: str) -> WeightPublisher:
+def publisher(client, namespace):
     return WeightPublisher(client, "actor", namespace=namespace, anchor_every=4, keep=1)
 
 
 @pytest.fixture
-def reader(client: Client, namespace: str) -> WeightSubscriber:
+def reader(client, namespace):
     return WeightSubscriber(client, "actor", namespace=namespace)
 
 
 @pytest.fixture
-def keys(client: Client, namespace: str) -> Keys:
+def keys(client, namespace):
     """Chunks and pieces of deltas on all nodes, and how long they still live (ms, -1: for good)."""
 
-    def found() -> dict[str, int]:
+    def found():
         names = [
             key.decode()
             for node in client.primaries()
@@ -180,20 +165,18 @@ def test_chunks_dropped_during_the_commit_are_sent_again(
     assert set(keys().values()) == {-1}
 
 
-def test_all_slots_are_asked_before_the_first_reply_is_read(
-    publisher: WeightPublisher, reader: WeightSubscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_slots_are_asked_before_the_first_reply_is_read(publisher, reader, monkeypatch):
     """So that the nodes send side by side."""
     weights = {"a": torch.randn(8 * 256)}  # 8 chunks, in 8 slots
     publisher.publish(weights)
     events: list[str] = []
     begin, receive = Client.begin, chunks._receive
 
-    def begun(client: Client, pipeline: Pipeline) -> Sent:
+    def begun(client, pipeline):
         events.append("asked")
         return begin(client, pipeline)
 
-    def received(connection: object, value: chunks.Incoming) -> None:
+    def received(connection, value):
         events.append("received")
         receive(connection, value)
 

@@ -1,7 +1,5 @@
 """Damaged or interrupted fetches: readers fetch all again or load nothing, or raise WeightsTorn."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,9 +24,15 @@ from redrb.errors import (
 from redrb.weights.reading import catalogue, replica
 from redrb.weights.reading.state_copies import InPlaceCopy
 from redrb.weights.wire.chunks import ChunkGoneError
-from tests.published import bits, keys_of, prefix, same_bits
+from tests.published import bits, keys_of, lose_all, prefix, same_bits
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def hasty(client, monkeypatch):
+    """Let the client give requests up soon."""
+    monkeypatch.setattr(client, "retry_s", 0.2)
 
 
 @pytest.fixture
@@ -238,36 +242,22 @@ def test_in_place_a_damaged_delta_is_reported_as_torn_and_mended(
 
 
 @MODES
-def test_another_base_under_the_same_number(client, namespace, subscriber, fetched, options):
+@pytest.mark.parametrize("reordered", [False, True])
+def test_another_base_under_the_same_number(
+    client, namespace, make, subscriber, options, reordered
+):
     """The server was emptied, and counts anew: what is version 1 now is not what was loaded."""
-    first = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    first.publish(weights(0))
+    make().publish(weights(0))
     target = zeros()
     subscriber.poll(target, **options)
-    for key in keys_of(client, namespace):
-        client.execute("DEL", prefix(namespace) + key)
-    other = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    other.publish(weights(5))
-    assert subscriber.poll(target, **options).version == 1  # the same number of another time
-    assert same_bits(target, weights(5))
-    assert other.publish(weights(6)).kind == "delta"
-    assert subscriber.poll(target, **options).version == 2
-    assert same_bits(target, weights(6))
-
-
-@MODES
-def test_another_layout_under_the_same_number(client, namespace, subscriber, options):
-    first = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    first.publish(weights(0))
-    target = zeros()
-    subscriber.poll(target, **options)
-    for key in keys_of(client, namespace):
-        client.execute("DEL", prefix(namespace) + key)
-    other = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    for _ in range(2):
-        other.publish(dict(reversed(weights(4).items())))
-    assert subscriber.poll(target, **options).version == 2
-    assert same_bits(target, weights(4))
+    lose_all(client, namespace)
+    other = make()
+    for version, kind in ((1, "full"), (2, "delta")):
+        state = dict(sorted(weights(version).items(), reverse=reordered))
+        assert other.publish(state).kind == kind
+        if version == 2 or not reordered:
+            assert subscriber.poll(target, **options).version == version
+            assert same_bits(target, weights(version))
 
 
 def test_other_targets_of_the_same_weights(publisher, subscriber):
@@ -299,92 +289,82 @@ def breaking(monkeypatch, error, *, after=3):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_fetch_that_breaks_off(url, namespace, monkeypatch, in_place):
-    with redrb.connect(url, retry_s=0.2) as client:
-        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        publisher.publish(weights(0))
-        target = zeros()
-        subscriber.poll(target, in_place=in_place)
-        new = {name: tensor + 9 for name, tensor in weights().items()}
-        assert publisher.publish(new).kind == "full"
-        with monkeypatch.context() as patch:
-            received = breaking(patch, redis.ConnectionError("broken"))
-            with pytest.raises(WeightsTorn if in_place else StoreUnavailable) as caught:
-                subscriber.poll(target, in_place=in_place)
-            assert len(received) == 3
-        if in_place:
-            assert isinstance(caught.value.__cause__, StoreUnavailable)
-            assert subscriber.version is None
-            assert not same_bits(target, weights(0))
-        else:
-            assert subscriber.version == 1
-            assert same_bits(target, weights(0))
-        assert subscriber.poll(target, in_place=in_place).version == 2
-        assert same_bits(target, new)
-        assert "pins" not in keys_of(client, namespace)
-
-
-def test_before_the_first_byte_nothing_is_torn(url, namespace, monkeypatch):
-    with redrb.connect(url, retry_s=0.2) as client:
-        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        target = on_version(publisher, subscriber, in_place=True)
-        with pytest.raises(WeightMismatch):
-            subscriber.poll({"a": torch.zeros(1)}, in_place=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                catalogue.Pin,
-                "route",
-                lambda *_, **__: (_ for _ in ()).throw(StoreUnavailable("away", where="there")),
-            )
-            with pytest.raises(StoreUnavailable):
-                subscriber.poll(target, in_place=True)
+def test_a_fetch_that_breaks_off(
+    client, namespace, publisher, subscriber, monkeypatch, hasty, in_place
+):
+    publisher.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, in_place=in_place)
+    new = {name: tensor + 9 for name, tensor in weights().items()}
+    assert publisher.publish(new).kind == "full"
+    with monkeypatch.context() as patch:
+        received = breaking(patch, redis.ConnectionError("broken"))
+        with pytest.raises(WeightsTorn if in_place else StoreUnavailable) as caught:
+            subscriber.poll(target, in_place=in_place)
+        assert len(received) == 3
+    if in_place:
+        assert isinstance(caught.value.__cause__, StoreUnavailable)
+        assert subscriber.version is None
+        assert not same_bits(target, weights(0))
+    else:
         assert subscriber.version == 1
         assert same_bits(target, weights(0))
+    assert subscriber.poll(target, in_place=in_place).version == 2
+    assert same_bits(target, new)
+    assert "pins" not in keys_of(client, namespace)
+
+
+def test_before_the_first_byte_nothing_is_torn(publisher, subscriber, monkeypatch, hasty):
+    target = on_version(publisher, subscriber, in_place=True)
+    with pytest.raises(WeightMismatch):
+        subscriber.poll({"a": torch.zeros(1)}, in_place=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            catalogue.Pin,
+            "route",
+            lambda *_, **__: (_ for _ in ()).throw(StoreUnavailable("away", where="there")),
+        )
+        with pytest.raises(StoreUnavailable):
+            subscriber.poll(target, in_place=True)
+    assert subscriber.version == 1
+    assert same_bits(target, weights(0))
 
 
 @MODES
 def test_a_delta_that_breaks_off_before_any_change_is_resumed(
-    url, namespace, monkeypatch, fetched, options
+    publisher, subscriber, monkeypatch, hasty, fetched, options
 ):
-    with redrb.connect(url, retry_s=0.2) as client:
-        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        target = on_version(publisher, subscriber, **options)
-        with monkeypatch.context() as patch:
-            breaking(patch, redis.ConnectionError("broken"), after=0)
-            with pytest.raises(StoreUnavailable):
-                subscriber.poll(target, **options)
-        assert subscriber.version == 1
-        assert same_bits(target, weights(0))
-        del fetched[:]
-        assert subscriber.poll(target, **options).version == 2
-        assert fetched == ["delta:2:0"]
-        assert same_bits(target, weights(1))
+    target = on_version(publisher, subscriber, **options)
+    with monkeypatch.context() as patch:
+        breaking(patch, redis.ConnectionError("broken"), after=0)
+        with pytest.raises(StoreUnavailable):
+            subscriber.poll(target, **options)
+    assert subscriber.version == 1
+    assert same_bits(target, weights(0))
+    del fetched[:]
+    assert subscriber.poll(target, **options).version == 2
+    assert fetched == ["delta:2:0"]
+    assert same_bits(target, weights(1))
 
 
 def test_in_place_a_delta_that_breaks_off_between_its_windows_is_reported(
-    url, namespace, monkeypatch
+    publisher, subscriber, monkeypatch, hasty
 ):
     monkeypatch.setattr(replica, "_WINDOW_BYTES", 1024)
-    with redrb.connect(url, retry_s=0.2) as client:
-        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        target = {"a": torch.zeros(20_000)}
-        old = {"a": torch.randn(20_000)}
-        publisher.publish(old)
-        subscriber.poll(target, in_place=True)
-        new = {"a": old["a"].clone()}
-        new["a"][::8] += 1
-        assert publisher.publish(new).kind == "delta"
-        with monkeypatch.context() as patch:
-            breaking(patch, redis.ConnectionError("broken"))
-            with pytest.raises(WeightsTorn):
-                subscriber.poll(target, in_place=True)
-        assert subscriber.version is None
-        assert subscriber.poll(target, in_place=True).version == 2
-        assert same_bits(target, new)
+    target = {"a": torch.zeros(20_000)}
+    old = {"a": torch.randn(20_000)}
+    publisher.publish(old)
+    subscriber.poll(target, in_place=True)
+    new = {"a": old["a"].clone()}
+    new["a"][::8] += 1
+    assert publisher.publish(new).kind == "delta"
+    with monkeypatch.context() as patch:
+        breaking(patch, redis.ConnectionError("broken"))
+        with pytest.raises(WeightsTorn):
+            subscriber.poll(target, in_place=True)
+    assert subscriber.version is None
+    assert subscriber.poll(target, in_place=True).version == 2
+    assert same_bits(target, new)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
@@ -486,7 +466,7 @@ def test_an_update_in_place_that_cannot_be_finished_is_reported(client, namespac
         received = breaking(patch, ChunkGoneError("gone"))
 
         def forget(copy, original=InPlaceCopy.forget):
-            client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
+            lose_all(client, namespace)
             original(copy)
 
         patch.setattr(InPlaceCopy, "forget", forget)

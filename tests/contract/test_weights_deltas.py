@@ -1,7 +1,5 @@
 """All kinds of readers hold the published bits, whether they came as deltas or in full."""
 
-from __future__ import annotations
-
 import random
 import uuid
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -37,9 +34,7 @@ def key_of(namespace: str, name: str) -> str:
     ("name", "published"),
     [(name, count) for name in KEYS for count in (0, 2) if (name, count) != ("fulls", 0)],
 )  # the first version removes `fulls`
-def test_a_key_of_another_type_is_named(
-    client: Client, namespace: str, name: str, published: int
-) -> None:
+def test_a_key_of_another_type_is_named(client, namespace, name, published):
     for value in range(published):
         publisher(client, namespace).publish(state(value))
     key = key_of(namespace, name)
@@ -62,7 +57,7 @@ def test_a_key_of_another_type_is_named(
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("name", ["versions", "pins"])
-def test_a_reader_names_a_key_of_another_type(client: Client, namespace: str, name: str) -> None:
+def test_a_reader_names_a_key_of_another_type(client, namespace, name):
     publisher(client, namespace).publish(state(1))
     key = key_of(namespace, name)
     client.execute("DEL", key)
@@ -74,7 +69,7 @@ def test_a_reader_names_a_key_of_another_type(client: Client, namespace: str, na
 
 
 @pytest.mark.parametrize("token", ["nan", "1.5", "0x10", "x", "", "-3", str(2**63 - 1), "9" * 40])
-def test_a_token_that_is_no_number_is_replaced(client: Client, namespace: str, token: str) -> None:
+def test_a_token_that_is_no_number_is_replaced(client, namespace, token):
     writer = publisher(client, namespace)
     writer.publish(state(1))
     client.execute("HSET", key_of(namespace, "fence"), "token", token)
@@ -85,9 +80,7 @@ def test_a_token_that_is_no_number_is_replaced(client: Client, namespace: str, t
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("number", [2**53, 2**63, 2**64 - 1])
-def test_an_entry_whose_number_no_version_may_have_is_named(
-    client: Client, namespace: str, number: int
-) -> None:
+def test_an_entry_whose_number_no_version_may_have_is_named(client, namespace, number):
     writer = publisher(client, namespace)
     writer.publish(state(1))
     key = key_of(namespace, "versions")
@@ -101,10 +94,10 @@ def test_an_entry_whose_number_no_version_may_have_is_named(
     assert publisher(client, namespace).publish(state(3)).version >= 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
+@pytest.mark.parametrize("count", [3, 10])
 def test_entries_of_another_program_between_versions_end_with_these(
-    client: Client, namespace: str, pages: Callable[..., None], count: int
-) -> None:
+    client, namespace, pages, count
+):
     """They are no versions, and are deleted as the versions before them."""
     pages(versions=3)
     writer = publisher(client, namespace)
@@ -125,9 +118,7 @@ def test_entries_of_another_program_between_versions_end_with_these(
 
 @pytest.mark.parametrize("number", [2**53, 2**64 - 1])
 @pytest.mark.parametrize("token", ["7", "x", "nan", str(2**63 - 1)])
-def test_weights_with_damaged_numbers_are_removed(
-    client: Client, namespace: str, number: int, token: str
-) -> None:
+def test_weights_with_damaged_numbers_are_removed(client, namespace, number, token):
     publisher(client, namespace).publish(state(1))
     client.execute("XADD", key_of(namespace, "versions"), f"{number}-0", "token", "1e300")
     client.execute("HSET", key_of(namespace, "fence"), "token", token)
@@ -138,14 +129,14 @@ def test_weights_with_damaged_numbers_are_removed(
 
 
 def test_a_key_of_another_type_changes_nothing_of_a_version_that_is_being_committed(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    client, namespace, monkeypatch
+):
     """Else the version would be there, and its keys deleted with those of a failed attempt."""
     writer = publisher(client, namespace)
     writer.publish(state(1))
     key, keep = key_of(namespace, "fulls"), stored_keys.keep
 
-    def meanwhile(*arguments: Any) -> bool:
+    def meanwhile(*arguments):
         found = keep(*arguments)
         client.execute("DEL", key)
         client.execute("SET", key, "x")
@@ -163,9 +154,7 @@ def test_a_key_of_another_type_changes_nothing_of_a_version_that_is_being_commit
     assert torch.equal(reader.fetch()["a"], state(3)["a"])
 
 
-def test_an_attempt_of_a_publisher_that_died_is_removed(
-    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_of_a_publisher_that_died_is_removed(client, namespace, monkeypatch):
     """Its keys do not expire any more, and no version names them."""
     writer = publisher(client, namespace)
     monkeypatch.setattr(writer._committer, "discard", lambda *_: None)  # it is dead
@@ -178,11 +167,8 @@ def test_an_attempt_of_a_publisher_that_died_is_removed(
 
 
 def test_versions_that_could_not_be_trimmed_go_with_the_next_one(
-    client: Client,
-    namespace: str,
-    pages: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client, namespace, pages, monkeypatch
+):
     pages(versions=3)
     with redrb.WeightPublisher(
         client, "policy", namespace=namespace, keep=20, deltas=False
@@ -191,7 +177,7 @@ def test_versions_that_could_not_be_trimmed_go_with_the_next_one(
             writer.publish(state(value))
     last = publisher(client, namespace)
 
-    def fails(*arguments: Any, run: Callable[..., Any] = committer.run) -> Any:
+    def fails(*arguments, run=committer.run):
         if isinstance(arguments[2], Trim):
             raise StoreUnavailable("away", where="there")
         return run(*arguments)

@@ -1,28 +1,17 @@
 """Versions in full and as deltas: when each is sent, which bytes are sent, which keys stay."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreUnavailable, WeightError
 from redrb.weights.publishing import committer, staging
 from redrb.weights.wire.calls import Commit
-from tests.published import check_nothing_left, keys_of, prefix, stored_keys
+from tests.published import check_nothing_left, lose_all, prefix, stored_keys
 
 ELEMENTS = 4096  # bfloat16: 8 chunks
 
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
-
-
-@pytest.fixture
-def make(client, namespace):
-    def make(**options):
-        return redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
-
-    return make
 
 
 @pytest.fixture
@@ -165,8 +154,7 @@ def test_after_the_server_was_emptied_all_is_sent(make, subscriber, client, name
     target = {"a": torch.zeros_like(state["a"])}
     kinds(publisher, state, [nudge])
     subscriber.poll(target)
-    for key in keys_of(client, namespace):
-        client.execute("DEL", prefix(namespace) + key)
+    lose_all(client, namespace)
     nudge(state)
     published = publisher.publish(state)
     assert (published.kind, published.version) == ("full", 3)
@@ -209,8 +197,13 @@ def test_a_refused_publish_changes_nothing(make, subscriber, client, namespace, 
         publisher.publish(state, version=1)
     with pytest.raises(EncodeError):
         publisher.publish({"a": 1})
+
+    def interrupted(*arguments, original=staging.stage, **options):
+        original(*arguments, **options)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "stage", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(staging, "stage", interrupted)
         nudge(state)
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(state)

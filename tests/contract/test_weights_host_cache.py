@@ -1,15 +1,10 @@
 """Models in a host's shared memory: one version each, which changes only when they poll."""
 
-from __future__ import annotations
-
 import gc
-import hashlib
-import multiprocessing
 import os
 import random
 import threading
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -23,7 +18,16 @@ from redrb.weights.host.versions import HostVersions
 from redrb.weights.reading import catalogue, shared_copy
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.disks import fill, small_disk
-from tests.published import CHUNK_BYTES, Lora, bits, copied, keys_of, prefix, same_bits
+from tests.published import (
+    CHUNK_BYTES,
+    Lora,
+    bits,
+    copied,
+    keys_of,
+    lose_all,
+    prefix,
+    same_bits,
+)
 
 PATIENCE_S = 30.0
 
@@ -298,7 +302,7 @@ def test_an_emptied_server_counts_from_1_again(client, namespace, publisher, sub
         change(source, dice)
         publisher.publish(source)
         old.poll(model)
-    client.execute("DEL", *(prefix(namespace) + key for key in keys_of(client, namespace)))
+    lose_all(client, namespace)
     again = redrb.WeightPublisher(client, "actor", namespace=namespace)
     following, follower = subscribe(), Model(3)
     for version in range(1, 9):
@@ -407,116 +411,6 @@ def test_a_version_that_another_has_fetched_meanwhile_is_not_fetched(
     assert inodes(models[1], tmp_path) == inodes(models[0], tmp_path)
 
 
-def serve(connection, url, namespace, directory):
-    """A maker's process: polls, and tells what its model is, until it is replies to end."""
-    shared_copy._SHARED_MEMORY = directory
-    torch.set_num_threads(1)
-    fetch = catalogue.fetch
-    with redrb.connect(url, retry_s=10) as client:
-        reader = redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=True)
-        model = Model(2)
-        connection.send("ready")
-        while (what := connection.recv()) != "end":
-            if what == "stop in mid-fetch":
-
-                def stopping(client, batch):
-                    fetch(client, batch)
-                    connection.send("fetching")
-                    threading.Event().wait()
-
-                catalogue.fetch = stopping
-            if what == "write":
-                model.embedding.weight.data.zero_()
-            elif what != "tell":
-                reader.poll(model)
-            (number,) = inodes(model, directory) if reader.version else (None,)
-            connection.send((reader.version, digest(model), number))
-        del reader, model
-
-
-def digest(model):
-    found = hashlib.sha256()
-    for name, tensor in sorted(state(model).items()):
-        found.update(name.encode() + bits(tensor)[2])
-    return found.hexdigest()
-
-
-class Maker:
-    """A process that runs `serve`."""
-
-    def __init__(self, context, *arguments):
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def reply(self):
-        assert self.connection.poll(PATIENCE_S), "no reply"
-        return self.connection.recv()
-
-    def ask(self, what="poll"):
-        self.connection.send(what)
-        return self.reply()
-
-    def close(self):
-        self.process.kill()
-        self.process.join(PATIENCE_S)
-        self.connection.close()
-
-
-@pytest.fixture(scope="module")
-def context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch", "redrb", "tests.published"])
-    yield context
-    forkserver._forkserver._stop()
-
-
-@pytest.fixture
-def makers(context, real_url, namespace, tmp_path):
-    """Start processes of makers, and give a publisher for them."""
-    started = []
-
-    def start(count):
-        started.extend(Maker(context, real_url, namespace, tmp_path) for _ in range(count))
-        assert [maker.reply() for maker in started] == ["ready"] * count
-        return started
-
-    with redrb.connect(real_url, retry_s=10) as client:
-        start.publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        yield start
-    for maker in started:
-        maker.close()
-
-
-@pytest.mark.long
-def test_processes_have_one_memory_for_their_models(makers, tmp_path):
-    source, dice = Model(1), random.Random(8)
-    slow, *others = makers(3)
-    makers.publisher.publish(source)
-    old = slow.ask()
-    assert old[:2] == (1, digest(source))
-    for version in range(2, 9):
-        change(source, dice)
-        makers.publisher.publish(source)
-        for maker in others:
-            maker.connection.send("poll")
-        replies = [maker.reply() for maker in others]
-        assert replies[0][:2] == (version, digest(source))
-        assert replies[0] == replies[1]  # also in the same file
-        assert replies[0][2] is not None
-        assert slow.ask("tell") == old
-        if version == 5:
-            assert others[0].ask("write")[1] != digest(source)
-            assert others[1].ask("tell") == replies[1]
-    assert slow.ask() == others[1].ask("tell")
-    for maker in (slow, *others):
-        maker.connection.send("end")
-        maker.process.join(PATIENCE_S)
-        assert maker.process.exitcode == 0
-    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
-
-
 def has_loaded(subscriber, state):
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     subscriber.poll(target)
@@ -536,7 +430,7 @@ def test_a_reader_follows_a_server_that_lost_its_data(client, namespace, subscri
     first = publish(5, 1)
     assert has_loaded(subscriber, first)
     assert subscriber.version == 5
-    client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
+    lose_all(client, namespace)
     second = publish(6, 7)  # its versions 1 to 5 are others, and 6 is a delta to one of them
     assert has_loaded(subscriber, second)
     assert subscriber.version == 6

@@ -1,7 +1,5 @@
 """A load is complete or raises an error: models never hold a mixture unnoticed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

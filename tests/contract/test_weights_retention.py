@@ -1,7 +1,5 @@
 """Kept versions: those of `keep`, those that readers fetch, and no other keys."""
 
-from __future__ import annotations
-
 import random
 import threading
 
@@ -21,14 +19,6 @@ from tests.published import (
 )
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
-
-
-@pytest.fixture
-def make(client, namespace):
-    def make(**options):
-        return redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
-
-    return make
 
 
 def state_of(value):

@@ -24,7 +24,6 @@ from redrb.errors import (
 from redrb.weights.reading import replica, targets
 from tests.published import CHUNK_BYTES, prefix
 from tests.scenes import until
-from tests.servers import Server
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py
 
@@ -89,7 +88,6 @@ def publishing(publisher: redrb.WeightPublisher, source: Versioned) -> Iterator[
 def check_tokens(done: redrb.algorithms.Completions) -> list[int]:
     """Check that each token is the version noted on it; returns the versions in their order."""
     versions = done.token_versions
-    assert versions is not None
     tokens = done.sequences[:, -versions.shape[1] :]
     assert torch.equal(tokens[done.action_mask], versions[done.action_mask])
     assert bool((versions[~done.action_mask] == -1).all())
@@ -100,7 +98,7 @@ def check_tokens(done: redrb.algorithms.Completions) -> list[int]:
     return row
 
 
-def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber) -> None:
+def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber):
     model, seen = Versioned(), set[int]()
     with publishing(publisher, Versioned()) as end, subscriber.standby(model) as standby:
         assert standby.wait(20) == model.number()
@@ -118,9 +116,7 @@ def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber) -> None
 
 
 @pytest.mark.parametrize("host_cache", [False, True])
-def test_thousands_of_swaps_are_never_torn(
-    client, namespace, publisher, monkeypatch, host_cache: bool
-) -> None:
+def test_thousands_of_swaps_are_never_torn(client, namespace, publisher, monkeypatch, host_cache):
     monkeypatch.setattr(CHUNK_BYTES, 4096)
     model, versions, calls = Versioned(size=4000), set[int | None](), 0
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=host_cache)
@@ -141,11 +137,10 @@ def test_thousands_of_swaps_are_never_torn(
 
 def publisher_version(client: redrb.Client, namespace: str) -> int:
     newest = redrb.WeightSubscriber(client, "actor", namespace=namespace).latest()
-    assert newest is not None
     return newest.version
 
 
-def test_a_swap_with_nothing_new_costs_nothing(publisher, subscriber) -> None:
+def test_a_swap_with_nothing_new_costs_nothing(publisher, subscriber):
     with subscriber.standby(Versioned()) as standby:
         assert standby.swap() is None
         publisher.publish(Versioned(1))
@@ -170,9 +165,7 @@ def blocked(monkeypatch) -> tuple[threading.Event, threading.Event]:
     return began, go_on
 
 
-def test_a_swap_does_not_wait_for_a_fetch_and_gets_it_next(
-    publisher, subscriber, monkeypatch
-) -> None:
+def test_a_swap_does_not_wait_for_a_fetch_and_gets_it_next(publisher, subscriber, monkeypatch):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -193,7 +186,7 @@ def test_a_swap_does_not_wait_for_a_fetch_and_gets_it_next(
         assert model.number() == 3
 
 
-def test_a_ready_version_without_a_swap_is_replaced_by_the_next(publisher, subscriber) -> None:
+def test_a_ready_version_without_a_swap_is_replaced_by_the_next(publisher, subscriber):
     model = Versioned()
     with subscriber.standby(model) as standby:
         for number in (1, 2, 3):
@@ -203,7 +196,7 @@ def test_a_ready_version_without_a_swap_is_replaced_by_the_next(publisher, subsc
         assert (standby.swap(), model.number()) == (3, 3)
 
 
-def test_the_lock_may_be_held_by_the_caller(publisher, subscriber) -> None:
+def test_the_lock_may_be_held_by_the_caller(publisher, subscriber):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -212,7 +205,7 @@ def test_the_lock_may_be_held_by_the_caller(publisher, subscriber) -> None:
             assert standby.swap() == 1
 
 
-def test_a_swap_waits_for_the_holder_of_the_lock(client, namespace, publisher) -> None:
+def test_a_swap_waits_for_the_holder_of_the_lock(client, namespace, publisher):
     lock, model = threading.Lock(), Versioned()
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace, lock=lock)
     swapped: list[int | None] = []
@@ -235,10 +228,10 @@ def test_a_swap_waits_for_the_holder_of_the_lock(client, namespace, publisher) -
         assert not lock.locked()
 
 
-def test_other_loads_are_refused_until_it_is_closed(publisher, subscriber) -> None:
+def test_other_loads_are_refused_until_it_is_closed(publisher, subscriber):
     model = Versioned()
     with pytest.raises(ConfigError):
-        subscriber.standby(3)  # type: ignore[arg-type]
+        subscriber.standby(3)
     with subscriber.standby(model):
         for attempt in (
             lambda: subscriber.poll(model),
@@ -255,7 +248,7 @@ def test_other_loads_are_refused_until_it_is_closed(publisher, subscriber) -> No
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_it_ends_within_a_second_and_polls_go_on(publisher, subscriber, ready: bool) -> None:
+def test_it_ends_within_a_second_and_polls_go_on(publisher, subscriber, ready):
     model = Versioned()
     threads = threading.active_count()
     standby = subscriber.standby(model)
@@ -276,7 +269,7 @@ def test_it_ends_within_a_second_and_polls_go_on(publisher, subscriber, ready: b
     assert model.number() == 3
 
 
-def test_a_fetch_that_hangs_does_not_hold_up_the_end(publisher, subscriber, monkeypatch) -> None:
+def test_a_fetch_that_hangs_does_not_hold_up_the_end(publisher, subscriber, monkeypatch):
     model = Versioned()
     standby = subscriber.standby(model)
     began, go_on = blocked(monkeypatch)
@@ -290,14 +283,14 @@ def test_a_fetch_that_hangs_does_not_hold_up_the_end(publisher, subscriber, monk
     assert subscriber.poll(model).version == 1
 
 
-def test_waiting_for_the_first_version_ends(subscriber) -> None:
+def test_waiting_for_the_first_version_ends(subscriber):
     with subscriber.standby(Versioned()) as standby:
         with pytest.raises(WeightTimeout) as caught:
             standby.wait(0.2)
         assert 0.2 <= caught.value.waited_s < 9  # the client's time is ten seconds
 
 
-def test_a_version_that_does_not_fit_is_raised_once(publisher, subscriber) -> None:
+def test_a_version_that_does_not_fit_is_raised_once(publisher, subscriber):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -313,7 +306,7 @@ def test_a_version_that_does_not_fit_is_raised_once(publisher, subscriber) -> No
         assert model.number() == 3
 
 
-def test_a_first_version_that_does_not_fit_is_raised_by_wait(publisher, subscriber) -> None:
+def test_a_first_version_that_does_not_fit_is_raised_by_wait(publisher, subscriber):
     with subscriber.standby(Versioned()) as standby:
         publisher.publish(Versioned(1, parts=4))
         with pytest.raises(WeightMismatch):
@@ -322,7 +315,7 @@ def test_a_first_version_that_does_not_fit_is_raised_by_wait(publisher, subscrib
 
 def test_damaged_versions_are_raised_once_and_the_next_is_followed(
     client, namespace, publisher, subscriber
-) -> None:
+):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -340,7 +333,7 @@ def test_damaged_versions_are_raised_once_and_the_next_is_followed(
         assert model.number() == 3
 
 
-def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) -> None:
+def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -350,7 +343,7 @@ def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) 
         calls: list[int] = []
         load = targets.load_in_place
 
-        def breaking(*arguments) -> None:
+        def breaking(*arguments):
             calls.append(1)
             if len(calls) == 3:
                 raise RuntimeError("no memory")
@@ -363,7 +356,7 @@ def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) 
         assert (standby.swap(), model.number()) == (2, 2)
 
 
-def test_a_model_that_got_other_tensors_is_looked_up_again(publisher, subscriber) -> None:
+def test_a_model_that_got_other_tensors_is_looked_up_again(publisher, subscriber):
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     with subscriber.standby(model) as standby:
         publisher.publish(model)
@@ -375,9 +368,7 @@ def test_a_model_that_got_other_tensors_is_looked_up_again(publisher, subscriber
         assert torch.equal(model["a"].weight, source["a"].weight)
 
 
-def test_redis_may_be_away_for_a_while(
-    own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_redis_may_be_away_for_a_while(own_server, caplog):
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
     model = Versioned()
     with redrb.connect(server.url, retry_s=0.3) as client:
@@ -401,9 +392,7 @@ def test_redis_may_be_away_for_a_while(
         assert caplog.text.count("cannot be followed: ") <= 2
 
 
-def test_versions_that_count_from_1_again_are_followed(
-    client, namespace, publisher, subscriber
-) -> None:
+def test_versions_that_count_from_1_again_are_followed(client, namespace, publisher, subscriber):
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(8), version=8)
@@ -420,7 +409,7 @@ def test_versions_that_count_from_1_again_are_followed(
             assert model.number() == number
 
 
-def test_adapters_are_merged_between_tokens(publisher, subscriber) -> None:
+def test_adapters_are_merged_between_tokens(publisher, subscriber):
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
     base = torch.randn(4, 4)
     config = redrb.weights.LoraConfig(2, 4.0)
@@ -435,7 +424,7 @@ def test_adapters_are_merged_between_tokens(publisher, subscriber) -> None:
 
 
 @pytest.mark.parametrize("answers", [[None] * 4, [None, None, 7, 9]])
-def test_versions_that_are_not_known_are_not_noted(answers: list[int | None]) -> None:
+def test_versions_that_are_not_known_are_not_noted(answers):
     given = iter(answers)
     prompts = torch.ones(1, 2, dtype=torch.int64)
     done = generate(Versioned(5), prompts, max_new_tokens=4, before_token=lambda: next(given))
@@ -447,9 +436,7 @@ def test_versions_that_are_not_known_are_not_noted(answers: list[int | None]) ->
     assert done.policy_version() == [None]
 
 
-def test_a_standby_over_a_closed_client_says_so_each_time(
-    real_url: str, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_standby_over_a_closed_client_says_so_each_time(real_url, namespace, caplog):
     with redrb.connect(real_url) as client:
         redrb.WeightPublisher(client, "actor", namespace=namespace).publish(Versioned(1))
         model = Versioned()
@@ -467,9 +454,7 @@ def test_a_standby_over_a_closed_client_says_so_each_time(
     assert "is away" not in caplog.text
 
 
-def test_a_standby_for_another_model_loads_all(
-    publisher: redrb.WeightPublisher, subscriber: redrb.WeightSubscriber
-) -> None:
+def test_a_standby_for_another_model_loads_all(publisher, subscriber):
     publisher.publish(Versioned(1))
     first, second = Versioned(), Versioned()
     assert subscriber.poll(first) is not None

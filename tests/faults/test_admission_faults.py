@@ -45,9 +45,7 @@ def end(maker: subprocess.Popen[str], how: int) -> None:
     maker.communicate(timeout=30)
 
 
-def test_the_rights_of_killed_makers_return_and_waiting_makers_go_on(
-    real_url: str, namespace: str
-) -> None:
+def test_the_rights_of_killed_makers_return_and_waiting_makers_go_on(real_url, namespace):
     with redrb.connect(real_url) as client:
         stream = ExperienceStream(
             client,

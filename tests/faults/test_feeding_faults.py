@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,12 @@ from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.samples import numbered
-from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
 DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 
-def test_groups_sent_while_servers_die_arrive_once_and_in_order(
-    own_server: Callable[..., Server],
-) -> None:
+def test_groups_sent_while_servers_die_arrive_once_and_in_order(own_server):
     server, count = own_server(*DURABLE), 900
     with (
         redrb.connect(server.url, retry_s=0.3) as client,  # ends before the server is back
@@ -33,7 +29,7 @@ def test_groups_sent_while_servers_die_arrive_once_and_in_order(
     ):
         made = threading.Event()
 
-        def make() -> None:
+        def make():
             for n in range(count):
                 sender.send(numbered(n))
                 if n % 300 == 150:
@@ -62,7 +58,7 @@ def test_groups_sent_while_servers_die_arrive_once_and_in_order(
         audit(stream)
 
 
-def test_a_loader_goes_on_when_its_server_was_away(own_server: Callable[..., Server]) -> None:
+def test_a_loader_goes_on_when_its_server_was_away(own_server):
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
     with (
         redrb.connect(server.url, retry_s=30) as client,

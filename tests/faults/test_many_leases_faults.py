@@ -23,13 +23,17 @@ def train(url: str, namespace: str, directory: Path, dies_at: int, name: str) ->
     return subprocess.run(command, check=False, timeout=120).returncode
 
 
-@pytest.mark.parametrize("name", ["trainer_0", "another"])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
+    ("name", "seed"),
+    [
+        ("trainer_0", 0),
+        *(pytest.param("trainer_0", n, marks=pytest.mark.slow) for n in range(1, 10)),
+        *(pytest.param("another", n, marks=pytest.mark.slow) for n in range(10)),
+    ],
 )
 def test_all_samples_of_a_trainer_killed_before_its_checkpoint_are_trained(
-    real_url: str, namespace: str, tmp_path: Path, seed: int, name: str
-) -> None:
+    real_url, namespace, tmp_path, seed, name
+):
     """A trainer of the same name begins again at once, another one after the lease has ended."""
     dies_at = random.Random(f"{seed}{name}").randrange(35, STEPS)
     with redrb.connect(real_url) as client:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,14 +18,14 @@ from tests.servers import programs
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
+def watched():
     program = next(iter(programs().values()))
     found = Watched(program, replicas=3, password="for-servers", sentinel_password="for-them")
     yield found
     found.close()
 
 
-def test_wrong_urls_say_what_is_wrong(watched: Watched) -> None:
+def test_wrong_urls_say_what_is_wrong(watched):
     first = watched.hosts.split(",")[0]
     with pytest.raises(ConfigError, match=rf"redis\+sentinel://{first}/SERVICE/0"):
         redrb.connect(f"redis://:for-them@{first}")
@@ -41,7 +40,7 @@ def test_wrong_urls_say_what_is_wrong(watched: Watched) -> None:
         redrb.connect(watched.url.replace("for-servers", "wrong"), connect_timeout=2)
 
 
-def test_a_put_waits_for_its_replicas(watched: Watched, namespace: str) -> None:
+def test_a_put_waits_for_its_replicas(watched, namespace):
     replicas = [server for server in watched.servers if server is not watched.primary()]
     with (
         redrb.connect(watched.url, retry_s=30, min_replicas=3) as client,
@@ -69,9 +68,7 @@ def test_a_put_waits_for_its_replicas(watched: Watched, namespace: str) -> None:
             assert numbers(lease) == [1, 2, 3, 4]
 
 
-def test_an_unplanned_failover_loses_no_put_that_replicas_confirmed(
-    watched: Watched, namespace: str
-) -> None:
+def test_an_unplanned_failover_loses_no_put_that_replicas_confirmed(watched, namespace):
     """The primary is killed while several threads put."""
     confirmed: list[int] = []
     with (
@@ -81,7 +78,7 @@ def test_an_unplanned_failover_loses_no_put_that_replicas_confirmed(
     ):
         over = threading.Event()
 
-        def put(first: int) -> None:
+        def put(first):
             for number in range(first, first + 100_000):
                 if over.is_set():
                     return
@@ -111,7 +108,7 @@ def replicated(client: redrb.Client) -> None:
         assert time.monotonic() < until, "no replica follows"
 
 
-def test_puts_and_takes_go_on_after_the_primary_has_died(watched: Watched, namespace: str) -> None:
+def test_puts_and_takes_go_on_after_the_primary_has_died(watched, namespace):
     with redrb.connect(watched.url, connect_timeout=2, retry_s=30) as client:
         assert SERVICE in client.where
         assert "for-" not in client.where
@@ -128,7 +125,7 @@ def test_puts_and_takes_go_on_after_the_primary_has_died(watched: Watched, names
             assert stream.stats().ledger.balanced
 
 
-def test_a_frozen_primary_costs_seconds_and_nothing_else(watched: Watched, namespace: str) -> None:
+def test_a_frozen_primary_costs_seconds_and_nothing_else(watched, namespace):
     with (
         redrb.connect(watched.url, connect_timeout=2, retry_s=30) as client,
         redrb.ExperienceStream(client, "task", namespace=namespace) as stream,

@@ -1,7 +1,5 @@
 """A pipeline of stages and a trainer, each of which is killed at several moments of its work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -12,9 +10,7 @@ from tests.samples import numbered
 GROUPS = 24
 
 
-def test_every_group_is_trained_once_although_every_process_is_killed(
-    real_url: str, namespace: str
-) -> None:
+def test_every_group_is_trained_once_although_every_process_is_killed(real_url, namespace):
     with redrb.connect(real_url) as client:
         with ExperienceStream(client, "prompts", namespace=namespace) as prompts:
             prompts.put_many([[numbered(n), numbered(n)] for n in range(GROUPS)])

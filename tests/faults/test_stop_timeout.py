@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,7 +14,7 @@ import redrb
 from redrb.environment import PREFIX, child_environment
 from tests.proxy import Proxy
 from tests.samples import numbered
-from tests.servers import Server, programs
+from tests.servers import programs
 from tests.worker_processes import WorkerProcess
 
 STOP_TIMEOUT_S = 1.0
@@ -42,12 +41,12 @@ def seconds_to_end(worker: WorkerProcess, since: float) -> float:
 
 
 @pytest.fixture
-def server(own_server: Callable[..., Server]) -> Server:
+def server(own_server):
     return own_server()
 
 
 @pytest.fixture
-def workers() -> Iterator[list[WorkerProcess]]:
+def workers():
     """The workers of a test, which are killed with it."""
     started: list[WorkerProcess] = []
     yield started
@@ -57,9 +56,7 @@ def workers() -> Iterator[list[WorkerProcess]]:
 
 @on_one_server
 @pytest.mark.parametrize("how", ["refused", "frozen"])
-def test_workers_end_in_time(
-    server: Server, workers: list[WorkerProcess], namespace: str, how: str
-) -> None:
+def test_workers_end_in_time(server, workers, namespace, how):
     with Proxy("127.0.0.1", server.port) as proxy:
         port = proxy.port if how == "frozen" else server.port
         trainer = worker("workers.trainer", port, namespace, "--target-reward", "2")
@@ -84,7 +81,7 @@ def test_workers_end_in_time(
 
 
 @on_one_server
-def test_a_stage_ends_in_time(own_server: Callable[..., Server], namespace: str) -> None:
+def test_a_stage_ends_in_time(own_server, namespace):
     """The time counts until the last stream is closed, and not only in `run`."""
     server = own_server()
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
-from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
 DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
@@ -88,11 +87,11 @@ class Worker:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Worker]]:
+def start():
     """Start a worker; it ends with the test."""
     started: list[Worker] = []
 
-    def start_it(*arguments: object) -> Worker:
+    def start_it(*arguments):
         started.append(Worker(*map(str, arguments)))
         return started[-1]
 
@@ -112,9 +111,7 @@ def until(condition: Callable[[], bool], timeout: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_a_run_goes_on_when_a_maker_a_trainer_and_the_server_are_killed(
-    own_server: Callable[..., Server], start: Callable[..., Worker]
-) -> None:
+def test_a_run_goes_on_when_a_maker_a_trainer_and_the_server_are_killed(own_server, start):
     server = own_server(*DURABLE)
     count = 1200
     makers = [start("maker", server.url, first, count) for first in (0, count)]
@@ -136,7 +133,7 @@ def test_a_run_goes_on_when_a_maker_a_trainer_and_the_server_are_killed(
     makers[2].wait_for("put", 200)
     put = {number for maker in makers for number in maker.numbers("put")}
 
-    def trained() -> set[int]:
+    def trained():
         return {number for trainer in trainers for number in trainer.numbers("acked")}
 
     with redrb.connect(server.url) as client, ExperienceStream(client, "math") as stream:
@@ -158,15 +155,13 @@ def test_a_run_goes_on_when_a_maker_a_trainer_and_the_server_are_killed(
 
 
 @pytest.fixture(params=list(REAL))
-def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+def cluster(request):
     cluster = RedisCluster(REAL[request.param])
     yield cluster
     cluster.close()
 
 
-def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(
-    cluster: RedisCluster, start: Callable[..., Worker]
-) -> None:
+def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(cluster, start):
     task = f"{cluster.url}#6"
     makers = [start("maker", task, first, 5000) for first in (0, 5000)]
     trainer = start("trainer", task)
@@ -200,9 +195,7 @@ def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(
     assert ledger == redrb.Ledger(put=ledger.put, acked=ledger.put)
 
 
-def test_a_trainer_that_was_stopped_past_its_lease_has_lost_it(
-    own_server: Callable[..., Server], start: Callable[..., Worker]
-) -> None:
+def test_a_trainer_that_was_stopped_past_its_lease_has_lost_it(own_server, start):
     server = own_server()
     with redrb.connect(server.url) as client, ExperienceStream(client, "math", limit=64) as stream:
         stopped = start("once", server.url)
@@ -221,9 +214,7 @@ def test_a_trainer_that_was_stopped_past_its_lease_has_lost_it(
         audit(stream)
 
 
-def test_a_trainer_that_was_stopped_shortly_keeps_its_lease(
-    own_server: Callable[..., Server], start: Callable[..., Worker]
-) -> None:
+def test_a_trainer_that_was_stopped_shortly_keeps_its_lease(own_server, start):
     server = own_server()
     with redrb.connect(server.url) as client, ExperienceStream(client, "math", limit=64) as stream:
         stopped = start("once", server.url)
@@ -239,15 +230,13 @@ def test_a_trainer_that_was_stopped_shortly_keeps_its_lease(
         assert stream.stats().ledger.acked == 4
 
 
-def test_waiting_puts_and_takes_outlive_a_restart_of_the_server(
-    own_server: Callable[..., Server],
-) -> None:
+def test_waiting_puts_and_takes_outlive_a_restart_of_the_server(own_server):
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
     with redrb.connect(server.url, retry_s=20) as client:
         stream = ExperienceStream(client, "math", limit=4)
         got: list[int] = []
 
-        def take() -> None:
+        def take():
             with stream.take(3, timeout=30) as lease:
                 got.extend(numbers(lease))
 
@@ -266,7 +255,7 @@ def test_waiting_puts_and_takes_outlive_a_restart_of_the_server(
         stream.close()
 
 
-def test_a_lease_outlives_a_restart_of_the_server(own_server: Callable[..., Server]) -> None:
+def test_a_lease_outlives_a_restart_of_the_server(own_server):
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
     with redrb.connect(server.url, retry_s=20) as client:
         stream = ExperienceStream(client, "math")

@@ -1,7 +1,5 @@
 """Weights when processes are killed, connections break and memory runs out."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading
@@ -126,34 +124,6 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
     assert (subscriber.fetch()["a"] == 2).all()
 
 
-def test_an_interrupt_leaves_nothing(client, namespace, monkeypatch, small_chunks):
-    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-    def interrupt(*arguments, original=staging.stage, **options):
-        original(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(staging, "stage", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        publisher.publish(state(1))
-    assert chunk_keys(client, namespace) == []
-
-
-def test_staged_chunks_that_are_gone_are_not_committed(
-    client, namespace, monkeypatch, small_chunks
-):
-    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-
-    def lose_one(client, chunks, original=staging.stage, **options):
-        original(client, chunks, **options)
-        client.execute("DEL", chunk_keys(client, namespace)[1])
-
-    monkeypatch.setattr(staging, "stage", lose_one)
-    with pytest.raises(redrb.errors.WeightError, match="gone at the commit"):
-        publisher.publish(state(1))
-    assert chunk_keys(client, namespace) == []
-
-
 def test_killed_connections_are_made_again(real_url, namespace):
     """Connections break all the time while versions are published, fetched and waited for."""
     done = threading.Event()
@@ -197,20 +167,6 @@ def test_wait_survives_a_restart_of_the_server(own_server, namespace):
         assert publisher.publish(state(2)).version == 2
         waiter.join(10)
         assert found[0].version == 2
-
-
-def test_a_server_that_lost_everything_gets_the_next_number(own_server, namespace):
-    server = own_server()
-    with redrb.connect(server.url) as client:
-        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        publisher.publish(state(1), version=11)
-        live = state(0)
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        subscriber.poll(live)
-        server.kill()
-        server.start()
-        assert publisher.publish(state(2)).version == 12
-        assert subscriber.poll(live).version == 12
 
 
 def test_wait_gives_up_in_time_when_the_server_is_away(own_server, namespace):

@@ -1,7 +1,5 @@
 """The host cache when processes that share it are killed or forked."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import multiprocessing
@@ -21,6 +19,7 @@ from torch import nn
 import redrb
 from redrb.weights.host import locks
 from redrb.weights.reading import catalogue, shared_copy
+from tests.contract.test_weights_host_cache import inode
 
 ELEMENTS = 300_000
 PATIENCE_S = 30.0
@@ -58,6 +57,14 @@ class Maker:
 
     def do_value(self):
         return self.model.value()
+
+    def do_write(self):
+        self.model.weight.data.zero_()
+        return self.model.value()
+
+    def do_place(self):
+        """Return the number of the file that the elements of the model are in."""
+        return inode(self.model.weight, shared_copy._SHARED_MEMORY)
 
     def do_poll_and_die(self, calls):
         """Poll, and be killed after so many calls of the system."""
@@ -237,11 +244,15 @@ def test_wherever_a_process_is_killed_models_stay_and_another_fetches(start, pub
     assert len(files()) <= 3
 
 
-def test_a_process_that_ends_in_order_removes_what_nobody_else_uses(start, publish, files):
+def test_processes_share_memory_and_the_last_one_removes_it(start, publish, files):
     one, other = start(), start()
     for value in (1, 2, 3):
         publish(value)
         assert one.poll() == other.poll() == value
+        assert one.place() == other.place()
+        assert other.place() is not None
+    assert one.write() == 0
+    assert other.value() == 3
     one.exit()
     assert files()
     assert other.value() == 3

@@ -1,7 +1,5 @@
 """Publishers, readers and servers that are killed at every point: weights stay whole."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import time

@@ -1,11 +1,8 @@
 """Commands that need no tensors start quickly: none imports torch, and numpy only for groups."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,9 +28,7 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
-def test_commands_without_tensors_import_no_torch(
-    real_url: str, namespace: str, tmp_path: Path
-) -> None:
+def test_commands_without_tensors_import_no_torch(real_url, namespace, tmp_path):
     with redrb.connect(real_url) as client:
         ExperienceStream(client, "task", namespace=namespace).put(numbered(1))
         with WeightPublisher(client, "policy", namespace=namespace) as publisher:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from redrb.cli import main
 from redrb.connection import connecting
 from redrb.connection.server_cli import cli_options
 from redrb.errors import ConfigError, StoreDenied, UnsupportedServer
+from tests.conftest import REAL
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port, make_certificate, with_tls
 
-OwnServer = Callable[..., Server]
 SECRET = "hunter2"
 
 
@@ -50,7 +49,7 @@ def _answer(server: socket.socket, answer: bytes) -> None:
             connection.sendall(answer)
 
 
-def test_a_server_tells_its_version(real_url: str) -> None:
+def test_a_server_tells_its_version(real_url):
     with redrb.connect(real_url) as client:
         info = client.execute("INFO", "server").decode()
         version = ".".join(map(str, client.server_version))
@@ -58,7 +57,7 @@ def test_a_server_tells_its_version(real_url: str) -> None:
         assert client.url == real_url
 
 
-def test_the_url_comes_from_the_environment(real_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_comes_from_the_environment(real_url, monkeypatch):
     monkeypatch.setenv("REDRB_URL", real_url)
     with redrb.connect() as client:
         assert client.url == real_url
@@ -67,7 +66,7 @@ def test_the_url_comes_from_the_environment(real_url: str, monkeypatch: pytest.M
         redrb.connect()
 
 
-def test_a_port_without_a_server_is_an_error_at_once() -> None:
+def test_a_port_without_a_server_is_an_error_at_once():
     port = free_port()
     started = time.monotonic()
     with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{port}") as caught:
@@ -77,12 +76,12 @@ def test_a_port_without_a_server_is_an_error_at_once() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_a_host_without_an_address_is_unavailable() -> None:
+def test_a_host_without_an_address_is_unavailable():
     with pytest.raises(StoreUnavailable):
         redrb.connect("redis://host.invalid", connect_timeout=2)
 
 
-def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+def test_a_server_that_never_answers_is_given_up_in_time():
     with listening(None) as port:
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):
@@ -99,12 +98,12 @@ def test_a_server_that_never_answers_is_given_up_in_time() -> None:
     ],
     ids=["http", "ssh", "status"],
 )
-def test_a_server_that_does_not_speak_redis_is_refused(answer: bytes) -> None:
+def test_a_server_that_does_not_speak_redis_is_refused(answer):
     with listening(answer) as port, pytest.raises(UnsupportedServer, match="protocol"):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
 
-def test_a_server_that_hangs_up_is_unavailable() -> None:
+def test_a_server_that_hangs_up_is_unavailable():
     with listening(b"") as port, pytest.raises(StoreUnavailable):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
@@ -119,7 +118,7 @@ def test_a_server_that_hangs_up_is_unavailable() -> None:
         ("rediss", b"", "write redis://"),
     ],
 )
-def test_tls_on_one_side_only_is_named(scheme: str, answer: bytes | None, advice: str) -> None:
+def test_tls_on_one_side_only_is_named(scheme, answer, advice):
     with (
         listening(answer) as port,
         pytest.raises((StoreUnavailable, UnsupportedServer), match=advice),
@@ -127,24 +126,22 @@ def test_tls_on_one_side_only_is_named(scheme: str, answer: bytes | None, advice
         redrb.connect(f"{scheme}://127.0.0.1:{port}", connect_timeout=0.5)
 
 
-def test_a_server_that_does_not_know_hello_is_too_old() -> None:
+def test_a_server_that_does_not_know_hello_is_too_old():
     reply = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
     with listening(reply) as port, pytest.raises(UnsupportedServer, match=r"7\.0 or newer"):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
 
-def test_an_old_server_is_refused_with_its_version(
-    real_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_server_is_refused_with_its_version(real_url, monkeypatch):
     monkeypatch.setattr(connecting, "OLDEST_SERVER", (99, 0))
     with pytest.raises(UnsupportedServer, match=r"is \d+\.\d+\.\d+: redrb needs"):
         redrb.connect(real_url)
 
 
-@pytest.fixture
-def guarded(own_server: OwnServer) -> Server:
+@pytest.fixture(scope="module", params=list(REAL))
+def guarded(request):
     """A server that wants a password, and knows a user with few keys and one with few commands."""
-    server = own_server()
+    server = Server(REAL[request.param])
     with redrb.connect(server.url) as client:
         for name, rules in {
             "maker": "~redrb:* +@all -@admin",
@@ -153,11 +150,12 @@ def guarded(own_server: OwnServer) -> Server:
         }.items():
             client.execute("ACL", "SETUSER", name, "on", f">{SECRET}", *rules.split())
         client.execute("CONFIG", "SET", "requirepass", SECRET)
-    return server
+    yield server
+    server.close()
 
 
 @pytest.mark.parametrize("login", ["", "wrong:", ":wrong", "maker:wrong", "nobody:" + SECRET])
-def test_a_wrong_password_is_denied_and_not_shown(guarded: Server, login: str) -> None:
+def test_a_wrong_password_is_denied_and_not_shown(guarded, login):
     given = f"{login}@" if login else ""
     with pytest.raises(StoreDenied, match="user and password") as caught:
         redrb.connect(f"redis://{given}127.0.0.1:{guarded.port}", retry_s=5)
@@ -166,13 +164,13 @@ def test_a_wrong_password_is_denied_and_not_shown(guarded: Server, login: str) -
 
 
 @pytest.mark.parametrize("allow_eviction", [False, True])
-def test_a_missing_password_is_named_first(guarded: Server, allow_eviction: bool) -> None:
+def test_a_missing_password_is_named_first(guarded, allow_eviction):
     with pytest.raises(StoreDenied, match=r"^the password is missing: .*REDRB_URL"):
         redrb.connect(f"redis://127.0.0.1:{guarded.port}", allow_eviction=allow_eviction)
 
 
 @pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"maker:{SECRET}"])
-def test_a_user_with_its_password_and_keys_works(guarded: Server, login: str) -> None:
+def test_a_user_with_its_password_and_keys_works(guarded, login):
     url = f"redis://{login}@127.0.0.1:{guarded.port}/0"
     with redrb.connect(url) as client, ExperienceStream(client, "math") as stream:
         stream.put(numbered(1))
@@ -182,7 +180,7 @@ def test_a_user_with_its_password_and_keys_works(guarded: Server, login: str) ->
 
 
 @pytest.mark.parametrize("user", ["stranger", "reader"])
-def test_a_user_without_the_keys_or_commands_is_denied(guarded: Server, user: str) -> None:
+def test_a_user_without_the_keys_or_commands_is_denied(guarded, user):
     url = f"redis://{user}:{SECRET}@127.0.0.1:{guarded.port}/0"
     started = time.monotonic()
     with redrb.connect(url, retry_s=30) as client, pytest.raises(StoreDenied, match="redrb:"):
@@ -190,7 +188,7 @@ def test_a_user_without_the_keys_or_commands_is_denied(guarded: Server, user: st
     assert time.monotonic() - started < 25  # the client's time is 30 s
 
 
-def test_a_password_that_changes_meanwhile_is_denied_at_once(own_server: OwnServer) -> None:
+def test_a_password_that_changes_meanwhile_is_denied_at_once(own_server):
     server = own_server()
     with redrb.connect(server.url, retry_s=30) as client:
         stream = ExperienceStream(client, "math")
@@ -203,7 +201,7 @@ def test_a_password_that_changes_meanwhile_is_denied_at_once(own_server: OwnServ
         assert time.monotonic() - started < 25  # the client's time is 30 s
 
 
-def test_a_unix_socket_is_reached(own_server: OwnServer, tmp_path: Path) -> None:
+def test_a_unix_socket_is_reached(own_server, tmp_path):
     path = tmp_path / "redis.sock"
     server = own_server("--unixsocket", str(path))
     with redrb.connect(f"unix://{path}") as client:
@@ -215,7 +213,7 @@ def test_a_unix_socket_is_reached(own_server: OwnServer, tmp_path: Path) -> None
         redrb.connect(f"unix://{tmp_path}/missing.sock")
 
 
-def test_databases_of_a_server_are_apart(own_server: OwnServer) -> None:
+def test_databases_of_a_server_are_apart(own_server):
     server = own_server()
     with (
         redrb.connect(f"redis://127.0.0.1:{server.port}/1") as one,
@@ -227,7 +225,7 @@ def test_databases_of_a_server_are_apart(own_server: OwnServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory):
     """A directory with key.pem and a certificate cert.pem that it signed itself."""
     directory = tmp_path_factory.mktemp("tls")
     make_certificate(directory)
@@ -235,7 +233,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("own_server", with_tls(), indirect=True)
-def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certificate: Path) -> None:
+def test_tls_is_checked_against_the_certificate(own_server, certificate):
     server, port = own_server(), free_port()
     with redrb.connect(server.url) as client:
         client.execute(
@@ -273,9 +271,7 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
 
 
 @pytest.mark.parametrize("own_server", with_tls(), indirect=True)
-def test_a_server_may_ask_for_a_client_certificate(
-    own_server: OwnServer, certificate: Path
-) -> None:
+def test_a_server_may_ask_for_a_client_certificate(own_server, certificate):
     server, port = own_server(), free_port()
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     with redrb.connect(server.url) as client:
@@ -293,8 +289,8 @@ def test_a_server_may_ask_for_a_client_certificate(
 @pytest.mark.parametrize("own_server", with_tls(), indirect=True)
 @pytest.mark.parametrize("sentinel_tls", [True, False])
 def test_tls_to_sentinels_and_tls_to_servers_are_chosen_apart(
-    own_server: OwnServer, certificate: Path, *, sentinel_tls: bool
-) -> None:
+    own_server, certificate, *, sentinel_tls
+):
     server, port, own_port = own_server(), free_port(), free_port()
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     with redrb.connect(server.url) as client:

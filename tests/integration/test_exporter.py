@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from redrb.environment import PREFIX, child_environment
 from redrb.metrics.collector import StateCollector
 from redrb.state.observer import LOOK_S, Observer
 from tests.samples import numbered
-from tests.servers import Server, programs
+from tests.servers import programs
 
 pytestmark = pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
 
@@ -33,7 +32,7 @@ def fetched(url: str) -> str:
         return str(response.read().decode())
 
 
-def test_the_command_serves_until_it_is_ended(real_url: str, namespace: str) -> None:
+def test_the_command_serves_until_it_is_ended(real_url, namespace):
     with redrb.connect(real_url) as client:
         ExperienceStream(client, "math", namespace=namespace).put(numbered(2))
     command = ["exporter", "--port", "0", "--namespace", namespace, "--json"]
@@ -58,9 +57,7 @@ def test_the_command_serves_until_it_is_ended(real_url: str, namespace: str) -> 
         process.communicate()
 
 
-def test_a_port_in_use_is_named(
-    real_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_is_named(real_url, monkeypatch, capsys):
     monkeypatch.setenv("REDRB_URL", real_url)
     before = signal.getsignal(signal.SIGTERM)
     with socket.create_server(("127.0.0.1", 0)) as used:
@@ -71,12 +68,7 @@ def test_a_port_in_use_is_named(
 
 
 @pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
-def test_a_stopped_redis_hangs_no_scrape(
-    real_url: str,
-    own_server: Callable[..., Server],
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stopped_redis_hangs_no_scrape(real_url, own_server, namespace, monkeypatch):
     monkeypatch.setattr("redrb.metrics.collector.FRESH_S", 1.0)
     redis, registry = own_server(), CollectorRegistry()
     with (

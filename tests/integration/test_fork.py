@@ -10,24 +10,10 @@ from typing import Any
 
 import redrb
 from tests.samples import numbered, numbers
+from tests.scenes import holds_in_a_child
 
 
-def in_a_child(work: object) -> None:
-    """Run `work` in a forked process and check that it ended well."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not mix well
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-
-
-def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: str) -> None:
+def test_parent_and_child_put_and_take_for_themselves(real_url, namespace):
     with (
         redrb.connect(real_url) as client,
         redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -35,14 +21,15 @@ def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: 
         stream.put(numbered(0))
         lease = stream.take(1, timeout=0)
 
-        def child() -> None:
+        def child():
             assert stream.put(numbered(1)) == (2,)
             lease = stream.take(1, timeout=5)
             assert numbers(lease) == [1]
             lease.ack()
             stream.close()
+            return True
 
-        in_a_child(child)
+        assert holds_in_a_child(child)
         assert stream.put(numbered(2)) == (3,)
         assert numbers(lease) == [0]
         lease.ack()
@@ -51,7 +38,7 @@ def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: 
         stream.take(1, timeout=0).ack()
 
 
-def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url: str, namespace: str) -> None:
+def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url, namespace):
     with (
         redrb.connect(real_url) as client,
         redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -60,7 +47,7 @@ def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url: str, names
         held: list[Any] = [stream.leases(2, timeout=5)]
         held.append(next(held[0]))  # now a take is in flight too
 
-        def child() -> None:
+        def child():
             own = stream.take(1, timeout=5)
             held.clear()
             gc.collect()
@@ -68,8 +55,9 @@ def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url: str, names
             own.ack()
             assert stream.stats().ledger.acked == 1
             stream.close()
+            return True
 
-        in_a_child(child)
+        assert holds_in_a_child(child)
         stream._consumer.beat()
         loop, lease = held
         assert numbers(lease) == [0, 1]
@@ -81,7 +69,7 @@ def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url: str, names
         loop.close()
 
 
-def test_closing_an_embedded_server_does_not_wait_for_forked_children() -> None:
+def test_closing_an_embedded_server_does_not_wait_for_forked_children():
     client = redrb.connect("embedded://")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,10 +1,6 @@
 """A Redis whose disk is full takes no writes: an outage, after which all goes on."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +11,9 @@ from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.disks import fill, small_disk
 from tests.samples import numbered
-from tests.servers import Server
 
 
-def test_a_full_disk_of_redis_is_an_outage_for_senders_and_trainers(
-    tmp_path: Path, own_server: Callable[..., Server]
-) -> None:
+def test_a_full_disk_of_redis_is_an_outage_for_senders_and_trainers(tmp_path, own_server):
     with small_disk(tmp_path / "disk", "2m") as disk:
         server = own_server("--appendonly", "yes", "--dir", str(disk))
         with (

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -20,17 +18,14 @@ from redrb.browse import Browser, Choice
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreUnavailable
-from tests.integration.conftest import Run
 from tests.samples import numbered
-from tests.servers import Server, programs
+from tests.servers import programs
 
 ONE = list(programs())[:1]
 """One server is enough where only the command is tested."""
 
 
-def test_inspect_shows_rows_and_everything_of_a_group(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_inspect_shows_rows_and_everything_of_a_group(store, namespace, run, tmp_path):
     words = {"zero": 0, "one": 1, "two": 2, "three": 3}
     backend = Tokenizer(models.WordLevel(words, unk_token="zero"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -70,7 +65,7 @@ def followed(namespace: str, *more: str) -> list[str]:
     return [*command, "--namespace", namespace]
 
 
-def test_follow_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str, run: Run) -> None:
+def test_follow_ends_after_its_count_or_by_ctrl_c(store, namespace, run):
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put(numbered(0))
         environment = child_environment(without=PREFIX, REDRB_URL=store.url)
@@ -103,7 +98,7 @@ def test_follow_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str,
 
 
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
-def test_follow_ends_when_its_reader_has_ended(store: Client, namespace: str) -> None:
+def test_follow_ends_when_its_reader_has_ended(store, namespace):
     ExperienceStream(store, "math", namespace=namespace).close()
     environment = child_environment(without=PREFIX, REDRB_URL=store.url)
     command = followed(namespace)
@@ -117,9 +112,7 @@ def _blocked(store: Client) -> bool:
     return b"cmd=xread " in store.execute("CLIENT", "LIST")
 
 
-def test_a_redis_that_stops_ends_inspect_in_time(
-    own_server: Callable[..., Server], namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redis_that_stops_ends_inspect_in_time(own_server, namespace, monkeypatch):
     server = own_server()
     with redrb.connect(server.url) as client:
         ExperienceStream(client, "math", namespace=namespace).close()

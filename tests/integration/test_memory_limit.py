@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import redis
@@ -13,12 +11,9 @@ import torch
 
 import redrb
 from redrb import BufferItem, ExperienceStream, StoreFull
-from redrb.connection import Client
-from redrb.connection.transport import Pipeline
 from redrb.errors import OutcomeUnknown
 from tests.audit import audit
 from tests.samples import numbered, numbers
-from tests.servers import Server
 
 
 def large(number: int) -> BufferItem:
@@ -28,7 +23,7 @@ def large(number: int) -> BufferItem:
 
 
 @pytest.fixture
-def full(own_server: Callable[..., Server]) -> Iterator[Client]:
+def full(own_server):
     """A client of a server beyond its memory limit, with 40 large groups in the task "math"."""
     server = own_server("--maxmemory-policy", "noeviction")
     with redrb.connect(server.url, retry_s=5) as client:
@@ -40,7 +35,7 @@ def full(own_server: Callable[..., Server]) -> Iterator[Client]:
         yield client
 
 
-def test_puts_fail_with_the_reason_and_store_nothing(full: Client) -> None:
+def test_puts_fail_with_the_reason_and_store_nothing(full):
     with ExperienceStream(full, "math", on_full="error") as stream:
         before = stream.stats()
         with pytest.raises(StoreFull, match="memory limit") as caught:
@@ -53,15 +48,13 @@ def test_puts_fail_with_the_reason_and_store_nothing(full: Client) -> None:
 
 
 @pytest.mark.parametrize("min_replicas", [0, 1])
-def test_a_put_whose_reply_was_lost_is_found_at_the_memory_limit(
-    full: Client, monkeypatch: pytest.MonkeyPatch, min_replicas: int
-) -> None:
+def test_a_put_whose_reply_was_lost_is_found_at_the_memory_limit(full, monkeypatch, min_replicas):
     """The server refuses the repetition before it can say that the first attempt was stored."""
     limit = full.execute("CONFIG", "GET", "maxmemory")[1]
     full.execute("CONFIG", "SET", "maxmemory", "0")
     exchange, lost = full.exchange, []
 
-    def lose_first_reply(pipeline: Pipeline) -> list[Any]:
+    def lose_first_reply(pipeline):
         replies = exchange(pipeline)
         if not lost:
             lost.append(replies)
@@ -86,7 +79,7 @@ def test_a_put_whose_reply_was_lost_is_found_at_the_memory_limit(
 
 
 @pytest.mark.parametrize("timeout", [0, 0.3])
-def test_a_put_that_waits_gives_up_in_time(full: Client, timeout: float) -> None:
+def test_a_put_that_waits_gives_up_in_time(full, timeout):
     with ExperienceStream(full, "math") as stream:
         started = time.monotonic()
         with pytest.raises(StoreFull) as caught:
@@ -95,7 +88,7 @@ def test_a_put_that_waits_gives_up_in_time(full: Client, timeout: float) -> None
         assert time.monotonic() - started < timeout + 30
 
 
-def test_a_put_that_waits_goes_on_when_trainers_catch_up(full: Client) -> None:
+def test_a_put_that_waits_goes_on_when_trainers_catch_up(full):
     with ExperienceStream(full, "math") as stream, ThreadPoolExecutor(1) as pool:
         stored = stream.stats().stored
         put = pool.submit(stream.put, large(1), timeout=20)
@@ -111,7 +104,7 @@ def test_a_put_that_waits_goes_on_when_trainers_catch_up(full: Client) -> None:
         audit(stream)
 
 
-def test_dropping_makes_room_in_memory(full: Client) -> None:
+def test_dropping_makes_room_in_memory(full):
     with ExperienceStream(full, "math", on_full="drop_oldest") as stream:
         stream.join_group()
         for n in range(1000, 1010):
@@ -125,7 +118,7 @@ def test_dropping_makes_room_in_memory(full: Client) -> None:
         audit(stream)
 
 
-def test_leases_begin_and_end_at_the_limit(full: Client) -> None:
+def test_leases_begin_and_end_at_the_limit(full):
     with ExperienceStream(full, "math") as stream:
         stored = stream.stats().stored
         first, second, third, fourth = (stream.take(4, timeout=0) for _ in range(4))

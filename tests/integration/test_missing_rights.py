@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
 from redrb.experience import Status
 from redrb.keys import maker_key
-from redrb.lua.calls import Call, Found
+from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.runtime.announcements import AnnouncementReader
@@ -102,7 +101,7 @@ class User:
 
 
 @pytest.fixture
-def user(real_url: str, namespace: str, no_heartbeats: None) -> Iterator[User]:
+def user(real_url, namespace, no_heartbeats):
     """A user with all rights; no heartbeat comes between two looks at the keys."""
     name, secret = f"u-{namespace}", "c0rrect-horse"
     with redrb.connect(real_url) as owner:
@@ -113,7 +112,7 @@ def user(real_url: str, namespace: str, no_heartbeats: None) -> Iterator[User]:
         owner.execute("ACL", "DELUSER", name)
 
 
-def test_scripts_of_a_task(user: User) -> None:
+def test_scripts_of_a_task(user):
     settings = {"order": "priority", "tags": ["score"], "max_staleness": 4}
     scene = Scene(user.client, user.namespace, 8, settings)
     ids = scene.fill(policy_version=5, tags={"score": 0.5}, priority=2.0)
@@ -121,7 +120,7 @@ def test_scripts_of_a_task(user: User) -> None:
     critic.join_group()
     scene.stream.advance(5)
 
-    def check(script: Call[Any] | str, *arguments: Any, alike: str = "") -> Any:
+    def check(script, *arguments, alike=""):
         name = script if isinstance(script, str) else script.script
         return user.check(alike or name, lambda: scene.run(script, *arguments))
 
@@ -155,7 +154,7 @@ def test_scripts_of_a_task(user: User) -> None:
     scene.close()
 
 
-def test_ranks_and_turns(user: User) -> None:
+def test_ranks_and_turns(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     ask = AskPart(
@@ -168,7 +167,7 @@ def test_ranks_and_turns(user: User) -> None:
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])
-def test_puts(user: User, on_full: str) -> None:
+def test_puts(user, on_full):
     with ExperienceStream(
         user.client, "math", namespace=user.namespace, limit=2, on_full=on_full
     ) as stream:
@@ -192,7 +191,7 @@ def test_puts(user: User, on_full: str) -> None:
         scene.stream.close()
 
 
-def test_saves_and_clears(user: User, tmp_path: Path) -> None:
+def test_saves_and_clears(user, tmp_path):
     file = tmp_path / "math.redrb"
     with ExperienceStream(user.client, "math", namespace=user.namespace) as stream:
         stream.join_group()
@@ -207,7 +206,7 @@ def test_saves_and_clears(user: User, tmp_path: Path) -> None:
         assert stream.stats().ledger.balanced
 
 
-def test_weights(user: User) -> None:
+def test_weights(user):
     publisher = redrb.WeightPublisher(user.client, "policy", namespace=user.namespace)
     state = {"a": torch.arange(8.0)}
     publisher.publish(state)
@@ -233,9 +232,7 @@ def test_weights(user: User) -> None:
     )
 
 
-def test_a_user_who_may_not_take_leaves_the_groups_and_closes_without_an_error(
-    user: User,
-) -> None:
+def test_a_user_who_may_not_take_leaves_the_groups_and_closes_without_an_error(user):
     with ExperienceStream(user.owner, "math", namespace=user.namespace) as owner:
         owner.join_group()
         owner.put(numbered(1))
@@ -251,7 +248,7 @@ def test_a_user_who_may_not_take_leaves_the_groups_and_closes_without_an_error(
         assert owner.stats().ledger.acked == 1
 
 
-def test_a_check_of_rights_gives_each_command_as_many_words_as_it_needs(real_url: str) -> None:
+def test_a_check_of_rights_gives_each_command_as_many_words_as_it_needs(real_url):
     """Redis 8.2.9, and older versions with the same fix, refuse to check fewer."""
     names = needed_commands_of_all_scripts()
     with redrb.connect(real_url) as client:
@@ -265,7 +262,7 @@ def needed_commands_of_all_scripts() -> list[str]:
     return sorted(frozenset().union(*map(needed_commands, script_names().values())))
 
 
-def test_an_error_names_the_key_that_was_refused(user: User) -> None:
+def test_an_error_names_the_key_that_was_refused(user):
     put(user.owner, namespace=user.namespace)
     publish(user.owner, namespace=user.namespace)
     prefix = f"redrb:{{{user.namespace}:"

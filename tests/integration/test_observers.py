@@ -7,10 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -35,7 +32,7 @@ LEASE_MS = 1500
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
+def place(request, tmp_path):
     """A URL, and its servers: one with TLS, or a cluster."""
     if request.param == "cluster":
         cluster = RedisCluster(next(iter(REAL.values())))
@@ -55,10 +52,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
+def printed(capsys):
     """Run a command with --json; returns the records that it prints."""
 
-    def run(*words: str) -> list[Any]:
+    def run(*words):
         capsys.readouterr()
         assert main([*words, "--json"]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -94,12 +91,7 @@ def put_when_followed(stream: ExperienceStream, servers: list[Server]) -> None:
 
 
 @pytest.mark.parametrize(("place", "task"), [("tls", "math"), ("cluster", "")], indirect=["place"])
-def test_an_observer_uses_all_that_looks(
-    place: tuple[str, list[Server]],
-    task: str,
-    monkeypatch: pytest.MonkeyPatch,
-    printed: Callable[..., list[Any]],
-) -> None:
+def test_an_observer_uses_all_that_looks(place, task, monkeypatch, printed):
     url, servers = place
     only = ["--task", "math", "--weights", "policy"] if task else []
     [rights] = printed("acl", "--role", "observer", "--user", "looks", *only)

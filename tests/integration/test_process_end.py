@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 import redrb
-from redrb.connection import Client
 from redrb.state.findings import findings_of
 from redrb.state.model import State
 from redrb.state.reader import StateReader
@@ -50,8 +48,8 @@ print(redrb.state.reader.StateReader(client, sys.argv[2]).look().tasks[0].worker
 
 
 @pytest.fixture
-def run(real_url: str, namespace: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(program: str, lease_ms: int = 600_000) -> subprocess.CompletedProcess[str]:
+def run(real_url, namespace):
+    def run(program, lease_ms=600_000):
         return subprocess.run(
             [sys.executable, "-c", BEGIN + program, real_url, namespace, str(lease_ms)],
             capture_output=True,
@@ -64,7 +62,7 @@ def run(real_url: str, namespace: str) -> Callable[..., subprocess.CompletedProc
 
 
 @pytest.fixture
-def owner(real_url: str) -> Client:
+def owner(real_url):
     return redrb.connect(real_url)
 
 
@@ -77,12 +75,7 @@ def lives(state: State) -> list[str]:
     [PUTS, DROPS, FORKS + SPAWNED, f"redrb.ExperienceStream\n{FORKS}{SPAWNED}"],
     ids=["open", "dropped", "child", "child of a process that has loaded it"],
 )
-def test_a_program_without_close_has_ended(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-    owner: Client,
-    namespace: str,
-    program: str,
-) -> None:
+def test_a_program_without_close_has_ended(run, owner, namespace, program):
     ended = run(program)
     assert ended.returncode == 0, ended.stderr
     state = StateReader(owner, namespace).look()
@@ -91,9 +84,7 @@ def test_a_program_without_close_has_ended(
     assert not [each for each in findings_of(state) if each.code == "dead-worker"]
 
 
-def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(run):
     ended = run("import redrb.state.reader\n" + COPIES)
     assert (ended.returncode, ended.stdout) == (0, "live\n"), ended.stderr
 
@@ -109,12 +100,8 @@ def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(
     ],
 )
 def test_leases_of_a_program_that_ends_are_requeued_unless_it_failed(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-    owner: Client,
-    namespace: str,
-    ending: str,
-    leased: int,
-) -> None:
+    run, owner, namespace, ending, leased
+):
     with redrb.ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put(numbered(1))
         ended = run(f"{TAKES}\n{ending}")
@@ -125,9 +112,7 @@ def test_leases_of_a_program_that_ends_are_requeued_unless_it_failed(
         assert (ledger.leased, ledger.waiting) == (leased, 1 - leased)
 
 
-def test_the_groups_of_a_program_that_failed_count_a_failed_delivery(
-    run: Callable[..., subprocess.CompletedProcess[str]], owner: Client, namespace: str
-) -> None:
+def test_the_groups_of_a_program_that_failed_count_a_failed_delivery(run, owner, namespace):
     stream = redrb.ExperienceStream(owner, "math", namespace=namespace, max_deliveries=1)
     with stream:
         stream.put(numbered(1))

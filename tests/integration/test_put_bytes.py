@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from redis.connection import AbstractConnection
 
@@ -18,13 +16,11 @@ MOST_BEYOND = 600
 
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
 @pytest.mark.parametrize("settings", [{}, {"order": "stalest", "max_staleness": 4}])
-def test_a_put_is_one_send(
-    real_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_a_put_is_one_send(real_url, namespace, monkeypatch, settings):
     sent: list[int] = []
     send = AbstractConnection.send_packed_command
 
-    def noting(self: AbstractConnection, command: Any, *args: Any, **options: Any) -> None:
+    def noting(self, command, *args, **options):
         sent.extend(map(len, command))
         send(self, command, *args, **options)
 

@@ -1,13 +1,11 @@
 """All that redrb's commands and classes do with Redis is within the role that is made for them."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.cli import main
-from redrb.connection import Client
 from redrb.engines import Generation, Trajectory
 from redrb.environment import PREFIX, child_environment
 from redrb.episodes import EpisodeMaker
@@ -29,7 +26,6 @@ from tests.contract.test_maker_holder import Holder, Linear, Trainer, prompts
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import GROUP_SIZE, engine_of, episode, opened
 from tests.faults.episode_maker import prompts as episode_prompts
-from tests.integration.conftest import LogIn
 from tests.samples import numbered, numbers
 
 pytestmark = pytest.mark.timeout(300)  # whole jobs, as processes
@@ -41,10 +37,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def refused(store: Client, namespace: str) -> Callable[[], set[str]]:
+def refused(store, namespace):
     """Return what was refused to users of this test, but reading the registry for a message."""
 
-    def found() -> set[str]:
+    def found():
         texts = [
             {key.decode(): value for key, value in zip(entry[::2], entry[1::2], strict=True)}
             for entry in store.execute("ACL", "LOG", 128)
@@ -57,11 +53,11 @@ def refused(store: Client, namespace: str) -> Callable[[], set[str]]:
 
 
 @pytest.fixture
-def start(namespace: str) -> Iterator[Start]:
+def start(namespace):
     """Start a command as a client's user; all are ended with the test."""
     with ExitStack() as scope:
 
-        def begin(client: Client, module: str, *words: str) -> subprocess.Popen[str]:
+        def begin(client, module, *words):
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *words, "--namespace", namespace],
                 env=child_environment(without=PREFIX, REDRB_URL=client.url),
@@ -76,9 +72,7 @@ def start(namespace: str) -> Iterator[Start]:
         yield begin
 
 
-def test_trainer_and_maker(
-    log_in: LogIn, start: Start, namespace: str, refused: Callable[[], set[str]], tmp_path: Path
-) -> None:
+def test_trainer_and_maker(log_in, start, namespace, refused, tmp_path):
     trainer, maker = log_in("trainer", **JOB), log_in("maker", **JOB)
     for target in ("4", "8"):  # the second trainer goes on from the first one's checkpoint
         flags = ["--target-reward", target, "--checkpoints", str(tmp_path)]
@@ -91,9 +85,7 @@ def test_trainer_and_maker(
     assert refused() == set()
 
 
-def test_a_maker_of_episodes(
-    log_in: LogIn, namespace: str, refused: Callable[[], set[str]]
-) -> None:
+def test_a_maker_of_episodes(log_in, namespace, refused):
     client = log_in("episode-maker")
     with EngineServer() as server, opened(client.url, namespace) as stream:
         stream.join_group()
@@ -110,16 +102,7 @@ def test_a_maker_of_episodes(
 
 
 @pytest.mark.parametrize(("role", "flags"), [("trainer", []), ("admin", ["--fresh"])])
-def test_a_run(
-    role: str,
-    flags: list[str],
-    log_in: LogIn,
-    start: Start,
-    store: Client,
-    namespace: str,
-    refused: Callable[[], set[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_run(role, flags, log_in, start, store, namespace, refused, tmp_path):
     folder = ["--makers", "1", "--target-reward", "4", "--out", str(tmp_path)]
     run = start(log_in(role, **JOB), "redrb.cli", "run", RECIPE, *folder, *flags)
     said = run.communicate(timeout=280)[0]
@@ -128,9 +111,7 @@ def test_a_run(
     assert refused() == set()
 
 
-def test_a_stage(
-    log_in: LogIn, start: Start, store: Client, namespace: str, refused: Callable[[], set[str]]
-) -> None:
+def test_a_stage(log_in, start, store, namespace, refused):
     client = log_in("trainer", "--to", "scored")
     with (
         ExperienceStream(store, "math", namespace=namespace) as source,
@@ -147,9 +128,7 @@ def test_a_stage(
     assert refused() == set()
 
 
-def test_a_mixture(
-    log_in: LogIn, store: Client, namespace: str, refused: Callable[[], set[str]]
-) -> None:
+def test_a_mixture(log_in, store, namespace, refused):
     client = log_in("trainer", tasks=("math", "code"))
     with (
         Mixture(client, {"math": 3, "code": 1}, namespace=namespace) as mixture,
@@ -166,15 +145,13 @@ def test_a_mixture(
     assert refused() == set()
 
 
-def test_a_replay_buffer(
-    log_in: LogIn, namespace: str, refused: Callable[[], set[str]], tmp_path: Path
-) -> None:
+def test_a_replay_buffer(log_in, namespace, refused, tmp_path):
     client = log_in("replay", tasks=("math", "code"))
 
-    def rollouts(number: int) -> list[dict[str, object]]:
+    def rollouts(number):
         return [{"rollout_id": number, "status": "completed", "prompt_ids": [1], "tokens": [1, 2]}]
 
-    async def scenario() -> None:
+    async def scenario():
         options = {"order": "stalest", "namespace": namespace, "tags": ["hard"], "limit": 8}
         async with redrb.ReplayBuffer(client, **options) as buffer:
             for number in range(4):
@@ -195,9 +172,7 @@ def test_a_replay_buffer(
     asyncio.run(scenario())
 
 
-def test_colossalais_trainer_and_maker(
-    log_in: LogIn, namespace: str, refused: Callable[[], set[str]], tmp_path: Path
-) -> None:
+def test_colossalais_trainer_and_maker(log_in, namespace, refused, tmp_path):
     names = {"tasks": ("trainer_0",), "weights": "trainer_0"}
     for round_ in range(2):  # a trainer takes the weights and groups of the one before over
         with (
@@ -227,14 +202,7 @@ def test_colossalais_trainer_and_maker(
     assert refused() == set()
 
 
-def test_an_admin_uses_all_that_changes(
-    log_in: LogIn,
-    store: Client,
-    namespace: str,
-    refused: Callable[[], set[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_admin_uses_all_that_changes(log_in, store, namespace, refused, tmp_path, monkeypatch):
     monkeypatch.setenv("REDRB_URL", log_in("admin").url)
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(number)] for number in range(4)])

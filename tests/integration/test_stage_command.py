@@ -28,12 +28,7 @@ class Needy:
         return group
 
 
-def test_a_mistyped_task_is_reported(
-    real_url: str,
-    namespace: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mistyped_task_is_reported(real_url, namespace, capsys, monkeypatch):
     monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
     monkeypatch.setenv("REDRB_URL", real_url)
     with (
@@ -46,7 +41,7 @@ def test_a_mistyped_task_is_reported(
             assert told == warned
 
 
-def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: str) -> None:
+def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url, namespace):
     environment = child_environment(
         without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace, REDRB_FROM="rollouts"
     )
@@ -86,8 +81,6 @@ def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url: str, namespace: 
         (["tests.samples:nothing", "--from", "a", "--to", "b"], "cannot be imported"),
     ],
 )
-def test_wrong_arguments_end_with_status_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_end_with_status_2(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err

@@ -10,18 +10,15 @@ import time
 from argparse import Namespace
 from typing import Any
 
-import pytest
 import torch
 
 import redrb
 from redrb import ExperienceStream
 from redrb.commands import stats
-from redrb.connection import Client
-from tests.integration.conftest import Run
 from tests.samples import numbered
 
 
-def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> None:
+def test_ls_lists_tasks_and_weights(store, namespace, run):
     status, out, err = run("ls")
     assert (status, out) == (0, "")
     assert "there are no tasks and weights" in err
@@ -40,9 +37,7 @@ def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> 
         lease.release()
 
 
-def test_stats_shows_workers_rates_staleness_and_admission(
-    store: Client, namespace: str, run: Run
-) -> None:
+def test_stats_shows_workers_rates_staleness_and_admission(store, namespace, run):
     settings = {"namespace": namespace, "max_staleness": 4, "groups_per_version": 50}
     with (
         ExperienceStream(store, "math", **settings) as stream,
@@ -76,9 +71,7 @@ def test_stats_shows_workers_rates_staleness_and_admission(
         lease.release()
 
 
-def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(
-    store: Client, namespace: str, run: Run
-) -> None:
+def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(store, namespace, run):
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(3)])
         stream.take(1, timeout=0).ack()
@@ -93,9 +86,7 @@ def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(
         )
 
 
-def test_stats_that_look_again_show_rates(
-    real_url: str, store: Client, namespace: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stats_that_look_again_show_rates(real_url, store, namespace, capsys):
     options = Namespace(
         url=real_url, namespace=namespace, task=["math"], group="default", json=True, watch=0.25
     )
@@ -112,9 +103,7 @@ def test_stats_that_look_again_show_rates(
     assert second["rates"]["put"] > 0
 
 
-def test_rm_names_the_consumers_and_makers_that_are_alive(
-    store: Client, namespace: str, run: Run
-) -> None:
+def test_rm_names_the_consumers_and_makers_that_are_alive(store, namespace, run):
     """Also makers without a right to begin groups, and without a put that waits."""
     with (
         ExperienceStream(store, "math", namespace=namespace) as maker,
@@ -140,7 +129,7 @@ def test_rm_names_the_consumers_and_makers_that_are_alive(
         assert not store.execute("EXISTS", maker._task.store.keys.task)
 
 
-def test_ls_shows_the_limits_of_tasks(store: Client, namespace: str, run: Run) -> None:
+def test_ls_shows_the_limits_of_tasks(store, namespace, run):
     tasks: dict[str, dict[str, Any]] = {
         "a": {"limit": 4096, "max_bytes": 10**9},
         "b": {"capacity": 512},
@@ -155,9 +144,7 @@ def test_ls_shows_the_limits_of_tasks(store: Client, namespace: str, run: Run) -
     assert shown == ["4,096, 1.0 GB", "512", "8", "-"]
 
 
-def test_rm_shows_what_it_deletes_and_asks(
-    store: Client, namespace: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_shows_what_it_deletes_and_asks(store, namespace, run, monkeypatch):
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(3)])
         stream.take(1, timeout=0).reject("bad")
@@ -178,9 +165,7 @@ def test_rm_shows_what_it_deletes_and_asks(
     assert run("save", "math", "/nowhere/math")[0] == 2
 
 
-def test_dead_letters_are_listed_requeued_and_dropped(
-    store: Client, namespace: str, run: Run
-) -> None:
+def test_dead_letters_are_listed_requeued_and_dropped(store, namespace, run):
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(1, 6)])
         stream.take(2, timeout=0).reject("nan loss")

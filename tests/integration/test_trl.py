@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,26 +47,21 @@ class Watch(TrainerCallback):
 
 
 @pytest.fixture
-def url() -> str:
+def url():
     """One backend: what differs between servers is tested where it is implemented."""
     return f"fake://{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def stream(open_stream: Callable[..., redrb.ExperienceStream]) -> redrb.ExperienceStream:
+def stream(open_stream):
     return open_stream(max_deliveries=10)
 
 
 @pytest.fixture
-def train(stream: redrb.ExperienceStream, tmp_path: Path) -> Callable[..., Any]:
+def train(stream, tmp_path):
     """Train on groups of two samples; the second callback watches."""
 
-    def run(
-        *callbacks: Any,
-        rollouts: dict[str, Any] | None = None,
-        resume: bool = False,
-        **options: Any,
-    ) -> Any:
+    def run(*callbacks, rollouts=None, resume=False, **options):
         with TaskRollouts(stream, timeout=20, **(rollouts or {})) as fed:
             trainer = trl.GRPOTrainer(
                 tiny_model(),
@@ -85,9 +78,7 @@ def train(stream: redrb.ExperienceStream, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def test_the_loss_uses_the_ratios_to_the_makers_log_probabilities(
-    stream: redrb.ExperienceStream, train: Callable[..., Any]
-) -> None:
+def test_the_loss_uses_the_ratios_to_the_makers_log_probabilities(stream, train):
     ScriptedMaker(shifts=(0.1, 0.2)).put(stream, groups=1)  # the policy's minus these
     history = train(
         max_steps=1,
@@ -114,12 +105,7 @@ def test_the_loss_uses_the_ratios_to_the_makers_log_probabilities(
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 3}, [0, 3]),
     ],
 )
-def test_groups_are_acknowledged_after_the_last_step_on_them(
-    stream: redrb.ExperienceStream,
-    train: Callable[..., Any],
-    passes: dict[str, int],
-    expected: list[int],
-) -> None:
+def test_groups_are_acknowledged_after_the_last_step_on_them(stream, train, passes, expected):
     ScriptedMaker().put(stream, groups=8)
     watch = Watch(stream)
     train(watch, max_steps=2, **passes)
@@ -129,9 +115,7 @@ def test_groups_are_acknowledged_after_the_last_step_on_them(
     assert ledger.balanced
 
 
-def test_with_save_groups_are_acknowledged_by_the_checkpoint(
-    stream: redrb.ExperienceStream, train: Callable[..., Any]
-) -> None:
+def test_with_save_groups_are_acknowledged_by_the_checkpoint(stream, train):
     ScriptedMaker().put(stream, groups=3)
     watch = Watch(stream)
     train(
@@ -146,9 +130,7 @@ def test_with_save_groups_are_acknowledged_by_the_checkpoint(
     assert stream.stats().ledger.waiting == stream.stats().ledger.put - stream.stats().ledger.acked
 
 
-def test_a_trainer_that_resumes_from_its_checkpoint_trains_every_group(
-    stream: redrb.ExperienceStream, train: Callable[..., Any]
-) -> None:
+def test_a_trainer_that_resumes_from_its_checkpoint_trains_every_group(stream, train):
     ScriptedMaker().put(stream, groups=4)
     options: dict[str, Any] = {
         "rollouts": {"acknowledge": "save"},
@@ -164,9 +146,7 @@ def test_a_trainer_that_resumes_from_its_checkpoint_trains_every_group(
     assert stream.stats().ledger.acked == 4
 
 
-def test_a_trainer_that_fails_between_steps_loses_nothing(
-    stream: redrb.ExperienceStream, train: Callable[..., Any]
-) -> None:
+def test_a_trainer_that_fails_between_steps_loses_nothing(stream, train):
     ScriptedMaker().put(stream, groups=3)
     with pytest.raises(OSError, match="disk is full"):
         train(Watch(stream, raise_at=1), max_steps=3, steps_per_generation=2)
@@ -185,13 +165,8 @@ def test_a_trainer_that_fails_between_steps_loses_nothing(
     ],
 )
 def test_makers_wait_for_no_step_and_no_group_expires(
-    open_stream: Callable[..., redrb.ExperienceStream],
-    client: redrb.Client,
-    namespace: str,
-    tmp_path: Path,
-    passes: dict[str, int],
-    bound: int,
-) -> None:
+    open_stream, client, namespace, tmp_path, passes, bound
+):
     stream = open_stream(max_staleness=bound, weights="policy")
     with (
         redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
@@ -214,12 +189,7 @@ def test_makers_wait_for_no_step_and_no_group_expires(
     assert stats.ledger.acked > 10
 
 
-def test_makers_follow_the_published_policy(
-    stream: redrb.ExperienceStream,
-    train: Callable[..., Any],
-    client: redrb.Client,
-    namespace: str,
-) -> None:
+def test_makers_follow_the_published_policy(stream, train, client, namespace):
     ScriptedMaker().put(stream, groups=2)
     subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
     with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
@@ -231,7 +201,7 @@ def test_makers_follow_the_published_policy(
         assert torch.equal(ours, theirs)
 
 
-def test_extras_and_masks_of_tools_reach_the_trainer(stream: redrb.ExperienceStream) -> None:
+def test_extras_and_masks_of_tools_reach_the_trainer(stream):
     ScriptedMaker(tool=True, extras={"answer": "42"}).put(stream, groups=1)
     fed = TaskRollouts(stream, extras=["answer"], timeout=5)
     got = fed(["", ""], stub(fed))
@@ -242,7 +212,7 @@ def test_extras_and_masks_of_tools_reach_the_trainer(stream: redrb.ExperienceStr
     assert [len(ids) for ids in got["prompt_ids"]] == [3, 3]
 
 
-def test_wrong_use_is_refused_with_advice(stream: redrb.ExperienceStream) -> None:
+def test_wrong_use_is_refused_with_advice(stream):
     with pytest.raises(ConfigError, match="ExperienceStream"):
         TaskRollouts("math")
     with pytest.raises(ConfigError, match="WeightPublisher"):
@@ -262,7 +232,7 @@ def test_wrong_use_is_refused_with_advice(stream: redrb.ExperienceStream) -> Non
         fed(["", ""], stub(fed))
 
 
-def test_groups_that_do_not_fit_are_failed_deliveries(stream: redrb.ExperienceStream) -> None:
+def test_groups_that_do_not_fit_are_failed_deliveries(stream):
     maker = ScriptedMaker()
     maker.put(stream, groups=1)
     stream.put(maker.group()[:1])
@@ -274,8 +244,8 @@ def test_groups_that_do_not_fit_are_failed_deliveries(stream: redrb.ExperienceSt
 
 
 def test_groups_without_log_probabilities_become_dead_letters_and_others_are_taken(
-    open_stream: Callable[..., redrb.ExperienceStream], caplog: pytest.LogCaptureFixture
-) -> None:
+    open_stream, caplog
+):
     stream = open_stream(checks=())
     bad = redrb.BufferItem(torch.tensor([5, 6]), None)
     maker = ScriptedMaker()
@@ -289,13 +259,11 @@ def test_groups_without_log_probabilities_become_dead_letters_and_others_are_tak
     assert "1 of the 2 groups of a batch have no usable 'action_log_probs'" in caplog.text
 
 
-def test_ranks_take_their_parts_together(
-    open_stream: Callable[..., redrb.ExperienceStream],
-) -> None:
+def test_ranks_take_their_parts_together(open_stream):
     streams = [open_stream() for _ in range(2)]
     ScriptedMaker().put(streams[0], groups=4)
 
-    def train(rank: int) -> int:
+    def train(rank):
         fed = TaskRollouts(streams[rank], timeout=20)
         trainer = stub(fed, rank=rank, ranks=2)
         samples = 0
@@ -310,9 +278,7 @@ def test_ranks_take_their_parts_together(
 
 
 @pytest.mark.parametrize("real_url", list(programs())[-1:], indirect=True)
-def test_a_trainer_that_is_killed_before_its_step_loses_nothing(
-    real_url: str, namespace: str
-) -> None:
+def test_a_trainer_that_is_killed_before_its_step_loses_nothing(real_url, namespace):
     with redrb.connect(real_url) as client:
         stream = redrb.ExperienceStream(
             client, "math", namespace=namespace, lease_ms=1000, max_deliveries=10
@@ -335,7 +301,7 @@ def test_a_trainer_that_is_killed_before_its_step_loses_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("real_url", list(programs())[-1:], indirect=True)
-def test_two_processes_of_trl_train_the_same_policy(real_url: str, namespace: str) -> None:
+def test_two_processes_of_trl_train_the_same_policy(real_url, namespace):
     with (
         redrb.connect(real_url) as client,
         redrb.ExperienceStream(client, "math", namespace=namespace) as stream,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import queue
 import uuid
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 
 @pytest.fixture
-def url() -> str:
+def url():
     return f"fake://{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+def parts(monkeypatch):
     """Import TRL's experimental module without its warning."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental import async_grpo
@@ -44,7 +42,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
     monkeypatch.setattr(async_grpo_trainer, "VLLMClient", lambda *_: None)
 
-    def train(folder: Path, weights: Any, worker: Any, *callbacks: Any, **options: Any) -> Any:
+    def train(folder, weights, worker, *callbacks, **options):
         """Make a trainer of groups of two, and train."""
         tiny_model().save_pretrained(folder / "model")
         trainer = async_grpo.AsyncGRPOTrainer(
@@ -122,13 +120,8 @@ class Watch(TrainerCallback):
 
 @pytest.mark.parametrize("token_budget", [0, 64])
 def test_it_trains_on_groups_with_the_makers_log_probabilities(
-    parts: Any,
-    open_stream: Callable[..., redrb.ExperienceStream],
-    client: redrb.Client,
-    namespace: str,
-    tmp_path: Path,
-    token_budget: int,
-) -> None:
+    parts, open_stream, client, namespace, tmp_path, token_budget
+):
     stream = open_stream(max_deliveries=10)
     ScriptedMaker(shifts=(0.1, 0.1)).put(stream, groups=40)
     watch = Watch(stream)
@@ -167,15 +160,8 @@ def test_it_trains_on_groups_with_the_makers_log_probabilities(
     ],
 )
 def test_makers_wait_for_no_step_and_no_group_expires(
-    parts: Any,
-    open_stream: Callable[..., redrb.ExperienceStream],
-    client: redrb.Client,
-    namespace: str,
-    tmp_path: Path,
-    bound: int,
-    passes: int,
-    released: int,
-) -> None:
+    parts, open_stream, client, namespace, tmp_path, bound, passes, released
+):
     stream = open_stream(max_staleness=bound, weights="policy")
     with (
         redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
@@ -189,9 +175,7 @@ def test_makers_wait_for_no_step_and_no_group_expires(
     assert (stats.ledger.expired, stats.admission.released) == (0, released)
 
 
-def test_the_queue_is_that_of_trl(
-    parts: Any, open_stream: Callable[..., redrb.ExperienceStream]
-) -> None:
+def test_the_queue_is_that_of_trl(parts, open_stream):
     stream = open_stream(max_deliveries=10)
     worker = parts.worker(stream)
     with pytest.raises(queue.Empty):
@@ -209,12 +193,7 @@ def test_the_queue_is_that_of_trl(
     assert stream.stats().ledger.waiting == 1
 
 
-def test_groups_beyond_the_trainers_bound_expire(
-    parts: Any,
-    open_stream: Callable[..., redrb.ExperienceStream],
-    client: redrb.Client,
-    namespace: str,
-) -> None:
+def test_groups_beyond_the_trainers_bound_expire(parts, open_stream, client, namespace):
     stream = open_stream(max_deliveries=10)
     maker = ScriptedMaker()
     stream.put(maker.group(), policy_version=1)
@@ -241,10 +220,8 @@ def test_groups_beyond_the_trainers_bound_expire(
 
 
 def test_samples_without_log_probabilities_become_dead_letters_and_others_are_taken(
-    parts: Any,
-    open_stream: Callable[..., redrb.ExperienceStream],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    parts, open_stream, caplog
+):
     stream = open_stream(checks=())
     bad = redrb.BufferItem(torch.tensor([5, EOS]), None, reward=torch.tensor(1.0))
     good = redrb.BufferItem(torch.tensor([5, 6]), -torch.ones(1), reward=torch.tensor(1.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,14 @@ from tests.integration.conftest import SECRET
 from tests.samples import numbered
 from tests.servers import Server
 
-Printed = Callable[..., Any]
-
 APPLY = ("acl", "--role", "maker", "--task", "math", "--apply")
 
 
 @pytest.fixture
-def printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def printed(capsys, monkeypatch):
     """Run a command on a server with --json; returns the record that it prints."""
 
-    def run(server: Server, *words: str) -> Any:
+    def run(server, *words):
         monkeypatch.setenv("REDRB_URL", server.url)
         monkeypatch.setenv(PASSWORD, SECRET)
         capsys.readouterr()
@@ -56,9 +51,7 @@ def restart(server: Server) -> None:
     server.start()
 
 
-def test_a_user_is_saved_in_an_aclfile(
-    own_server: Callable[..., Server], tmp_path: Path, printed: Printed
-) -> None:
+def test_a_user_is_saved_in_an_aclfile(own_server, tmp_path, printed):
     (tmp_path / "users").touch()
     server = own_server("--aclfile", str(tmp_path / "users"))
     [(_, kept)] = printed(server, *APPLY)["servers"].items()
@@ -69,7 +62,7 @@ def test_a_user_is_saved_in_an_aclfile(
     assert findings_about_users(printed(server, "doctor", "--over", "0.1")) == []
 
 
-def test_a_user_that_is_only_in_memory(own_server: Callable[..., Server], printed: Printed) -> None:
+def test_a_user_that_is_only_in_memory(own_server, printed):
     server = own_server()
     assert findings_about_users(printed(server, "doctor", "--over", "0.1")) == []
     [(_, kept)] = printed(server, *APPLY)["servers"].items()
@@ -81,9 +74,7 @@ def test_a_user_that_is_only_in_memory(own_server: Callable[..., Server], printe
         as_maker(server)
 
 
-def test_a_user_that_config_rewrite_keeps(
-    own_server: Callable[..., Server], tmp_path: Path, printed: Printed
-) -> None:
+def test_a_user_that_config_rewrite_keeps(own_server, tmp_path, printed):
     file = tmp_path / "server.conf"
     file.touch()
     server = own_server()
@@ -107,7 +98,7 @@ def wrapped(folder: Path, program: str, settings: Path) -> Path:
     return script
 
 
-def test_without_apply_a_note_says_that_users_are_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_apply_a_note_says_that_users_are_lost(capsys):
     assert main([*APPLY[:-1]]) == 0
     output, note = capsys.readouterr()
     assert output.startswith("ACL SETUSER maker on ")

@@ -1,11 +1,7 @@
 """Ranks in real processes publish DTensors, and each reads its slices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -17,8 +13,8 @@ WORLD, STEPS = 2, 3
 
 
 def test_a_sharded_model_is_gathered_published_and_read_whole_and_in_shards(
-    server_urls: Callable[[str], str], namespace: str, tmp_path: Path
-) -> None:
+    server_urls, namespace, tmp_path
+):
     real_url = server_urls(next(iter(REAL)))
     command = [sys.executable, "-m", "tests.integration.weight_ranks", real_url, namespace]
     ranks = [

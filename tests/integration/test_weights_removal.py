@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,48 +12,36 @@ import torch
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
 from redrb.cli import main
-from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
 from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.publishing import committer
 from redrb.weights.wire import stored_keys
-from tests.clusters import RedisCluster
-from tests.servers import programs
-
-Keys = Callable[[], list[str]]
-
-
-@pytest.fixture(scope="module")
-def cluster_url() -> Iterator[str]:
-    cluster = RedisCluster(next(iter(programs().values())))
-    yield cluster.url
-    cluster.close()
+from tests.conftest import REAL
 
 
 @pytest.fixture(params=["server", "cluster"])
-def place(request: pytest.FixtureRequest) -> str:
+def place(request, server_urls, clusters):
     """URL of one server, then of a cluster."""
-    if request.param == "cluster":
-        return str(request.getfixturevalue("cluster_url"))
-    return str(request.getfixturevalue("server_urls")(next(iter(programs()))))
+    name = [*REAL][-1]
+    return clusters(name).url if request.param == "cluster" else server_urls(name)
 
 
 @pytest.fixture
-def store(place: str) -> Iterator[Client]:
+def store(place):
     with redrb.connect(place, retry_s=20) as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
 
 
 @pytest.fixture
-def keys(store: Client, namespace: str) -> Keys:
+def keys(store, namespace):
     """All keys of the weights `policy`, of their spread parts as well, without the namespace."""
 
-    def found() -> list[str]:
+    def found():
         return sorted(
             key.decode().partition(":weights:")[2]
             for node in store.primaries()
@@ -72,9 +59,7 @@ def publish(publisher: WeightPublisher, versions: int, *, more: float = 0.0) -> 
         state["a"][7] += 1
 
 
-def test_nothing_is_left_and_the_publisher_is_fenced(
-    place: str, store: Client, namespace: str, keys: Keys, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_left_and_the_publisher_is_fenced(place, store, namespace, keys, capsys):
     publisher = WeightPublisher(store, "policy", namespace=namespace, keep=9)
     other = WeightPublisher(store, "policy2", namespace=namespace)
     publish(publisher, 3)
@@ -112,13 +97,13 @@ def test_nothing_is_left_and_the_publisher_is_fenced(
 
 
 def test_a_publisher_that_paused_before_its_commit_commits_nothing(
-    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, namespace, keys, monkeypatch
+):
     publisher = WeightPublisher(store, "policy", namespace=namespace)
     publish(publisher, 1)
     commit = committer.Committer.commit
 
-    def late(self: committer.Committer, *arguments: object) -> object:
+    def late(self, *arguments):
         staged = [key for key in keys() if ":chunk:2:" in key or ":delta:2:" in key]
         assert staged
         assert remove_weights(store, "policy", namespace=namespace).versions == (1,)
@@ -133,15 +118,13 @@ def test_a_publisher_that_paused_before_its_commit_commits_nothing(
         publish(publisher, 1)
 
 
-def test_a_removed_name_is_published_again_with_new_tokens(
-    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_name_is_published_again_with_new_tokens(store, namespace, keys, monkeypatch):
     """A publisher that begins while the last keys are looked for keeps what it sends."""
     old = WeightPublisher(store, "policy", namespace=namespace)
     publish(old, 2)
     delete, new = stored_keys.delete, list[WeightPublisher]()
 
-    def meanwhile(client: Client, names: Iterator[str]) -> None:
+    def meanwhile(client, names):
         if not new:
             new.append(WeightPublisher(store, "policy", namespace=namespace))
             publish(new[0], 1)
@@ -158,13 +141,11 @@ def test_a_removed_name_is_published_again_with_new_tokens(
     publish(new[0], 1)
 
 
-def test_an_interrupted_removal_is_resumed(
-    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_removal_is_resumed(store, namespace, keys, monkeypatch):
     publish(WeightPublisher(store, "policy", namespace=namespace), 2)
     clean = stored_keys.delete
 
-    def breaks(*_: object) -> None:
+    def breaks(*_):
         raise StoreUnavailable("gone", where="here")
 
     monkeypatch.setattr(stored_keys, "delete", breaks)
@@ -178,13 +159,13 @@ def test_an_interrupted_removal_is_resumed(
         remove_weights(store, "policy", namespace=namespace)
 
 
-def test_a_reader_that_waits_hears_nothing_of_it(store: Client, namespace: str) -> None:
+def test_a_reader_that_waits_hears_nothing_of_it(store, namespace):
     publisher = WeightPublisher(store, "policy", namespace=namespace)
     publish(publisher, 2)
     subscriber = WeightSubscriber(store, "policy", namespace=namespace)
     found: list[object] = []
 
-    def wait() -> None:
+    def wait():
         try:
             found.append(subscriber.wait(2, timeout=1.0))
         except WeightTimeout as error:

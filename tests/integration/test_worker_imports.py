@@ -1,7 +1,5 @@
 """The commands of the workers beside a user's modules of the same names."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
@@ -14,7 +12,7 @@ NAMES = ("redrb-maker", "redrb-trainer", "redrb-stage")
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 
-def test_a_package_workers_in_the_working_directory_changes_nothing(tmp_path: Path) -> None:
+def test_a_package_workers_in_the_working_directory_changes_nothing(tmp_path):
     package = tmp_path / "workers"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('the package of the user')")

@@ -134,7 +134,6 @@ def _reclaim(bench: Bench, stream: ExperienceStream, expected: int, *, living: i
 
     until(is_over)
     rights = stream.stats().admission
-    assert rights is not None
     assert (rights.lost, rights.held, rights.balanced) == (expected, 0, True)
 
 
@@ -145,7 +144,6 @@ def rights_returned(bench: Bench, count: int) -> None:
     assert given.count == count
     stream.close()
     rights = bench.open(**RIGHTS).stats().admission
-    assert rights is not None
     assert (rights.returned, rights.held) == (count, 0)
 
 
@@ -157,7 +155,6 @@ def rights_used(bench: Bench, count: int) -> None:
     with stream.admit(count + 1, timeout=0) as admission:
         put(stream, count + 1, admission=admission, policy_version=1)
     rights = stream.stats().admission
-    assert rights is not None
     assert (rights.used, rights.returned, rights.held) == (count, 1, 0)
 
 
@@ -167,7 +164,6 @@ def makers_reported(bench: Bench, count: int) -> None:
     for number in range(count):
         admit(bench, stream, f"maker-{number}", 1)
     rights = stream.stats().admission
-    assert rights is not None
     assert (rights.held, len(rights.makers)) == (count, min(count, 3))
 
 
@@ -182,7 +178,6 @@ def parts_dropped(bench: Bench, count: int) -> None:
     _make_old(bench, "whole")
     until(lambda: stream._consumer.beat() or bench.size("part_due") == 0)
     found = stream.stats().parts
-    assert found is not None
     assert (found.dropped, found.waiting, found.balanced) == (count, 0, True)
     assert stream.count() == 2
 

@@ -25,26 +25,26 @@ def close(actual: Tensor, expected: object) -> None:
     torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
-def test_the_shaped_reward_pays_the_mean_divergence() -> None:
+def test_the_shaped_reward_pays_the_mean_divergence():
     # 1 - 0.1 * (1 + 2 + 3) / 3 = 0.8; 0.5 - 0.1 * (4 + 5) / 2 = 0.05
     kl = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.nan]])
     close(compute_reward(torch.tensor([1.0, 0.5]), kl, MASK, kl_coef=0.1), [0.8, 0.05])
 
 
-def test_reward_comes_with_the_last_action_and_kl_is_paid_at_each() -> None:
+def test_reward_comes_with_the_last_action_and_kl_is_paid_at_each():
     kl = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0]])
     rewards = token_rewards(torch.tensor([1.0, 0.5]), kl, MASK, kl_coef=0.1)
     close(rewards, [[-0.1, -0.2, 0.7], [-0.4, 0.0, 0.0]])
 
 
-def test_reward_finds_the_last_action_after_left_padding() -> None:
+def test_reward_finds_the_last_action_after_left_padding():
     mask = torch.tensor([[False, True, True, False]])
     close(
         token_rewards(torch.tensor([1.0]), torch.zeros(1, 4), mask, kl_coef=0.1), [[0.0, 0, 1, 0]]
     )
 
 
-def test_gae_by_hand() -> None:
+def test_gae_by_hand():
     # row 0, backwards: delta 2 = 1 - 0.6 = 0.4; delta 1 = 0.9 * 0.6 - 0.4 = 0.14;
     # delta 0 = 0.9 * 0.4 - 0.2 = 0.16; each adds 0.9 * 0.5 of the next advantage
     # row 1: delta 1 = 1 - 0.5 = 0.5; delta 0 = 0.9 * 0.5 - 0.1 = 0.35
@@ -54,7 +54,7 @@ def test_gae_by_hand() -> None:
     close(advantages, [[0.16 + 0.45 * 0.32, 0.14 + 0.45 * 0.4, 0.4], [0.35 + 0.45 * 0.5, 0.5, 0.0]])
 
 
-def test_gae_with_lambda_1_is_return_minus_value() -> None:
+def test_gae_with_lambda_1_is_return_minus_value():
     values = torch.tensor([[0.2, 0.4, 0.6]])
     rewards = torch.tensor([[0.1, -0.2, 1.0]])
     advantages = gae(rewards, values, MASK[:1], gamma=1.0, lam=1.0)
@@ -62,7 +62,7 @@ def test_gae_with_lambda_1_is_return_minus_value() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"gamma": 1.1}, {"lam": -0.1}, {"lam": math.nan}])
-def test_a_wrong_option_of_gae_is_named(wrong: dict[str, float]) -> None:
+def test_a_wrong_option_of_gae_is_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         GAE(**wrong)
 
@@ -73,23 +73,23 @@ REWARD = torch.tensor([2.0, 0.0, 1.0, 3.0, 7.0, 5.0])
 SCALED = [1 / 1.0001, -1 / 1.0001, 0.0, -2 / 2.0001, 2 / 2.0001, 0.0]
 
 
-def test_group_relative_advantages_by_hand() -> None:
+def test_group_relative_advantages_by_hand():
     advantages = group_relative_advantages(REWARD, group_size=3)
     close(advantages, SCALED)
 
 
-def test_groups_by_index_may_lie_in_any_order() -> None:
+def test_groups_by_index_may_lie_in_any_order():
     index = torch.tensor([0, 1, 0, 1, 1, 0])
     advantages = group_relative_advantages(REWARD[[0, 3, 1, 4, 5, 2]], group_index=index)
     close(advantages, [SCALED[at] for at in (0, 3, 1, 4, 5, 2)])
 
 
-def test_without_the_division_by_std() -> None:
+def test_without_the_division_by_std():
     advantages = group_relative_advantages(REWARD, group_size=3, scale_by_std=False)
     close(advantages, [1.0, -1.0, 0.0, -2.0, 2.0, 0.0])
 
 
-def test_groups_that_do_not_fit_are_refused() -> None:
+def test_groups_that_do_not_fit_are_refused():
     with pytest.raises(RecordError, match="6 samples are not whole groups of 4"):
         group_relative_advantages(REWARD, group_size=4)
     with pytest.raises(RecordError, match=r"group_index has shape \[2\], reward \[6\]"):
@@ -101,7 +101,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("value", [0.7, 0.1, 100.1, -1e6, 1 / 3])
 @pytest.mark.parametrize("size", [2, 3, 8, 64])
 @pytest.mark.parametrize("scale_by_std", [True, False])
-def test_equal_rewards_have_no_advantage(value: float, size: int, scale_by_std: bool) -> None:
+def test_equal_rewards_have_no_advantage(value, size, scale_by_std):
     """The float32 mean of equal numbers differs from them by a unit of the last place."""
     rewards = torch.cat([torch.full((size,), value), torch.arange(float(size))])
     found = group_relative_advantages(rewards, group_size=size, scale_by_std=scale_by_std)
@@ -111,7 +111,7 @@ def test_equal_rewards_have_no_advantage(value: float, size: int, scale_by_std: 
     assert normalised(torch.full((2, size), value), mask).abs().max() == 0
 
 
-def test_large_rewards_have_the_advantages_of_their_differences() -> None:
+def test_large_rewards_have_the_advantages_of_their_differences():
     rewards = torch.tensor([1e4, 1e4 + 1, 1e4 + 2, 1e4 + 3])
     found = group_relative_advantages(rewards, group_size=4)
     exact = rewards.double()

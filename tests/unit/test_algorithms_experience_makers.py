@@ -58,7 +58,7 @@ def of(experience: Experience, name: str) -> Tensor:
     return tensor
 
 
-def test_every_field_is_filled() -> None:
+def test_every_field_is_filled():
     experience = naive().make_experience(PROMPTS, policy_version=3, **options())
     fields = {name: of(experience, name) for name in STANDARD_FIELDS}
     length, actions = fields["sequences"].shape[1], fields["action_mask"].shape[1]
@@ -81,7 +81,7 @@ def test_every_field_is_filled() -> None:
     assert [item.policy_version for item in split_experience_batch(experience)] == [3, 3, 3]
 
 
-def test_reward_and_advantages_are_coatis() -> None:
+def test_reward_and_advantages_are_coatis():
     maker = naive(kl_coef=0.2, kl_estimator="coati")
     made = maker.make_experience(PROMPTS, **options(temperature=0.7))
     mask, sequences, attention = (
@@ -108,13 +108,13 @@ def test_reward_and_advantages_are_coatis() -> None:
     assert (kl[mask] > 0).all()
 
 
-def test_a_value_a_sample_gives_an_advantage_a_sample() -> None:
+def test_a_value_a_sample_gives_an_advantage_a_sample():
     made = naive(SampleCritic).make_experience(PROMPTS, **options())
     torch.testing.assert_close(of(made, "advantages"), of(made, "reward") - of(made, "values"))
     assert of(made, "advantages").shape == (3,)
 
 
-def test_with_gae_each_action_pays_and_the_reward_stays_raw() -> None:
+def test_with_gae_each_action_pays_and_the_reward_stays_raw():
     maker = naive(kl_coef=0.2, gae=GAE(gamma=1.0, lam=1.0))
     made = maker.make_experience(PROMPTS, **options())
     assert of(made, "reward").tolist() == of(made, "attention_mask").sum(1).tolist()
@@ -125,12 +125,12 @@ def test_with_gae_each_action_pays_and_the_reward_stays_raw() -> None:
     torch.testing.assert_close(returns, expected)
 
 
-def test_gae_needs_a_value_at_each_action() -> None:
+def test_gae_needs_a_value_at_each_action():
     with pytest.raises(RecordError, match="gives one a sample"):
         naive(SampleCritic, gae=GAE()).make_experience(PROMPTS, **options())
 
 
-def test_a_function_may_score() -> None:
+def test_a_function_may_score():
     maker = naive()
     maker.reward_model = lengths
     made = maker.make_experience(PROMPTS, **options())
@@ -140,7 +140,7 @@ def test_a_function_may_score() -> None:
         maker.make_experience(PROMPTS, **options())
 
 
-def test_networks_run_in_eval_mode_and_get_their_modes_back() -> None:
+def test_networks_run_in_eval_mode_and_get_their_modes_back():
     maker = naive()
     seen = []
     maker.critic.register_forward_hook(lambda module, *_: seen.append(module.training))
@@ -153,7 +153,7 @@ def test_networks_run_in_eval_mode_and_get_their_modes_back() -> None:
     assert not maker.critic.training
 
 
-def test_experience_survives_a_round_trip_through_samples() -> None:
+def test_experience_survives_a_round_trip_through_samples():
     for made in (
         naive().make_experience(PROMPTS, policy_version=1, **options()),
         grpo(initial_model=seeded(PlainActor, 2)).make_experience(PROMPTS, **options()),
@@ -167,7 +167,7 @@ def test_experience_survives_a_round_trip_through_samples() -> None:
             assert torch.equal(tensor, of(made, name)), name
 
 
-def test_wrong_options_of_makers_are_named() -> None:
+def test_wrong_options_of_makers_are_named():
     with pytest.raises(ConfigError, match="kl_coef -1"):
         naive(kl_coef=-1)
     with pytest.raises(ConfigError, match="kl_estimator='k9'"):
@@ -181,7 +181,7 @@ def grpo(**changes: Any) -> GRPOExperienceMaker:
     return GRPOExperienceMaker(seeded(PlainActor), **given)
 
 
-def test_groups_are_compared_within_themselves() -> None:
+def test_groups_are_compared_within_themselves():
     made = grpo().make_experience(PROMPTS, policy_version=5, **options())
     assert made.values is made.kl is None
     assert made.tensors == {}
@@ -196,7 +196,7 @@ def test_groups_are_compared_within_themselves() -> None:
         assert item.policy_version == 5
 
 
-def test_every_prompt_is_a_group_with_a_unique_name() -> None:
+def test_every_prompt_is_a_group_with_a_unique_name():
     makings = [grpo().make_experience(PROMPTS, **options()) for _ in range(2)]
     names = [item.group_id for made in makings for item in split_experience_batch(made)]
     assert len(names) == 24
@@ -204,7 +204,7 @@ def test_every_prompt_is_a_group_with_a_unique_name() -> None:
     assert all(len(set(names[at : at + 4])) == 1 for at in range(0, 24, 4))
 
 
-def test_a_references_log_probs_travel() -> None:
+def test_a_references_log_probs_travel():
     reference = seeded(PlainActor, 2)
     made = grpo(initial_model=reference).make_experience(PROMPTS, **options())
     mask, sequences = of(made, "action_mask"), of(made, "sequences")
@@ -215,13 +215,13 @@ def test_a_references_log_probs_travel() -> None:
     torch.testing.assert_close(of(made, "kl"), (log_r.exp() - 1 - log_r) * mask)
 
 
-def test_a_reward_model_with_one_number_a_token_is_refused() -> None:
+def test_a_reward_model_with_one_number_a_token_is_refused():
     with pytest.raises(RecordError, match="one number a sample"):
         grpo(reward_model=Answering(torch.zeros(12, 9))).make_experience(PROMPTS, **options())
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "grpo"])
-def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -> None:
+def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm):
     maker = (
         naive()
         if algorithm == "naive"
@@ -253,14 +253,14 @@ def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -
     assert torch.equal(again.token_versions, made.token_versions)
 
 
-def test_a_subclass_may_read_prompts_and_options_of_its_own() -> None:
+def test_a_subclass_may_read_prompts_and_options_of_its_own():
     """Texts that another inference engine samples from; an option of its `make_experience`."""
 
     class Mine(NaiveExperienceMaker):
-        def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
+        def sample(self, inputs, **generate_kwargs):
             raise NotImplementedError(str(inputs))
 
-        def make_experience(self, inputs: object, *, bonus: float = 0.0, **rest: Any) -> Experience:
+        def make_experience(self, inputs, *, bonus=0.0, **rest):
             return super().make_experience(inputs, **rest)
 
     maker = Mine(seeded(PlainActor), seeded(PlainCritic), CountingReward(), None)
@@ -268,7 +268,7 @@ def test_a_subclass_may_read_prompts_and_options_of_its_own() -> None:
         maker.make_experience(["a text"], bonus=1.0)
 
     class WithBonus(NaiveExperienceMaker):
-        def make_experience(self, inputs: object, *, bonus: float = 0.0, **rest: Any) -> Experience:
+        def make_experience(self, inputs, *, bonus=0.0, **rest):
             return super().make_experience(inputs, **rest)
 
     known = WithBonus(seeded(PlainActor), seeded(PlainCritic), CountingReward(), None)

@@ -102,7 +102,7 @@ def options(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_generation_joins_inputs_and_keeps_them_aligned() -> None:
+def test_generation_joins_inputs_and_keeps_them_aligned():
     actor = seeded(Seeing)
     done = generate(actor, prompts(), **options())
     joined = torch.cat(images())
@@ -121,7 +121,7 @@ def grpo_experience() -> Experience:
     return maker.make_experience(prompts(), **options())
 
 
-def test_steps_see_what_the_maker_saw() -> None:
+def test_steps_see_what_the_maker_saw():
     """The ratio of fresh experience is 1, however it was split, padded and cut into parts."""
     whole = grpo_experience()
     items = split_experience_batch(whole)
@@ -139,7 +139,7 @@ def test_steps_see_what_the_maker_saw() -> None:
     assert "pixel_values_lengths" not in even.tensors
 
 
-def test_critics_see_them_too() -> None:
+def test_critics_see_them_too():
     actor, critic = seeded(Seeing), seeded(SeeingCritic, 1)
     maker = NaiveExperienceMaker(actor, critic, share, seeded(Seeing, 2), gae=GAE())
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_critics_see_them_too() -> None:
     assert step(batch)["ratio_max"] != pytest.approx(1, abs=1e-5)
 
 
-def test_inputs_may_be_lists_of_ragged_tensors() -> None:
+def test_inputs_may_be_lists_of_ragged_tensors():
     actor, given = seeded(Seeing), prompts()
     rows = zip(given["kinds"], given["attention_mask"], strict=True)
     listed = {
@@ -179,11 +179,9 @@ def test_inputs_may_be_lists_of_ragged_tensors() -> None:
         prompt_inputs(actor, given, pad_token_id=0)
 
 
-def test_prompts_may_be_without_an_image() -> None:
+def test_prompts_may_be_without_an_image():
     class Maybe(PlainActor):
-        def forward(
-            self, sequences: Tensor, attention_mask: Tensor, patches: Tensor | None = None
-        ) -> Tensor:
+        def forward(self, sequences, attention_mask, patches=None):
             self.patches = None if patches is None else patches.shape
             return super().forward(sequences, attention_mask)
 
@@ -204,7 +202,7 @@ def test_prompts_may_be_without_an_image() -> None:
         generate(actor, {**given, "patches": [torch.ones(2), None, None]}, **options())
 
 
-def test_models_of_transformers_with_images_see_them() -> None:
+def test_models_of_transformers_with_images_see_them():
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen2VLConfig(
         text_config={
@@ -262,7 +260,7 @@ def test_models_of_transformers_with_images_see_them() -> None:
     assert step(chosen)["ratio_max"] > 1 + 1e-4
 
 
-def test_lengths_that_do_not_fit_are_refused() -> None:
+def test_lengths_that_do_not_fit_are_refused():
     batch = grpo_experience()
     batch.tensors["pixel_values_lengths"] = torch.full((8,), 4)
     with pytest.raises(RecordError, match=r"pixel_values_lengths has .* room for 3"):
@@ -274,7 +272,7 @@ def test_lengths_that_do_not_fit_are_refused() -> None:
         make_experience_batch(items)
 
 
-def test_advantages_by_the_index_of_groups() -> None:
+def test_advantages_by_the_index_of_groups():
     reward = torch.tensor([1.0, 5.0, 3.0, 6.0])
     index = torch.tensor([4, 0, 4, 0])
     found = group_relative_advantages(reward, group_index=index, scale_by_std=False)

@@ -20,19 +20,19 @@ def close(actual: Tensor, expected: object) -> None:
 PROBABILITIES = torch.tensor([[[0.1, 0.2, 0.7], [0.5, 0.3, 0.2]]])
 
 
-def test_logits_of_actions_belong_to_the_last_tokens() -> None:
+def test_logits_of_actions_belong_to_the_last_tokens():
     found = action_log_probs(PROBABILITIES.log(), torch.tensor([[0, 0, 2, 1]]), 2)
     close(found, [[math.log(0.7), math.log(0.3)]])
 
 
-def test_logits_of_all_positions_are_shifted_by_one() -> None:
+def test_logits_of_all_positions_are_shifted_by_one():
     # the output after the token before an action chose it; that after the last token chose nothing
     everything = torch.cat([torch.ones(1, 1, 3) / 3, PROBABILITIES, torch.ones(1, 1, 3) / 3], 1)
     found = action_log_probs(everything.log(), torch.tensor([[0, 0, 2, 1]]), 2)
     close(found, [[math.log(0.7), math.log(0.3)]])
 
 
-def test_temperature_divides_the_logits() -> None:
+def test_temperature_divides_the_logits():
     # logits log 4 and 0 at temperature 2 are log 2 and 0: probabilities 2 / 3 and 1 / 3
     logits = torch.tensor([[[math.log(4), 0.0]]])
     close(chosen_log_probs(logits, torch.tensor([[0]]), temperature=2), [[math.log(2 / 3)]])
@@ -40,9 +40,7 @@ def test_temperature_divides_the_logits() -> None:
 
 @pytest.mark.parametrize("part", [1, 70, 1 << 24])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_parts_give_what_log_softmax_gives(
-    part: int, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_give_what_log_softmax_gives(part, temperature, monkeypatch):
     monkeypatch.setattr(module, "PART_ELEMENTS", part)
     generator = torch.Generator().manual_seed(0)
     logits = (9 * torch.randn(5, 7, 11, generator=generator)).requires_grad_()
@@ -59,7 +57,7 @@ def test_parts_give_what_log_softmax_gives(
     )
 
 
-def test_gradients_are_exact() -> None:
+def test_gradients_are_exact():
     logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[0, 4, 2], [1, 1, 3]])
     assert torch.autograd.gradcheck(
@@ -67,7 +65,7 @@ def test_gradients_are_exact() -> None:
     )
 
 
-def test_bfloat16_logits_give_float32_log_probs() -> None:
+def test_bfloat16_logits_give_float32_log_probs():
     logits = (4 * torch.randn(2, 3, 50)).bfloat16().requires_grad_()
     tokens = torch.randint(50, (2, 3))
     found = chosen_log_probs(logits, tokens)
@@ -78,7 +76,7 @@ def test_bfloat16_logits_give_float32_log_probs() -> None:
     assert logits.grad.dtype == torch.bfloat16
 
 
-def test_an_excluded_token_does_not_make_entropy_nan() -> None:
+def test_an_excluded_token_does_not_make_entropy_nan():
     logits = torch.tensor([[[0.0, -math.inf, 0.0]]], requires_grad=True)
     close(entropy(logits), [[math.log(2)]])
     (chosen_log_probs(logits, torch.tensor([[0]])).sum() + entropy(logits).sum()).backward()
@@ -86,12 +84,12 @@ def test_an_excluded_token_does_not_make_entropy_nan() -> None:
     close(logits.grad, [[[0.5, 0.0, -0.5]]])
 
 
-def test_entropy_by_hand() -> None:
+def test_entropy_by_hand():
     logits = torch.log(torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]))
     close(entropy(logits), [[math.log(2), -0.9 * math.log(0.9) - 0.1 * math.log(0.1)]])
 
 
-def test_other_shapes_are_named() -> None:
+def test_other_shapes_are_named():
     tokens = torch.zeros(2, 6, dtype=torch.int64)
     with pytest.raises(RecordError, match=r"\[2, 5, 3\], not \[B, 6, V\].*\[B, 2, V\]"):
         action_log_probs(torch.zeros(2, 5, 3), tokens, 2)

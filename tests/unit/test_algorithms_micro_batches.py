@@ -80,9 +80,7 @@ def of_samples(experience: Experience) -> Experience:
         ("ppo of samples", {}),
     ],
 )
-def test_the_gradient_is_that_of_the_whole_batch(
-    kind: str, options: dict[str, Any], aggregation: str, limit: dict[str, int]
-) -> None:
+def test_the_gradient_is_that_of_the_whole_batch(kind, options, aggregation, limit):
     made = of_samples if kind == "ppo of samples" else lambda given: given
     options = {"aggregation": aggregation, **options}
     whole, metrics = gradients_of(kind, made(batch()), **options)
@@ -96,7 +94,7 @@ def shapes(parts: list[TrainingBatch]) -> list[tuple[int, ...]]:
     return [(*part.sequences.shape, part.actions) for part in parts]
 
 
-def test_parts_are_trimmed_to_their_longest_row() -> None:
+def test_parts_are_trimmed_to_their_longest_row():
     whole = TrainingBatch.of(batch(), algorithm="GRPO")
     assert shapes([whole]) == [(5, 10, 6)]
     assert MicroBatches().split(whole) == [whole]
@@ -117,7 +115,7 @@ def test_parts_are_trimmed_to_their_longest_row() -> None:
                 assert torch.equal(field[field != 0], of_whole[of_whole != 0])
 
 
-def test_a_part_without_actions_has_no_gradient() -> None:
+def test_a_part_without_actions_has_no_gradient():
     actor = seeded(PlainActor)
     step = GRPOStep(actor, torch.optim.SGD(actor.parameters()))
     loss, metrics = step.actor_loss(step.batch(batch(), actor).without_actions())
@@ -128,7 +126,7 @@ def test_a_part_without_actions_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
-def test_a_limit_below_one_is_refused(name: str) -> None:
+def test_a_limit_below_one_is_refused(name):
     actor = seeded(PlainActor)
     with pytest.raises(ConfigError, match=name):
         GRPOStep(actor, torch.optim.SGD(actor.parameters()), **{name: 0})

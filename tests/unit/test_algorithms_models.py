@@ -44,7 +44,7 @@ class Noting(nn.Module):
         return SimpleNamespace(logits=logits[:, -logits_to_keep:])
 
 
-def test_logits_may_come_in_every_form() -> None:
+def test_logits_may_come_in_every_form():
     full = torch.arange(5.0)[None, :, None].expand(2, 5, VOCABULARY)
     for answer in (full, {"logits": full}, SimpleNamespace(logits=full), full[:, -3:]):
         logits = action_logits(Answering(answer), TOKENS, MASK, 2)
@@ -52,7 +52,7 @@ def test_logits_may_come_in_every_form() -> None:
         assert logits[0, :, 0].tolist() == [2.0, 3.0]  # of positions S - A - 1 and S - A
 
 
-def test_hugging_faces_arguments_are_passed() -> None:
+def test_hugging_faces_arguments_are_passed():
     model = Noting()
     logits = action_logits(model, TOKENS, MASK.bool(), 2)
     assert logits[0, :, 0].tolist() == [2.0, 3.0]
@@ -63,13 +63,13 @@ def test_hugging_faces_arguments_are_passed() -> None:
     assert model.asked["positions"].tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
-def test_the_module_inside_a_wrapper_decides_the_arguments() -> None:
+def test_the_module_inside_a_wrapper_decides_the_arguments():
     class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
+        def __init__(self, module):
             super().__init__()
             self.module = module
 
-        def forward(self, *inputs: object, **options: object) -> object:
+        def forward(self, *inputs, **options):
             return self.module(*inputs, **options)
 
     wrapped = Wrapper(Wrapper(Noting()))
@@ -77,9 +77,9 @@ def test_the_module_inside_a_wrapper_decides_the_arguments() -> None:
     assert action_logits(wrapped, TOKENS, MASK, 2)[0, :, 0].tolist() == [2.0, 3.0]
 
 
-def test_a_module_with_the_argument_actions_returns_them_only() -> None:
+def test_a_module_with_the_argument_actions_returns_them_only():
     class OfActions(nn.Module):
-        def forward(self, sequences: Tensor, _mask: Tensor, actions: int) -> Tensor:
+        def forward(self, sequences, _mask, actions):
             return torch.zeros(len(sequences), actions, 3)
 
     assert action_logits(OfActions(), TOKENS, MASK, 2).shape == (2, 2, 3)
@@ -95,7 +95,7 @@ def test_a_module_with_the_argument_actions_returns_them_only() -> None:
         ((2, 1), [0.0, 0.0]),
     ],
 )
-def test_values_may_come_in_every_form(shape: tuple[int, ...], expected: object) -> None:
+def test_values_may_come_in_every_form(shape, expected):
     values = torch.zeros(2) if len(shape) == 1 else torch.arange(shape[1] * 1.0).expand(2, -1)
     values = values.reshape(shape).bfloat16()
     for answer in (values, {"value": values}, SimpleNamespace(logits=values)):
@@ -104,7 +104,7 @@ def test_values_may_come_in_every_form(shape: tuple[int, ...], expected: object)
         assert found.tolist() == expected
 
 
-def test_rewards_are_one_number_a_sample() -> None:
+def test_rewards_are_one_number_a_sample():
     for answer in (torch.ones(2), torch.ones(2, 1), SimpleNamespace(logits=torch.ones(2, 1))):
         assert sequence_rewards(Answering(answer), TOKENS, MASK).tolist() == [1.0, 1.0]
 
@@ -120,12 +120,12 @@ def test_rewards_are_one_number_a_sample() -> None:
         (lambda m: sequence_rewards(m, TOKENS, MASK), 0.5, "reward model Answering .* float"),
     ],
 )
-def test_unusable_model_outputs_are_refused_by_name(call: Any, answer: object, said: str) -> None:
+def test_unusable_model_outputs_are_refused_by_name(call, answer, said):
     with pytest.raises(RecordError, match=said):
         call(Answering(answer))
 
 
-def test_a_value_head_makes_a_critic_that_starts_at_0() -> None:
+def test_a_value_head_makes_a_critic_that_starts_at_0():
     critic = ValueHead(seeded(Trunk), hidden_size=WIDTH)
     assert critic(TOKENS, MASK).shape == TOKENS.shape
     values = action_values(critic, TOKENS, MASK, 2)
@@ -134,14 +134,14 @@ def test_a_value_head_makes_a_critic_that_starts_at_0() -> None:
     assert critic.head.weight.grad.abs().sum() > 0
 
 
-def test_a_value_head_names_hidden_states_that_do_not_fit() -> None:
+def test_a_value_head_names_hidden_states_that_do_not_fit():
     with pytest.raises(ConfigError, match="hidden_size None of the trunk Trunk"):
         ValueHead(Trunk())
     with pytest.raises(RecordError, match=rf"trunk PlainActor .* {VOCABULARY}\], not \[2, 5, 16\]"):
         ValueHead(PlainActor(), hidden_size=WIDTH)(TOKENS, MASK)
 
 
-def test_modes_come_back_part_by_part() -> None:
+def test_modes_come_back_part_by_part():
     model = nn.Sequential(nn.Dropout(), nn.Dropout())
     model.train()
     model[1].eval()

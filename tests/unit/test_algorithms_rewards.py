@@ -44,10 +44,10 @@ def made(reward: Any, *, size: int = 2, **options: Any) -> Any:
     return maker.make_experience(PROMPTS, generator=generator, **OPTIONS, **options)
 
 
-def test_a_reward_sees_text_tokens_lengths_and_the_keys_of_its_prompt() -> None:
+def test_a_reward_sees_text_tokens_lengths_and_the_keys_of_its_prompt():
     seen: list[Completion] = []
 
-    def reward(completion: Completion) -> float:
+    def reward(completion):
         seen.append(completion)
         return float(completion["level"])
 
@@ -66,7 +66,7 @@ def test_a_reward_sees_text_tokens_lengths_and_the_keys_of_its_prompt() -> None:
     assert experience.tags == [{"answer": answer} for answer in "aabbcc"]
 
 
-def test_what_is_missing_is_named() -> None:
+def test_what_is_missing_is_named():
     completion = Completion({"answer": 1}, torch.tensor([1]), torch.tensor([2]))
     with pytest.raises(RecordError, match="no key 'label'; beside its tokens it has 'answer'"):
         completion["label"]
@@ -97,7 +97,7 @@ async def at_once(completions: list[Completion]) -> torch.Tensor:
     ],
     ids=["one", "one async", "batched", "batched async", "of Completions"],
 )
-def test_all_kinds_of_rewards_agree(reward: Any) -> None:
+def test_all_kinds_of_rewards_agree(reward):
     assert made(reward).reward.tolist() == [1, 1, 2, 2, 3, 3]
     networks = seeded(PlainActor), seeded(PlainCritic), reward, seeded(PlainActor)
     naive = NaiveExperienceMaker(*networks).make_experience(PROMPTS, **OPTIONS)
@@ -139,9 +139,7 @@ def awaited(function: Callable[[Completion], Any]) -> Callable[[Completion], Any
     ],
 )
 @pytest.mark.parametrize("kind", ["one", "async", "batched"])
-def test_a_bad_reward_costs_only_its_group(
-    problem: Any, said: str, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_reward_costs_only_its_group(problem, said, kind, caplog):
     function = bad(problem)
     reward = {
         "one": lambda: Reward(function),
@@ -159,10 +157,8 @@ def test_a_bad_reward_costs_only_its_group(
         assert f"(test_algorithms_rewards.py, line {line})" in caplog.text
 
 
-def test_groups_that_fail_for_one_reason_are_one_line_and_are_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def reward(completion: Completion) -> float:
+def test_groups_that_fail_for_one_reason_are_one_line_and_are_counted(caplog):
+    def reward(completion):
         return float(completion["missing"])
 
     found: list[tuple[str, int]] = []
@@ -177,8 +173,8 @@ def test_groups_that_fail_for_one_reason_are_one_line_and_are_counted(
     assert groups == 3
 
 
-def test_a_function_of_completions_that_raises_costs_only_its_group() -> None:
-    def reward(done: Any) -> Any:
+def test_a_function_of_completions_that_raises_costs_only_its_group():
+    def reward(done):
         return [bad(KeyError("x"))(one) for one in done.each()]
 
     found = made(reward).reward.tolist()
@@ -186,16 +182,16 @@ def test_a_function_of_completions_that_raises_costs_only_its_group() -> None:
     assert math.isnan(made(lambda done: [None] * len(done)).reward[0])
 
 
-def test_a_number_of_rewards_that_does_not_fit_is_an_error() -> None:
+def test_a_number_of_rewards_that_does_not_fit_is_an_error():
     with pytest.raises(RecordError, match="for 6 completions"):
         made(Reward(lambda _: [1.0], batched=True))
 
 
-def test_groups_whose_rewards_are_ready_first_come_first() -> None:
+def test_groups_whose_rewards_are_ready_first_come_first():
     first, second = threading.Event(), threading.Event()
     waits = {"a": second, "b": None, "c": first}
 
-    async def reward(completion: Completion) -> float:
+    async def reward(completion):
         gate = waits[completion["answer"]]
         if gate is not None:
             await asyncio.to_thread(gate.wait, 10)
@@ -215,9 +211,9 @@ def test_groups_whose_rewards_are_ready_first_come_first() -> None:
     assert next(parts, None) is None
 
 
-def test_a_subclass_that_scores_in_another_way_makes_one_part() -> None:
+def test_a_subclass_that_scores_in_another_way_makes_one_part():
     class Other(GRPOExperienceMaker):
-        def score(self, completions: Any) -> torch.Tensor:
+        def score(self, completions):
             return torch.zeros(len(completions))
 
     maker = Other(seeded(PlainActor), Reward(slow), group_size=2)
@@ -225,8 +221,8 @@ def test_a_subclass_that_scores_in_another_way_makes_one_part() -> None:
     assert part.reward.tolist() == [0] * 6
 
 
-def test_a_reward_that_lasts_too_long_costs_its_group() -> None:
-    async def reward(completion: Completion) -> float:
+def test_a_reward_that_lasts_too_long_costs_its_group():
+    async def reward(completion):
         if completion["answer"] == "b":
             await asyncio.sleep(60)
         return 1.0
@@ -235,13 +231,11 @@ def test_a_reward_that_lasts_too_long_costs_its_group() -> None:
     assert [math.isnan(each) for each in found] == [False] * 2 + [True] * 2 + [False] * 2
 
 
-def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(monkeypatch, caplog):
     monkeypatch.setattr("redrb.algorithms.calls.GRACE_S", 0.0)
     over = threading.Event()
 
-    async def reward(completion: Completion) -> float:
+    async def reward(completion):
         if completion["answer"] == "b":
             over.wait(60)
         return 1.0
@@ -255,13 +249,13 @@ def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "batched"])
-def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind: str) -> None:
-    def plain(completion: Completion) -> Any:
+def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind):
+    def plain(completion):
         if completion["answer"] == "b":
             raise ValueError("no answer found")
         return 0.5 if completion["answer"] == "a" else None
 
-    async def coroutine(completion: Completion) -> Any:
+    async def coroutine(completion):
         return plain(completion)
 
     functions = {"plain": plain, "async": coroutine, "batched": lambda each: list(map(plain, each))}
@@ -272,16 +266,16 @@ def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind: 
     assert all(math.isnan(reward) for reward, _ in found[1:])
 
 
-def test_coroutines_compute_no_gradients() -> None:
+def test_coroutines_compute_no_gradients():
     weight = torch.ones(1, requires_grad=True)
 
-    async def scored() -> torch.Tensor:
+    async def scored():
         return weight * 2
 
     assert not submit(scored()).result(10).requires_grad
 
 
-def test_a_tensor_of_another_shape_is_an_error_and_any_iterable_is_read() -> None:
+def test_a_tensor_of_another_shape_is_an_error_and_any_iterable_is_read():
     with pytest.raises(RecordError, match="return a list or a tensor with a number for each"):
         made(Reward(lambda them: torch.ones(len(them), 1), batched=True))
     found = made(Reward(lambda them: (1.0 for _ in them), batched=True))

@@ -17,7 +17,6 @@ from redrb.algorithms import (
     GRPOStep,
     NaiveExperienceMaker,
     PPOStep,
-    TrainingBatch,
 )
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import (
@@ -95,9 +94,7 @@ def assert_same(first: dict[str, float], second: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("variant", PPO_VARIANTS)
 @pytest.mark.parametrize("critic", [PlainCritic, SampleCritic])
-def test_ppo_reports_numbers_and_changes_both_networks(
-    variant: dict[str, Any], critic: type[nn.Module]
-) -> None:
+def test_ppo_reports_numbers_and_changes_both_networks(variant, critic):
     step = ppo(critic, rate=0.1, **variant)
     before = copy.deepcopy((step.actor, step.critic))
     metrics = step(of_ppo(critic))
@@ -112,7 +109,7 @@ def test_ppo_reports_numbers_and_changes_both_networks(
 
 
 @pytest.mark.parametrize("variant", GRPO_VARIANTS)
-def test_grpo_reports_numbers_and_changes_the_actor(variant: dict[str, Any]) -> None:
+def test_grpo_reports_numbers_and_changes_the_actor(variant):
     step = grpo(rate=0.1, **variant)
     before = copy.deepcopy(step.actor)
     metrics = step(of_grpo())
@@ -126,13 +123,13 @@ def samples(parts: list[Experience]) -> list[BufferItem]:
     return [item for part in parts for item in split_experience_batch(part)]
 
 
-def test_a_batch_that_is_padded_on_the_right_is_refused() -> None:
+def test_a_batch_that_is_padded_on_the_right_is_refused():
     parts = samples([of_grpo(width=width, seed=width) for width in (2, 3)])
     with pytest.raises(RecordError, match="GRPO trains batches that are padded on the left"):
         grpo()(make_experience_batch(parts, side="right"))
 
 
-def test_a_reference_padded_on_the_other_side_is_refused() -> None:
+def test_a_reference_padded_on_the_other_side_is_refused():
     # split_experience_batch strips the padding of standard fields, not of `tensors`
     right = make_experience_batch(
         samples([of_grpo(width=width, seed=width) for width in (2, 3)]), side="right"
@@ -145,7 +142,7 @@ def test_a_reference_padded_on_the_other_side_is_refused() -> None:
         grpo(beta=0.1)(make_experience_batch([shortest]))
 
 
-def test_masks_may_be_none() -> None:
+def test_masks_may_be_none():
     whole = NaiveExperienceMaker(
         seeded(PlainActor, 5), seeded(PlainCritic, 6), share, seeded(PlainActor, 7)
     ).make_experience(prompts(4, 3), **options(eos_token_id=None))
@@ -155,14 +152,14 @@ def test_masks_may_be_none() -> None:
     assert_same(grpo()(whole), of_group)
 
 
-def test_bool_masks_are_masks() -> None:
+def test_bool_masks_are_masks():
     batch = of_ppo()
     expected = ppo()(batch)
     batch.attention_mask, batch.action_mask = batch.attention_mask.bool(), batch.action_mask.long()
     assert_same(ppo()(batch), expected)
 
 
-def test_fresh_experience_has_a_ratio_of_one() -> None:
+def test_fresh_experience_has_a_ratio_of_one():
     actor = seeded(PlainActor)
     maker = GRPOExperienceMaker(actor, share, group_size=4)
     batch = maker.make_experience(prompts(3, 3), **options(temperature=0.7))
@@ -171,7 +168,7 @@ def test_fresh_experience_has_a_ratio_of_one() -> None:
     assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
 
 
-def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch() -> None:
+def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch():
     parts = samples([of_grpo(width=width, seed=width) for width in (2, 3)])
     experience = make_experience_batch(parts)
     noted = experience.action_log_probs
@@ -197,7 +194,7 @@ def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch() ->
     assert torch.equal(experience.action_log_probs, noted)
 
 
-def test_answers_of_tools_have_log_probs_of_the_reference_too() -> None:
+def test_answers_of_tools_have_log_probs_of_the_reference_too():
     """Tokens that no policy chose are no padding, whatever the trainer's policy thinks of them."""
     experience = of_grpo()
     experience.action_mask[:, 2] = 0
@@ -208,7 +205,7 @@ def test_answers_of_tools_have_log_probs_of_the_reference_too() -> None:
     assert_same(grpo(beta=0.1, truncated_importance=2.0)(experience), found)
 
 
-def test_metrics_by_hand() -> None:
+def test_metrics_by_hand():
     experience = of_grpo()
     assert experience.action_log_probs is not None
     step = grpo()
@@ -230,13 +227,13 @@ def test_metrics_by_hand() -> None:
     assert ppo()(made)["reference_kl"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value() -> None:
+def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value():
     batch = of_ppo(SampleCritic)
     of_reward = ppo(SampleCritic, value_target="reward")(batch)
     assert_same(of_reward, ppo(SampleCritic, value_target="returns")(batch))
 
 
-def test_coatis_experience_with_a_column_of_advantages_trains() -> None:
+def test_coatis_experience_with_a_column_of_advantages_trains():
     batch = of_ppo(SampleCritic)
     expected = ppo(SampleCritic)(batch)
     batch.advantages = batch.advantages[:, None]
@@ -244,7 +241,7 @@ def test_coatis_experience_with_a_column_of_advantages_trains() -> None:
 
 
 @pytest.mark.parametrize("critic", [PlainCritic, SampleCritic])
-def test_importance_weights_multiply_each_samples_loss(critic: type[nn.Module]) -> None:
+def test_importance_weights_multiply_each_samples_loss(critic):
     items = split_experience_batch(of_ppo(critic))[:2]
     each = [ppo(critic)(make_experience_batch([item])) for item in items]
     batch = make_experience_batch(items)
@@ -256,7 +253,7 @@ def test_importance_weights_multiply_each_samples_loss(critic: type[nn.Module]) 
     assert_same(ppo(critic)(batch), both)
 
 
-def test_importance_weights_of_grpo() -> None:
+def test_importance_weights_of_grpo():
     items = split_experience_batch(of_grpo())[:2]
     step = {"beta": 0.1, "aggregation": "sequence"}
     each = [grpo(**step)(make_experience_batch([item]))["actor_loss"] for item in items]
@@ -269,7 +266,7 @@ def test_importance_weights_of_grpo() -> None:
 @pytest.mark.parametrize(
     "missing", ["sequences", "action_log_probs", "values", "reward", "advantages"]
 )
-def test_a_field_that_ppo_needs_is_named(missing: str) -> None:
+def test_a_field_that_ppo_needs_is_named(missing):
     batch = of_ppo()
     setattr(batch, missing, None)
     with pytest.raises(RecordError, match=f"PPO needs {missing}") as caught:
@@ -278,14 +275,14 @@ def test_a_field_that_ppo_needs_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["sequences", "action_log_probs", "advantages"])
-def test_a_field_that_grpo_needs_is_named(missing: str) -> None:
+def test_a_field_that_grpo_needs_is_named(missing):
     batch = of_grpo()
     setattr(batch, missing, None)
     with pytest.raises(RecordError, match=f"GRPO needs {missing}"):
         grpo()(batch)
 
 
-def test_grpo_needs_a_reference_only_for_beta() -> None:
+def test_grpo_needs_a_reference_only_for_beta():
     batch = of_grpo()
     batch.tensors.clear()
     batch.kl = batch.reward = None
@@ -303,7 +300,7 @@ def test_grpo_needs_a_reference_only_for_beta() -> None:
         ("action_log_probs", (8, 99), r"action_log_probs has shape \[8, 99\], which does not fit"),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(field: str, shape: tuple[int, ...], said: str) -> None:
+def test_shapes_that_do_not_fit_are_named(field, shape, said):
     batch = of_ppo()
     setattr(batch, field, torch.ones(shape))
     with pytest.raises(RecordError, match=said):
@@ -311,7 +308,7 @@ def test_shapes_that_do_not_fit_are_named(field: str, shape: tuple[int, ...], sa
 
 
 @pytest.mark.parametrize("field", ["advantages", "reward"])
-def test_nan_in_a_field_leaves_the_weights_unchanged(field: str) -> None:
+def test_nan_in_a_field_leaves_the_weights_unchanged(field):
     batch = of_ppo()
     getattr(batch, field)[0] = math.nan
     step = ppo(rate=0.1)
@@ -332,13 +329,13 @@ def test_nan_in_a_field_leaves_the_weights_unchanged(field: str) -> None:
         {"aggregation": "mean"},
     ],
 )
-def test_a_wrong_option_is_named(wrong: dict[str, Any]) -> None:
+def test_a_wrong_option_is_named(wrong):
     for build in (ppo, grpo):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             build(**wrong)
 
 
-def test_options_of_one_algorithm_are_checked_too() -> None:
+def test_options_of_one_algorithm_are_checked_too():
     with pytest.raises(ConfigError, match="beta -1"):
         grpo(beta=-1)
     with pytest.raises(ConfigError, match="value_target='kl'"):
@@ -347,7 +344,7 @@ def test_options_of_one_algorithm_are_checked_too() -> None:
         ppo(entropy_coef=math.nan)
 
 
-def test_one_optimizer_may_serve_both_networks() -> None:
+def test_one_optimizer_may_serve_both_networks():
     actor, critic = seeded(PlainActor), seeded(PlainCritic, 1)
     both = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
     steps: list[int] = []
@@ -360,9 +357,9 @@ def test_one_optimizer_may_serve_both_networks() -> None:
     torch.testing.assert_close(critic.state_dict(), apart.critic.state_dict())
 
 
-def test_a_subclass_changes_a_part() -> None:
+def test_a_subclass_changes_a_part():
     class Doubled(GRPOStep):
-        def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        def actor_loss(self, batch):
             loss, metrics = super().actor_loss(batch)
             return 2 * loss, {**metrics, "doubled": 2 * loss}
 
@@ -371,7 +368,7 @@ def test_a_subclass_changes_a_part() -> None:
     assert metrics["doubled"] == pytest.approx(2 * metrics["actor_loss"])
 
 
-def test_ppo_learns() -> None:
+def test_ppo_learns():
     actor, critic = seeded(PlainActor), seeded(PlainCritic, 1)
     maker = NaiveExperienceMaker(
         actor, critic, share, copy.deepcopy(actor), kl_coef=0.01, gae=GAE()
@@ -393,7 +390,7 @@ def test_ppo_learns() -> None:
     assert history[-1]["critic_loss"] < history[0]["critic_loss"]
 
 
-def test_grpo_learns() -> None:
+def test_grpo_learns():
     actor = seeded(PlainActor)
     maker = GRPOExperienceMaker(actor, share, copy.deepcopy(actor), group_size=8)
     step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=0.01)

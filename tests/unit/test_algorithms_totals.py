@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrb.algorithms.losses import Aggregation, Totals, aggregate, row_mean
+from redrb.algorithms.losses import Totals, aggregate, row_mean
 
 RANKS = [
     [[3, 2, 5, 1, 4], [0, 0]],  # actions of each sample of each rank
@@ -24,9 +24,7 @@ def masked(lengths: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_shares_of_ranks_average_to_the_mean_of_the_whole(
-    ranks: list[list[int]], aggregation: Aggregation
-) -> None:
+def test_shares_of_ranks_average_to_the_mean_of_the_whole(ranks, aggregation):
     torch.manual_seed(0)
     masks = [masked(lengths) for lengths in ranks]
     losses = [torch.randn(mask.shape, dtype=torch.float64) for mask in masks]

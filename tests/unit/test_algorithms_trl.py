@@ -17,7 +17,7 @@ ROWS, ACTIONS = 4, 7
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Any:
+def trainer():
     return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
 
 
@@ -89,9 +89,7 @@ def loss_of_trl(trainer: Any, loss_type: str, old: Tensor, **settings: Any) -> T
 @pytest.mark.parametrize("high", [0.2, 0.28])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("cap", [None, 1.1])
-def test_the_loss_is_trls(
-    trainer: Any, loss_type: str, aggregation: Any, high: float, beta: float, cap: float | None
-) -> None:
+def test_the_loss_is_trls(trainer, loss_type, aggregation, high, beta, cap):
     found = policies()
     weights = None
     old = found["maker"]
@@ -117,7 +115,7 @@ def test_the_loss_is_trls(
     torch.testing.assert_close(ours, theirs)
 
 
-def test_dr_grpos_loss_is_the_token_mean_times_a_factor(trainer: Any) -> None:
+def test_dr_grpos_loss_is_the_token_mean_times_a_factor(trainer):
     """Its divisor is constant, samples times the longest completion: no loss of redrb."""
     found = policies()
     ours = grpo_loss(

@@ -37,7 +37,7 @@ def best(weights: list[int], parts: int) -> int:
     return search(tuple(range(len(weights))), sum(weights) + 1)
 
 
-def test_places_are_dealt_like_cards() -> None:
+def test_places_are_dealt_like_cards():
     assert dealt(6, 2) == [[0, 2, 4], [1, 3, 5]]
     assert dealt(4, 4) == [[0], [1], [2], [3]]
     assert dealt(0, 2) == [[], []]
@@ -54,11 +54,11 @@ def test_places_are_dealt_like_cards() -> None:
         ([7], 1, 7),
     ],
 )
-def test_parts_are_balanced(weights: list[int], parts: int, expected: int) -> None:
+def test_parts_are_balanced(weights, parts, expected):
     assert heaviest(weights, balanced(weights, parts)) == expected
 
 
-def test_every_place_is_in_one_part_and_parts_are_as_large_as_each_other() -> None:
+def test_every_place_is_in_one_part_and_parts_are_as_large_as_each_other():
     dice = random.Random(1)
     for _ in range(200):
         parts = dice.randint(1, 8)
@@ -70,7 +70,7 @@ def test_every_place_is_in_one_part_and_parts_are_as_large_as_each_other() -> No
         assert balanced(weights, parts) == split
 
 
-def test_small_splits_are_near_the_best_one() -> None:
+def test_small_splits_are_near_the_best_one():
     dice = random.Random(2)
     ratios = []
     for _ in range(150):
@@ -81,7 +81,7 @@ def test_small_splits_are_near_the_best_one() -> None:
     assert sum(ratios) / len(ratios) <= 1.02
 
 
-def test_long_tails_are_spread() -> None:
+def test_long_tails_are_spread():
     dice = random.Random(3)
     weights = [int(dice.lognormvariate(6, 1)) for _ in range(256)]
     mean = sum(weights) / 8
@@ -93,7 +93,7 @@ def tokens(*items: BufferItem) -> int:
     return tokens_of(parse_group(encoded.blob))
 
 
-def test_tokens_are_those_that_the_attention_mask_lets_through() -> None:
+def test_tokens_are_those_that_the_attention_mask_lets_through():
     assert tokens(numbered(1), numbered(2)) == 6
     padded = torch.tensor([0] * 30 + [1] * 50 + [0] * 20)
     item = numbered(1, sequences=torch.arange(100), attention_mask=padded)

@@ -1,7 +1,5 @@
 """Replies straight into memory: whatever their size, wherever the network splits them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

@@ -26,7 +26,7 @@ def batch(advantages: torch.Tensor) -> Experience:
     )
 
 
-def test_equal_advantages_do_not_move_the_policy() -> None:
+def test_equal_advantages_do_not_move_the_policy():
     """In float32 the mean of 64 times 0.7 is not 0.7, and the division makes the rest large."""
     recipe = Cartpole(entropy_coef=0.0, minibatch=64, epochs=1)
     models = recipe.models()
@@ -37,7 +37,7 @@ def test_equal_advantages_do_not_move_the_policy() -> None:
         assert torch.equal(each, old)
 
 
-def test_a_last_minibatch_of_one_row_is_a_step_like_others() -> None:
+def test_a_last_minibatch_of_one_row_is_a_step_like_others():
     recipe = Cartpole(minibatch=8, epochs=1)
     models = recipe.models()
     recipe.step(models, recipe.optimizers(models), batch(torch.randn(9)))

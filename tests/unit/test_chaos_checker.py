@@ -58,19 +58,19 @@ def ended(found: Checker, at_end: Look, held: Holdings) -> list[str]:
     return found.findings
 
 
-def test_a_run_in_order_has_no_findings() -> None:
+def test_a_run_in_order_has_no_findings():
     found = checker(put=put(1, "a") + put(2, "b"), take=take(3, "a") + ack(4, "a"))
     assert ended(found, look(9, put=2, acked=1, waiting=1), holds("b")) == []
 
 
-def test_unknown_puts_and_acknowledgements_may_have_happened_or_not() -> None:
+def test_unknown_puts_and_acknowledgements_may_have_happened_or_not():
     unknown = call("put", 1, groups=["a", "b"], end_error="StoreUnavailable")
     tried = call("ack", 4, acking=["a"], end_error="StoreUnavailable")
     found = checker(put=unknown, take=take(3, "a") + tried)
     assert ended(found, look(9, put=1, acked=1), holds()) == []
 
 
-def test_groups_that_nobody_can_take_are_found() -> None:
+def test_groups_that_nobody_can_take_are_found():
     found = checker()
     found.check_left(look(9, put=3, waiting=1, leased=2), 1)
     assert found.findings == ["flow: 2 groups are leased, and no consumer lives"]
@@ -78,7 +78,7 @@ def test_groups_that_nobody_can_take_are_found() -> None:
     assert found.findings[1:] == ["flow: 2 groups are counted as waiting, and were not taken"]
 
 
-def test_an_acknowledgement_that_raised_is_unknown() -> None:
+def test_an_acknowledgement_that_raised_is_unknown():
     lost = call("ack", 4, acking=["a"], end_error="LeaseLost")
     taken = {"hoard0": take(2, "a") + lost, "hoard1": take(3, "a") + ack(5, "a")}
     found = checker(fill=put(1, "a"), **taken)
@@ -138,20 +138,18 @@ def test_an_acknowledgement_that_raised_is_unknown() -> None:
         ("left threads", {"put": [{"k": "stop", "t": 1.0, "threads": ["x"]}]}, {}, ()),
     ],
 )
-def test_a_defect_is_found(
-    finding: str, lines: dict[str, list[Line]], counters: dict[str, int], held: tuple[str, ...]
-) -> None:
+def test_a_defect_is_found(finding, lines, counters, held):
     found = ended(checker(**lines), look(9, **counters), holds(*held))
     assert any(finding in each for each in found), found
 
 
-def test_a_pause_of_the_worker_is_no_overrun() -> None:
+def test_a_pause_of_the_worker_is_no_overrun():
     lines = {"put-1": [*call("put", 1, took=8.0), STOP]}
     assert Checker(lines, set(), [("put-1", 2.0, 7.0)]).findings == []
     assert Checker(lines, set(), [("take-1", 2.0, 7.0)]).findings
 
 
-def test_a_step_of_ranks_counts_when_all_ranks_have_acknowledged() -> None:
+def test_a_step_of_ranks_counts_when_all_ranks_have_acknowledged():
     first = call("ack", 2, step=0, rank=0, acking=["a"], end_acked=["a"])
     second = call("ack", 5, step=0, rank=1, acking=["b"], end_acked=["b"])
     found = checker(rank0=first, rank1=second)
@@ -171,7 +169,7 @@ TRAINED_TWICE = {"steps": put(1, "a"), "rank0": rank(2, "a") + rank(5, "a")}
 
 
 @pytest.mark.parametrize("at", [3.05, 3.2])
-def test_a_failover_may_take_an_acknowledgement_back(at: float) -> None:
+def test_a_failover_may_take_an_acknowledgement_back(at):
     found = checker(Failover(at - 0.15, at), **TWICE)
     assert ended(found, look(9, put=1, acked=1), holds()) == []
     found = checker(Failover(at - 0.15, at), put=put(1, "a"), take=take(2, "a") + ack(3, "a"))
@@ -179,21 +177,21 @@ def test_a_failover_may_take_an_acknowledgement_back(at: float) -> None:
 
 
 @pytest.mark.parametrize("since", [1.0, 3.3, 6.5])
-def test_another_failover_explains_no_group_that_is_acknowledged_twice(since: float) -> None:
+def test_another_failover_explains_no_group_that_is_acknowledged_twice(since):
     found = ended(checker(Failover(since, since + 0.1), **TWICE), look(9, put=1, acked=1), holds())
     assert any("acknowledged twice" in each for each in found), found
     assert any("after it was acknowledged" in each for each in found), found
 
 
 @pytest.mark.parametrize("since", [3.0, 3.5])
-def test_a_failover_takes_no_put_back_that_returned(since: float) -> None:
+def test_a_failover_takes_no_put_back_that_returned(since):
     lines = {"put": put(1, "a") + put(since, "b"), "take": take(2, "a") + ack(3, "a")}
     found = checker(Failover(since, since + 0.2), **lines)
     found.check_end(look(9, put=1, acked=1), holds())
     assert any("1 groups are lost: ['b']" in each for each in found.findings), found.findings
 
 
-def test_a_failover_may_take_back_an_unknown_put_that_was_trained() -> None:
+def test_a_failover_may_take_back_an_unknown_put_that_was_trained():
     lines = {
         "put": call("put", 1, took=3, groups=["a"], end_error="StoreUnavailable"),
         "take": take(1.5, "a") + ack(1.7, "a"),
@@ -203,7 +201,7 @@ def test_a_failover_may_take_back_an_unknown_put_that_was_trained() -> None:
     assert ended(checker(Failover(3, 4), **lines), look(9), holds())
 
 
-def test_ranks_train_twice_only_after_a_failover_between_both_times() -> None:
+def test_ranks_train_twice_only_after_a_failover_between_both_times():
     for failover, allowed in ((Failover(2.2, 2.3), True), (Failover(5.6, 5.7), False)):
         found = checker(failover, **TRAINED_TWICE)
         found.check_order()
@@ -227,19 +225,19 @@ def poll(at: float, version: int, content: int) -> list[Line]:
         ("polled 1 after 2", poll(3, 1, 10)),
     ],
 )
-def test_a_wrong_version_is_found(finding: str, reads: list[Line]) -> None:
+def test_a_wrong_version_is_found(finding, reads):
     publishes = publish(1, 1, 10) + publish(2, 2, 20)
     found, _, _ = versions.check({"publisher-1": publishes, "poll-1": reads})
     assert any(finding in each for each in found), found
 
 
-def test_right_versions_are_no_finding() -> None:
+def test_right_versions_are_no_finding():
     publishes = publish(1, 1, 10) + publish(2, 2, 20)
     reads = poll(1.05, 1, 10) + poll(3, 2, 20) + poll(4, 2, 20)
     assert versions.check({"publisher-1": publishes, "poll-1": reads}) == ([], 2, 2)
 
 
-def test_a_failover_may_take_a_version_back_that_was_published_then() -> None:
+def test_a_failover_may_take_a_version_back_that_was_published_then():
     publishes = publish(1, 1, 10) + publish(2, 2, 20) + publish(4, 2, 40)
     reads = poll(2.5, 2, 20) + poll(3.5, 1, 10) + poll(5, 2, 40)
     journals = {"publisher-1": publishes, "poll-1": reads}

@@ -50,7 +50,7 @@ COMPLETE = {"parts0": part(1, 0), "parts1": part(2, 1)}
 WHOLE = {"parts_begun": 1, "parts_completed": 1}
 
 
-def test_complete_parts_are_one_group() -> None:
+def test_complete_parts_are_one_group():
     stored = look(ROLLOUTS, put=1, waiting=1, **WHOLE)
     assert found(checker(**COMPLETE), (stored, holds("p"))) == []
     missing = found(checker(**COMPLETE), (look(ROLLOUTS, parts_begun=1, parts_dropped=1), holds()))
@@ -60,13 +60,13 @@ def test_complete_parts_are_one_group() -> None:
 
 
 @pytest.mark.parametrize("begun_at", [-9.0, 2.0])
-def test_incomplete_and_old_parts_may_be_dropped(begun_at: float) -> None:
+def test_incomplete_and_old_parts_may_be_dropped(begun_at):
     dropped = look(ROLLOUTS, parts_begun=1, parts_dropped=1)
     parts = {"parts0": part(begun_at, 0), **({"parts1": part(2, 1)} if begun_at < 0 else {})}
     assert found(checker(**parts), (dropped, holds())) == []
 
 
-def test_a_failover_takes_no_part_back_that_returned() -> None:
+def test_a_failover_takes_no_part_back_that_returned():
     dropped = (look(ROLLOUTS, parts_begun=1, parts_dropped=1), holds())
     findings = found(checker(Failover(1.0, 1.2), **COMPLETE), dropped)
     assert any("1 groups are lost" in each for each in findings), findings
@@ -83,7 +83,7 @@ def test_a_failover_takes_no_part_back_that_returned() -> None:
         ("", {"granted": 1, "lost": 1, "late": 1}),
     ],
 )
-def test_each_group_uses_one_right(finding: str, counters: dict[str, int]) -> None:
+def test_each_group_uses_one_right(finding, counters):
     rights = {f"rights_{name}": count for name, count in counters.items()}
     at_end = look(ROLLOUTS, put=1, waiting=1, **WHOLE, **rights)
     admitted = checker(parts0=part(1, 0, right=True), parts1=part(2, 1, right=True))
@@ -95,7 +95,7 @@ STAGE = {"admitted": put(1, "a"), "stage": take(2, "a") + forward(3, "a")}
 LEFT = (look(ROLLOUTS, put=1, acked=1), holds())
 
 
-def test_a_forwarded_group_is_in_the_next_task_once() -> None:
+def test_a_forwarded_group_is_in_the_next_task_once():
     trained = take(4, "a") + ack(5, "a")
     at_end = (look(FLOW, put=1, acked=1), holds())
     assert found(checker(**STAGE, take=trained), LEFT, at_end) == []
@@ -103,7 +103,7 @@ def test_a_forwarded_group_is_in_the_next_task_once() -> None:
     assert any("2 groups are counted as put" in each for each in twice), twice
 
 
-def test_a_group_that_its_stage_has_acknowledged_and_not_put_is_found() -> None:
+def test_a_group_that_its_stage_has_acknowledged_and_not_put_is_found():
     unknown = call("forward", 3, acking=["a"], forwarding=["a"], end_error="StoreUnavailable")
     stage = {"admitted": put(1, "a"), "stage": take(2, "a") + unknown}
     findings = found(checker(**stage), LEFT, (look(FLOW), holds()))
@@ -120,7 +120,7 @@ def delete(at: float, *names: str) -> list[Line]:
     return call("drop_letters", at, letters=list(names), end_count=len(names))
 
 
-def test_dead_letters_wait_again_or_are_deleted() -> None:
+def test_dead_letters_wait_again_or_are_deleted():
     rejected = {"put": put(1, "a"), "take": take(2, "a") + reject(3, "a")}
     dead = Holdings(set(), {"a"}, set(), [], [])
     assert found(checker(**rejected), (look(FLOW, put=1, dead=1), dead)) == []
@@ -132,7 +132,7 @@ def test_dead_letters_wait_again_or_are_deleted() -> None:
     assert any("only 0 can be" in each for each in findings), findings
 
 
-def test_a_dead_letter_that_was_deleted_does_not_return() -> None:
+def test_a_dead_letter_that_was_deleted_does_not_return():
     lines = {"put": put(1, "a"), "requeue": delete(4, "a")}
     again = take(2, "a") + reject(3, "a") + take(5, "a")
     findings = found(checker(**lines, take=again), (look(FLOW, put=1, leased=1), holds("a")))

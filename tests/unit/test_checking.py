@@ -1,9 +1,6 @@
 """Samples and batches are checked before they are stored; messages name group, sample and field."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +32,7 @@ from tests.samples import numbered
         ({"policy_version": True}, r"policy_version is True"),
     ],
 )
-def test_a_malformed_sample_is_refused_with_its_place(changes: dict[str, Any], match: str) -> None:
+def test_a_malformed_sample_is_refused_with_its_place(changes, match):
     groups = [[numbered(1)], [numbered(0), numbered(2, **changes)]]
     with pytest.raises(RecordError, match=f"{match}.*sample 1 in group 1") as caught:
         check_groups(groups)
@@ -44,7 +41,7 @@ def test_a_malformed_sample_is_refused_with_its_place(changes: dict[str, Any], m
 
 
 @pytest.mark.parametrize("item", [{"sequences": 1}, [numbered(1)], None, 3, torch.ones(2)])
-def test_an_element_that_is_no_sample_is_refused(item: object) -> None:
+def test_an_element_that_is_no_sample_is_refused(item):
     with pytest.raises(RecordError, match=r"group 1 holds a .*BufferItem"):
         check_groups([[numbered(1)], [item]])
 
@@ -65,7 +62,7 @@ def test_an_element_that_is_no_sample_is_refused(item: object) -> None:
         ({"policy_version": True}, r"policy_version is True"),
     ],
 )
-def test_a_malformed_batch_is_refused(changes: dict[str, Any], match: str) -> None:
+def test_a_malformed_batch_is_refused(changes, match):
     batch = make_experience_batch([numbered(0), numbered(1)])
     for name, value in changes.items():
         setattr(batch, name, value)
@@ -74,14 +71,14 @@ def test_a_malformed_batch_is_refused(changes: dict[str, Any], match: str) -> No
 
 
 @pytest.mark.parametrize("version", [None, 0, 7, torch.tensor(3)])
-def test_sound_samples_and_batches_pass(version: Any) -> None:
+def test_sound_samples_and_batches_pass(version):
     samples = [numbered(1, policy_version=version), numbered(2)]
     assert check_groups([samples, []]) == {}
     assert check_groups([padded_rows(make_experience_batch(samples))]) == {}
 
 
 @pytest.mark.parametrize("reward", [math.nan, -math.inf])
-def test_rewards_that_are_not_finite_are_found_and_not_raised(reward: float) -> None:
+def test_rewards_that_are_not_finite_are_found_and_not_raised(reward):
     bad = numbered(1, reward=torch.tensor(reward))
     found = check_groups([[numbered(0)], [numbered(0), bad, bad], [bad]])
     assert list(found) == [1, 2]
@@ -89,7 +86,7 @@ def test_rewards_that_are_not_finite_are_found_and_not_raised(reward: float) -> 
     assert "finite_rewards" in str(found[2])
 
 
-def test_rewards_may_have_any_dtype_and_gradients() -> None:
+def test_rewards_may_have_any_dtype_and_gradients():
     rewards = [
         torch.tensor(1, dtype=torch.int64),
         torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True),

@@ -32,7 +32,7 @@ from redrb.experience import (
     split_experience_batch,
 )
 from redrb.experience.batching import padded_rows
-from redrb.experience.records import TENSOR_FIELDS, Side, named_tensors
+from redrb.experience.records import TENSOR_FIELDS, named_tensors
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
 METADATA = ("policy_version", "status", "group_id", "tags", "extras")
@@ -123,7 +123,7 @@ def values_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tens
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_every_dtype_and_shape_comes_back(dtype: torch.dtype) -> None:
+def test_every_dtype_and_shape_comes_back(dtype):
     for shape in [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 5, 6)]:
         items = [make(tensors={"x": values_of(dtype, shape, seed)}) for seed in range(3)]
         assert_same(trip(items), items)
@@ -131,7 +131,7 @@ def test_every_dtype_and_shape_comes_back(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_runs_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+def test_runs_come_back_bit_for_bit(dtype):
     for seed in range(4):
         lead, middle, trail = (values_of(dtype, (n,), seed) for n in (1, 30, 2))
         for tensor in (
@@ -145,7 +145,7 @@ def test_runs_come_back_bit_for_bit(dtype: torch.dtype) -> None:
             assert_same(trip(items), items)
 
 
-def test_signed_zero_and_nan_payloads_survive_in_runs() -> None:
+def test_signed_zero_and_nan_payloads_survive_in_runs():
     payload = torch.tensor([0x7FC01234, -0x3FEDCC, 0], dtype=torch.int32).view(torch.float32)
     for value in (-0.0, float("nan"), float("-inf"), *payload):
         full = torch.full((40,), float(value)) if isinstance(value, float) else value.repeat(40)
@@ -155,7 +155,7 @@ def test_signed_zero_and_nan_payloads_survive_in_runs() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 7, 151_643, -100, 2**62, -(2**63)])
-def test_a_mask_or_a_pad_costs_no_body(value: int) -> None:
+def test_a_mask_or_a_pad_costs_no_body(value):
     body = torch.randint(0, 200, (100,))
     padded = torch.cat([torch.full((900,), value), body])
     mask = (torch.arange(1000) >= 900).long()
@@ -172,7 +172,7 @@ def test_a_mask_or_a_pad_costs_no_body(value: int) -> None:
         *[(-1, 32_768, 4), (0, 2**32 - 1, 4), (-1, 2**32 - 1, 8), (0, 2**63 - 1, 8)],
     ],
 )
-def test_integers_take_the_least_bytes_that_lose_nothing(low: int, high: int, size: float) -> None:
+def test_integers_take_the_least_bytes_that_lose_nothing(low, high, size):
     tensor = torch.tensor([low, high] * 400)
     item = make(sequences=tensor)
     (group,) = encode_groups([[item]])
@@ -180,7 +180,7 @@ def test_integers_take_the_least_bytes_that_lose_nothing(low: int, high: int, si
     assert_same(trip([item]), [item])
 
 
-def test_metadata_comes_back() -> None:
+def test_metadata_comes_back():
     when = datetime(2024, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
     messages = [{"role": "user", "content": "π ≈ 3"}]
     extras = {"messages": messages, "none": None, "b": b"\x00", "t": when}
@@ -196,7 +196,7 @@ def test_metadata_comes_back() -> None:
     assert [type(value) for value in found[2].tags.values()] == [int, int, float, str]
 
 
-def test_a_policy_version_stands_in_only_where_there_is_none() -> None:
+def test_a_policy_version_stands_in_only_where_there_is_none():
     items = [rollout(), rollout(policy_version=3)]
     found = trip(items, policy_version=9)
     assert [item.policy_version for item in found] == [9, 3]
@@ -204,7 +204,7 @@ def test_a_policy_version_stands_in_only_where_there_is_none() -> None:
     assert trip([rollout(policy_version=True)])[0].policy_version == 1
 
 
-def test_the_groups_version_is_its_oldest_tokens() -> None:
+def test_the_groups_version_is_its_oldest_tokens():
     tokens = torch.tensor([-1, 6, 5, -1])
     groups = [
         [rollout(policy_version=8), rollout(policy_version=7)],
@@ -217,13 +217,13 @@ def test_the_groups_version_is_its_oldest_tokens() -> None:
     assert [encode_groups([group])[0].policy_version for group in groups] == versions
 
 
-def test_the_groups_status_is_its_members() -> None:
+def test_the_groups_status_is_its_members():
     statuses = [[Status.COMPLETED, Status.FAILED, Status.ABORTED], [Status.COMPLETED] * 2]
     groups = [[rollout(status=status) for status in own] for own in statuses]
     assert [group.status for group in encode_groups(groups)] == [Status.FAILED, Status.COMPLETED]
 
 
-def test_a_blob_does_not_depend_on_its_neighbours() -> None:
+def test_a_blob_does_not_depend_on_its_neighbours():
     groups = [
         [rollout(seed=1)],
         [rollout(30, 7, seed=2), rollout(31, 6, seed=3, attention_mask=None, policy_version=2)],
@@ -240,13 +240,13 @@ def test_a_blob_does_not_depend_on_its_neighbours() -> None:
         assert_same(decode_items(parse_group(blob)), group)
 
 
-def test_groups_of_one_call_may_differ_in_dtype() -> None:
+def test_groups_of_one_call_may_differ_in_dtype():
     groups = [[rollout()], [rollout(kl=torch.zeros(18, dtype=torch.bfloat16))]]
     for group, encoded in zip(groups, encode_groups(groups), strict=True):
         assert_same(decode_items(parse_group(join(encoded))), group)
 
 
-def test_fields_may_be_missing_in_some_samples() -> None:
+def test_fields_may_be_missing_in_some_samples():
     items = [
         rollout(values=None, tensors={"only": torch.ones(3)}),
         rollout(kl=None, action_mask=torch.tensor([True] * 20)),
@@ -255,7 +255,7 @@ def test_fields_may_be_missing_in_some_samples() -> None:
     assert_same(trip(items), items)
 
 
-def test_views_gradients_and_subclasses_are_welcome() -> None:
+def test_views_gradients_and_subclasses_are_welcome():
     base = torch.randn(6, 8)
     items = [
         rollout(values=base.t()[2, ::2], kl=torch.nn.Parameter(torch.ones(4))),
@@ -268,7 +268,7 @@ def test_views_gradients_and_subclasses_are_welcome() -> None:
     assert_same(trip([strided]), [strided])
 
 
-def test_bools_that_are_not_0_or_1_in_memory_are_true() -> None:
+def test_bools_that_are_not_0_or_1_in_memory_are_true():
     odd = torch.tensor([0, 2, 255, 1], dtype=torch.uint8).view(torch.bool).repeat(9)
     runs = torch.full((40,), 7, dtype=torch.uint8).view(torch.bool)
     (found,) = trip([make(tensors={"odd": odd, "runs": runs})])
@@ -276,7 +276,7 @@ def test_bools_that_are_not_0_or_1_in_memory_are_true() -> None:
     assert bits(found.tensors["runs"]).tolist() == [1] * 40
 
 
-def test_decoded_samples_own_their_memory() -> None:
+def test_decoded_samples_own_their_memory():
     item = rollout(tags={"a": 1}, extras={"b": [1]})
     blob = join(encode_groups([[item, item]])[0])
     layout = parse_group(blob)
@@ -292,7 +292,7 @@ def encode_rows(batch: Experience, **options: Any) -> list[EncodedGroup]:
     return encode_groups([[row] for row in padded_rows(batch)], **options)
 
 
-def test_a_batch_is_encoded_row_by_row_and_bit_for_bit() -> None:
+def test_a_batch_is_encoded_row_by_row_and_bit_for_bit():
     items = [rollout(20 + seed, 10 + seed, seed, policy_version=seed) for seed in range(5)]
     batch = make_experience_batch(items)
     batch.tensors["more"] = torch.randn(5, 2, 3)
@@ -304,7 +304,7 @@ def test_a_batch_is_encoded_row_by_row_and_bit_for_bit() -> None:
     assert blobs[-1] == whole[-1]
 
 
-def test_a_batch_takes_one_value_for_all_metadata() -> None:
+def test_a_batch_takes_one_value_for_all_metadata():
     batch = make_experience_batch([rollout(), rollout()])
     batch.policy_version, batch.status, batch.tags = None, Status.FILTERED, {"level": 3}
     batch.group_id, batch.extras = None, {}
@@ -313,7 +313,7 @@ def test_a_batch_takes_one_value_for_all_metadata() -> None:
     assert [parse_group(join(own)).tags for own in groups] == [[{"level": 3}]] * 2
 
 
-def test_nothing_in_is_nothing_out() -> None:
+def test_nothing_in_is_nothing_out():
     assert encode_groups([]) == []
     batch = make_experience_batch([rollout()])
     for name, tensor in named_tensors(batch).items():
@@ -323,7 +323,7 @@ def test_nothing_in_is_nothing_out() -> None:
     assert encode_rows(batch) == []
 
 
-def test_a_layout_says_what_is_in_the_group() -> None:
+def test_a_layout_says_what_is_in_the_group():
     items = [rollout(policy_version=1), rollout(status=Status.FAILED, tags={"a": 1})]
     layout = parse_group(join(encode_groups([items])[0]))
     assert (layout.samples, layout.policy_versions, layout.group_id) == (2, [1, None], None)
@@ -372,7 +372,7 @@ REFUSED: dict[str, tuple[list[BufferItem], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_unsupported_values_are_refused(what: str) -> None:
+def test_unsupported_values_are_refused(what):
     items, message = REFUSED[what]
     with pytest.raises(EncodeError, match=message.replace("(", r"\(")):
         encode_groups([items])
@@ -386,30 +386,30 @@ def nested(levels: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("levels", [63, 500, 5_000])
-def test_a_deep_extra_is_refused(levels: int) -> None:
+def test_a_deep_extra_is_refused(levels):
     with pytest.raises(EncodeError, match="extra 'deep'"):
         encode_groups([[rollout(extras={"deep": nested(levels)})]])
 
 
-def test_the_deepest_extra_that_is_written_is_read() -> None:
+def test_the_deepest_extra_that_is_written_is_read():
     (group,) = encode_groups([[rollout(extras={"deep": nested(62)})]])
     (item,) = decode_items(parse_group(join(group)))
     assert item.extras == {"deep": nested(62)}
 
 
-def test_extras_of_too_many_lists_and_maps_are_refused_at_put() -> None:
+def test_extras_of_too_many_lists_and_maps_are_refused_at_put():
     some: list[Any] = [[]] * 200_000
     with pytest.raises(EncodeError, match=r"cannot be stored: .* 262144 lists and maps"):
         encode_groups([[rollout(extras={"a": some, "b": some})]])
 
 
-def test_a_field_that_is_no_tensor_is_a_record_error() -> None:
+def test_a_field_that_is_no_tensor_is_a_record_error():
     for bad in (rollout(kl=[1.0]), make(tensors={"x": 3}), make(tensors={"kl": torch.ones(1)})):
         with pytest.raises(RecordError):
             encode_groups([[bad]])
 
 
-def test_too_many_samples_are_refused() -> None:
+def test_too_many_samples_are_refused():
     with pytest.raises(EncodeError, match="4097 samples"):
         encode_groups([[make()] * 4097])
 
@@ -458,7 +458,7 @@ def samples(draw: st.DrawFn) -> list[list[BufferItem]]:
 
 @given(samples(), st.sampled_from(["left", "right"]))
 @quick
-def test_decode_batch_is_make_experience_batch(groups: list[list[BufferItem]], side: Side) -> None:
+def test_decode_batch_is_make_experience_batch(groups, side):
     layouts = [parse_group(join(group)) for group in encode_groups(groups)]
     items = [item for layout in layouts for item in decode_items(layout)]
     assert_same(items, [item for group in groups for item in group])
@@ -467,9 +467,7 @@ def test_decode_batch_is_make_experience_batch(groups: list[list[BufferItem]], s
 
 @given(samples(), samples(), st.sampled_from(["left", "right"]))
 @settings(quick, max_examples=40)
-def test_many_parsed_at_once_make_the_same_batch(
-    groups: list[list[BufferItem]], others: list[list[BufferItem]], side: Side
-) -> None:
+def test_many_parsed_at_once_make_the_same_batch(groups, others, side):
     lone = [[item] for group in groups for item in group]
     for mix in (lone, lone * 2, lone + groups, lone + others, groups + lone[::-1] + groups):
         blobs = [join(group) for group in encode_groups(mix)]
@@ -488,7 +486,7 @@ def test_many_parsed_at_once_make_the_same_batch(
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype) -> None:
+def test_every_dtype_comes_back_from_many_at_once(dtype):
     lead, trail = values_of(dtype, (2,), 3)
     groups = []
     for row, (before, middle, after) in enumerate(
@@ -513,7 +511,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("what", MISFITS)
-def test_groups_that_do_not_fit_are_a_record_error(what: str) -> None:
+def test_groups_that_do_not_fit_are_a_record_error(what):
     groups = encode_groups([[item] for item in MISFITS[what]])
     layouts = [parse_group(join(group)) for group in groups]
     with pytest.raises(RecordError):
@@ -522,7 +520,7 @@ def test_groups_that_do_not_fit_are_a_record_error(what: str) -> None:
         make_experience_batch(MISFITS[what])
 
 
-def test_a_batch_needs_groups_and_a_side_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_needs_groups_and_a_side_and_a_limit(monkeypatch):
     layout = parse_group(join(encode_groups([[rollout()]])[0]))
     with pytest.raises(RecordError, match="at least one"):
         decode_batch([])

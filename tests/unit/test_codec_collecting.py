@@ -81,7 +81,7 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", SOUND)
-def test_sound_samples_are_encoded_as_they_are_without_a_check(changes: dict[str, Any]) -> None:
+def test_sound_samples_are_encoded_as_they_are_without_a_check(changes):
     group = [numbered(0, **changes), numbered(1, **changes)]
     assert check_and_encode_groups([group]) == encode_groups([group])
     columns = Collector().plain(group)
@@ -90,7 +90,7 @@ def test_sound_samples_are_encoded_as_they_are_without_a_check(changes: dict[str
 
 
 @pytest.mark.parametrize("changes", MALFORMED)
-def test_malformed_samples_are_refused_as_check_groups_does(changes: dict[str, Any]) -> None:
+def test_malformed_samples_are_refused_as_check_groups_does(changes):
     groups = [[numbered(0)], [numbered(1), numbered(2, **changes)]]
     with pytest.raises(RecordError) as caught:
         check_and_encode_groups(groups)
@@ -102,12 +102,12 @@ def test_malformed_samples_are_refused_as_check_groups_does(changes: dict[str, A
 
 
 @pytest.mark.parametrize("group", [[1], [None], [numbered(0), {}]])
-def test_what_is_no_sample_is_refused(group: Any) -> None:
+def test_what_is_no_sample_is_refused(group):
     with pytest.raises(RecordError, match=r"redrb\.BufferItem"):
         check_and_encode_groups([group])
 
 
-def test_the_version_of_the_oldest_token_counts() -> None:
+def test_the_version_of_the_oldest_token_counts():
     for dtype in (torch.int8, torch.int64, torch.uint16):
         versions = torch.tensor([9, 5], dtype=dtype)
         group = [numbered(0, policy_version=7), numbered(1, token_versions=versions)]
@@ -135,27 +135,27 @@ def unusual_tensors() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("tensor", unusual_tensors(), ids=str)
-def test_unusual_tensors_come_back_as_they_were(tensor: Tensor) -> None:
+def test_unusual_tensors_come_back_as_they_were(tensor):
     for encode in (encode_groups, check_and_encode_groups):
         found = decoded(numbered(0, tensors={"x": tensor}), encode)
         assert torch.equal(found.tensors["x"], tensor.detach().resolve_neg())
 
 
-def test_a_number_whose_sign_stands_elsewhere_keeps_it() -> None:
+def test_a_number_whose_sign_stands_elsewhere_keeps_it():
     reward = torch.complex(torch.zeros(()), torch.ones(())).conj().imag
     assert reward.is_neg()
     found = decoded(numbered(0, reward=reward), check_and_encode_groups).reward
     assert found.item() == -1
 
 
-def test_a_tensor_whose_storage_was_freed_is_refused() -> None:
+def test_a_tensor_whose_storage_was_freed_is_refused():
     freed = torch.ones(40)
     freed.untyped_storage().resize_(0)
     with pytest.raises(EncodeError, match="x has no memory"):
         encode_groups([[numbered(0, tensors={"x": freed})]])
 
 
-def test_further_tensors_may_be_in_some_samples_alone() -> None:
+def test_further_tensors_may_be_in_some_samples_alone():
     group = [numbered(0, tensors={"b": torch.ones(2), "a": torch.ones(1)}), numbered(1)]
     (encoded,) = check_and_encode_groups([group])
     found = decode_items(parse_group(encoded.blob))
@@ -163,14 +163,12 @@ def test_further_tensors_may_be_in_some_samples_alone() -> None:
 
 
 @pytest.mark.parametrize("tensors", [{"reward": torch.ones(1)}, {"x": 3}, {"x": [1.0]}])
-def test_unusable_further_tensors_are_refused(tensors: Any) -> None:
+def test_unusable_further_tensors_are_refused(tensors):
     with pytest.raises(RecordError, match=r"reward|x is a"):
         check_and_encode_groups([[numbered(0, tensors=tensors)]])
 
 
-def test_without_the_exchange_of_tensors_the_bytes_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_exchange_of_tensors_the_bytes_are_the_same(monkeypatch):
     versions = torch.tensor([3, 4])
     group = [numbered(number, token_versions=versions) for number in range(3)]
     expected = check_and_encode_groups([group])
@@ -180,7 +178,7 @@ def test_without_the_exchange_of_tensors_the_bytes_are_the_same(
 
 
 @needs_exchange
-def test_collected_columns_are_encoded_once() -> None:
+def test_collected_columns_are_encoded_once():
     if not is_compiled():
         pytest.skip("the plain kernel collects nothing")
     columns = Collector().plain([numbered(0)])
@@ -193,7 +191,7 @@ def test_collected_columns_are_encoded_once() -> None:
         kernels.kernel.encode(2, again.memory, 0, b"", b"")
 
 
-def test_a_collected_group_holds_its_tensors() -> None:
+def test_a_collected_group_holds_its_tensors():
     item = numbered(0, sequences=torch.arange(100_000))
     columns = Collector().plain([item])
     if columns is None:
@@ -207,7 +205,7 @@ def test_a_collected_group_holds_its_tensors() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
-def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype: torch.dtype) -> None:
+def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype):
     """The run at the start and the one at the end are found one after the other.
 
     A change between these may not make them overlap.
@@ -215,7 +213,7 @@ def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype: torch
     changing = torch.zeros(1_000_000, dtype=dtype)
     stopped = Event()
 
-    def change() -> None:
+    def change():
         while not stopped.is_set():
             changing[16] = 1
             changing[16] = 0
@@ -232,7 +230,7 @@ def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype: torch
         thread.join(10)
 
 
-def test_a_column_that_no_sample_has_is_left_out() -> None:
+def test_a_column_that_no_sample_has_is_left_out():
     blob, _ = kernels.kernel.encode(2, [(b"\x00", 4, -1, [None, None], False)], 0, b"", b"")
     assert parse_group(blob).fields == ()
 
@@ -252,7 +250,7 @@ def test_a_column_that_no_sample_has_is_left_out() -> None:
         (b"\x00", 4, -1, [(8, (1,) * 9)]),
     ],
 )
-def test_the_compiled_kernel_refuses_columns_that_contradict_themselves(column: Any) -> None:
+def test_the_compiled_kernel_refuses_columns_that_contradict_themselves(column):
     if not is_compiled():
         pytest.skip("the plain kernel trusts its caller")
     with pytest.raises(ValueError, match=r"column|address|large"):
@@ -276,9 +274,7 @@ def numbers_with(bad: float, where: Sequence[int], dtype: torch.dtype) -> Tensor
 @pytest.mark.parametrize(
     "where", [[], [0], [35], [68], [*range(30)], [*range(69, 99)], [*range(99)]], ids=len
 )
-def test_numbers_that_are_not_finite_are_found_as_they_are_copied(
-    dtype: torch.dtype, where: list[int]
-) -> None:
+def test_numbers_that_are_not_finite_are_found_as_they_are_copied(dtype, where):
     for bad in (math.nan, -math.inf):  # float8_e4m3fn has no infinity
         numbers = numbers_with(bad, where, dtype)
         sample = numbered(0, sequences=torch.arange(120), values=numbers, action_log_probs=None)
@@ -298,7 +294,7 @@ def encode_checked(group: list[BufferItem]) -> EncodedGroup:
     return found
 
 
-def test_only_values_are_checked_and_only_if_asked() -> None:
+def test_only_values_are_checked_and_only_if_asked():
     bad = torch.full((40,), math.nan)
     assert encode_groups([[numbered(0, values=bad)]])[0].finite
     assert encode_checked([numbered(0, tensors={"x": bad})]).finite

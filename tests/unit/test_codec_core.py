@@ -21,14 +21,12 @@ def installed(patch: pytest.MonkeyPatch, interface: int) -> ModuleType:
     return found
 
 
-def test_a_core_of_this_interface_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_of_this_interface_runs(monkeypatch):
     found = installed(monkeypatch, kernels.INTERFACE)
     assert kernels.load() == (found, "compiled")
 
 
-def test_a_core_of_another_interface_is_named_and_warned_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_core_of_another_interface_is_named_and_warned_of(monkeypatch, capsys):
     installed(monkeypatch, kernels.INTERFACE - 1)
     with pytest.warns(
         RuntimeWarning, match=rf"plain Python.*interface {kernels.INTERFACE - 1}.*Reinstall redrb"
@@ -43,10 +41,8 @@ def test_a_core_of_another_interface_is_named_and_warned_of(
     assert "reinstall redrb" in capsys.readouterr().out
 
 
-def test_a_core_that_cannot_be_loaded_is_named_and_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: str) -> ModuleType:
+def test_a_core_that_cannot_be_loaded_is_named_and_warned_of(monkeypatch):
+    def refuse(_):
         raise ImportError("undefined symbol: PyCapsule_New")
 
     monkeypatch.setattr(kernels, "import_module", refuse)
@@ -56,8 +52,8 @@ def test_a_core_that_cannot_be_loaded_is_named_and_warned_of(
     assert "undefined symbol" in name
 
 
-def test_without_a_core_the_plain_kernel_runs_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    def miss(name: str) -> ModuleType:
+def test_without_a_core_the_plain_kernel_runs_silently(monkeypatch):
+    def miss(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(kernels, "import_module", miss)

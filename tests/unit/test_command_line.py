@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,7 @@ COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_help_and_json(name: str) -> None:
+def test_every_command_has_help_and_json(name):
     parser = COMMANDS[name]
     for action in parser._actions:
         assert action.help, f"{name}: {action.dest} has no help"
@@ -46,10 +45,8 @@ def test_every_command_has_help_and_json(name: str) -> None:
     assert parser.format_help()
 
 
-def test_commands_that_need_no_redis_print_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def printed(*words: str) -> dict[str, object]:
+def test_commands_that_need_no_redis_print_json(tmp_path, capsys):
+    def printed(*words):
         assert cli.main([*words, "--json"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
         found: dict[str, object] = json.loads(line)
@@ -63,20 +60,20 @@ def test_commands_that_need_no_redis_print_json(
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e300"])
-def test_times_between_looks_are_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_between_looks_are_checked(text, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["ls", "--watch", text])
     assert "is not a number of seconds" in capsys.readouterr().err
 
 
-def test_commands_start_quickly() -> None:
+def test_commands_start_quickly():
     """The processor time of their start is below 0.3 s, the smaller of two."""
     for words in (["--help"], ["run", "--help"], ["completion", "bash"]):
         spent = min(_processor_s(words) for _ in range(2))
         assert spent < 0.3, (words, spent)
 
 
-def test_commands_that_look_at_redis_import_little_beside_its_client() -> None:
+def test_commands_that_look_at_redis_import_little_beside_its_client():
     """The modules of `redis` take most of their start: compared, a busy machine changes nothing."""
     top = "import redrb.cli, redrb.connection, redrb.state.observer, redrb.commands.top.pages"
     shares = [_python_s(top) / _python_s("import redis, rich.console") for _ in range(2)]
@@ -104,7 +101,7 @@ def _python_s(program: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scripts(tmp_path_factory):
     """The files of `redrb completion bash`, in a folder."""
     folder = tmp_path_factory.mktemp("completion")
     for program in completion.PROGRAMS:
@@ -127,7 +124,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("redrb-stage --fr", {"--from"}),
     ],
 )
-def test_bash_completes(scripts: Path, words: str, offered: set[str]) -> None:
+def test_bash_completes(scripts, words, offered):
     program = words.split()[0]
     asked = (
         f"source {scripts / program}\n"
@@ -140,7 +137,7 @@ def test_bash_completes(scripts: Path, words: str, offered: set[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_shells_have_a_script(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     assert "namespace" in capsys.readouterr().out
     for wrong in (["redrb-cook"], ["redrb", "redrb-stage"]):

@@ -20,7 +20,7 @@ def lines_of(*parts: Any, **options: Any) -> list[str]:
     return output._rendered(table(*parts, **options)).splitlines()
 
 
-def test_tables_are_aligned() -> None:
+def test_tables_are_aligned():
     assert lines_of(("name", "size"), [("a", "1"), ("long", "123456")], left=("name",)) == [
         "name    size",
         "a          1",
@@ -28,7 +28,7 @@ def test_tables_are_aligned() -> None:
     ]
 
 
-def test_a_table_that_is_piped_is_plain_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_piped_is_plain_and_complete(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     names = ["layer." * 50 + "weight", "[bold]", ":smile:"]
     head, *lines = lines_of(("tensor", "bytes"), [(name, "1") for name in names], left=("tensor",))
@@ -36,7 +36,7 @@ def test_a_table_that_is_piped_is_plain_and_complete(monkeypatch: pytest.MonkeyP
     assert [line.split() for line in lines] == [[name, "1"] for name in names]
 
 
-def test_a_table_on_a_terminal_folds_long_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_folds_long_cells(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
     monkeypatch.setenv("NO_COLOR", "1")
@@ -45,7 +45,7 @@ def test_a_table_on_a_terminal_folds_long_cells(monkeypatch: pytest.MonkeyPatch)
     assert "".join(line.split()[0] for line in lines[1:]) == "x" * 30
 
 
-def test_numbers_are_for_people() -> None:
+def test_numbers_are_for_people():
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 503_316_480, 2 * 10**15)] == [
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "503.3 MB", "2000.0 TB")
     ]
@@ -71,7 +71,7 @@ class Closed(io.StringIO):
         return 0
 
 
-def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
         show(None, [Text("a")], as_json=False)
@@ -79,9 +79,7 @@ def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch: pytest.Mo
         show(None, [table(("a",), [[Text("b")]])], as_json=False)
 
 
-def test_a_reader_that_has_ended_is_noticed_without_a_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reader_that_has_ended_is_noticed_without_a_write(monkeypatch):
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as file, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", file)
@@ -92,15 +90,13 @@ def test_a_reader_that_has_ended_is_noticed_without_a_write(
     output.check_reader()  # of pytest, which has no descriptor
 
 
-def test_lines_of_a_watched_command_fit_the_terminal() -> None:
+def test_lines_of_a_watched_command_fit_the_terminal():
     assert _folded("  a b", 80) == ["  a b"]
     assert _folded("日本語" * 4, 10) == ["日本語日本", "語日本語日", "本語"]
     assert _folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
 
 
-def test_a_table_of_one_line_a_row_cuts_its_last_column_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_one_line_a_row_cuts_its_last_column_only(monkeypatch, capsys):
     monkeypatch.setattr(output, "_WIDEST", 24)
     words = ("65500", "waiting", "maker=maker-1 first=4")
     rows = [[Text(word, no_wrap=True, overflow="ellipsis") for word in words]]

@@ -25,19 +25,19 @@ class Closing:
             raise OSError(9, "Bad file descriptor")
 
 
-def test_a_closed_socket_is_a_connection_error() -> None:
+def test_a_closed_socket_is_a_connection_error():
     connection: Any = Closing(1)
     with Deadline(at_most=1.0), pytest.raises(redis.ConnectionError), limited(connection):
         pytest.fail("nothing may be sent")
 
 
-def test_a_reply_that_came_before_the_close_is_kept() -> None:
+def test_a_reply_that_came_before_the_close_is_kept():
     connection: Any = Closing(2)
     with Deadline(at_most=1.0), limited(connection):
         pass
 
 
-def test_an_error_of_the_call_is_not_hidden_by_the_close() -> None:
+def test_an_error_of_the_call_is_not_hidden_by_the_close():
     connection: Any = Closing(2)
     with Deadline(at_most=1.0), pytest.raises(redis.TimeoutError), limited(connection):
         raise redis.TimeoutError

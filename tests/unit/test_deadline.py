@@ -1,10 +1,7 @@
 """How long a block of a thread waits and uses Redis."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,7 +18,7 @@ from redrb.connection.stop import Stop
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch):
     """The time that deadlines see, which a test moves on."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -29,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     monkeypatch.undo()
 
 
-def test_a_timeout_ends_waits_then_repetitions_then_all_work(clock: list[float]) -> None:
+def test_a_timeout_ends_waits_then_repetitions_then_all_work(clock):
     with Deadline(5.0) as deadline:
         assert here() is deadline
         assert (deadline.repeats_s, deadline.left_s) == (5.0, 5.0 + GRACE_S)
@@ -45,7 +42,7 @@ def test_a_timeout_ends_waits_then_repetitions_then_all_work(clock: list[float])
 
 
 @pytest.mark.parametrize("inner", [None, 60.0])
-def test_a_block_within_another_one_ends_no_later(clock: list[float], inner: float | None) -> None:
+def test_a_block_within_another_one_ends_no_later(clock, inner):
     with Deadline(5.0) as outer:
         clock[0] += 1.0
         with Deadline(inner) as deadline:
@@ -56,7 +53,7 @@ def test_a_block_within_another_one_ends_no_later(clock: list[float], inner: flo
     assert here().left_s == math.inf
 
 
-def test_waits_end_before_work_with_redis_must_have_ended(clock: list[float]) -> None:
+def test_waits_end_before_work_with_redis_must_have_ended(clock):
     with Deadline(at_most=1.0), Deadline(60.0) as deadline:
         assert deadline.slice_s(60.0) == pytest.approx(1.0 - LAST_REQUESTS_S)
         clock[0] += 1.0 - LAST_REQUESTS_S / 2
@@ -64,7 +61,7 @@ def test_waits_end_before_work_with_redis_must_have_ended(clock: list[float]) ->
         assert not deadline.passed
 
 
-def test_several_entries_of_a_block_share_its_time_for_repetitions(clock: list[float]) -> None:
+def test_several_entries_of_a_block_share_its_time_for_repetitions(clock):
     short = Deadline(repeat_s=1.0)
     with Deadline(60.0):
         for left_s in (1.0, 0.25, 0.0):
@@ -74,7 +71,7 @@ def test_several_entries_of_a_block_share_its_time_for_repetitions(clock: list[f
             clock[0] += 0.75
 
 
-def test_a_stop_ends_the_waits_of_blocks_within_its_block_and_no_others() -> None:
+def test_a_stop_ends_the_waits_of_blocks_within_its_block_and_no_others():
     stop = Stop()
     with Deadline(stop=stop):
         with Deadline(60.0) as deadline:
@@ -92,6 +89,6 @@ def test_a_stop_ends_the_waits_of_blocks_within_its_block_and_no_others() -> Non
 
 
 @pytest.mark.parametrize("timeout", [-1, "5", True, math.nan])
-def test_a_timeout_that_cannot_be_is_refused(timeout: float) -> None:
+def test_a_timeout_that_cannot_be_is_refused(timeout):
     with pytest.raises(ConfigError, match="timeout="):
         Deadline(timeout)

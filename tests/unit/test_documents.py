@@ -1,7 +1,5 @@
 """Documents name tests, findings and columns that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("page", "least"), [("guarantees", 50), ("security", 10)])
-def test_each_promise_names_tests_that_exist(page: str, least: int) -> None:
+def test_each_promise_names_tests_that_exist(page, least):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     named = re.findall(r"`(?:tests/)?([a-z_0-9/]+\.py)::(test_[a-z0-9_]+)`", text)
     assert len(named) > least
@@ -26,7 +24,7 @@ def test_each_promise_names_tests_that_exist(page: str, least: int) -> None:
     assert page != "guarantees" or unheld == [], "no test holds these"
 
 
-def test_the_page_of_doctor_lists_every_code() -> None:
+def test_the_page_of_doctor_lists_every_code():
     row = re.compile(r"^\| `([a-z-]+)` \| (\w+) \| (yes|) \| (.+) \| (.+) \|$", re.M)
     rows = row.findall((ROOT / "docs" / "doctor.md").read_text("utf-8"))
     listed = [(code, severity, bool(repairs)) for code, severity, repairs, _, _ in rows]
@@ -45,9 +43,7 @@ def test_the_page_of_doctor_lists_every_code() -> None:
         ("get", "Exit status: 0 when the command has done its work; 2 when an argument is wrong"),
     ],
 )
-def test_help_of_weights_explains_what_is_done(
-    command: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_weights_explains_what_is_done(command, words, capsys):
     with pytest.raises(SystemExit):
         main(["weights", command, "--help"])
     assert words in " ".join(capsys.readouterr().out.split())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrb.engines import engine as engines
-from redrb.engines.engine import Engine, Generation, Part
+from redrb.engines.engine import Engine, Part
 
 MOST = 6
 
@@ -67,14 +67,12 @@ class Server(Engine):
 
 
 @pytest.fixture(autouse=True)
-def short_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_quiet(monkeypatch):
     monkeypatch.setattr(engines, "QUIET_S", 0.05)
 
 
-def test_a_request_that_arrives_after_the_pause_is_computed_and_noted_with_the_new_version() -> (
-    None
-):
-    async def late() -> Generation:
+def test_a_request_that_arrives_after_the_pause_is_computed_and_noted_with_the_new_version():
+    async def late():
         server = Server()
         asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
         await asyncio.sleep(0)
@@ -87,8 +85,8 @@ def test_a_request_that_arrives_after_the_pause_is_computed_and_noted_with_the_n
     assert done.versions == done.tokens == [2] * MOST
 
 
-def test_a_request_that_was_begun_goes_on_with_the_new_version() -> None:
-    async def aborted() -> Generation:
+def test_a_request_that_was_begun_goes_on_with_the_new_version():
+    async def aborted():
         server = Server()
         server.arrives.set()
         asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
@@ -102,8 +100,8 @@ def test_a_request_that_was_begun_goes_on_with_the_new_version() -> None:
     assert len(done.tokens) == MOST
 
 
-def test_two_updates_in_a_row_let_no_request_between_them() -> None:
-    async def twice() -> Generation:
+def test_two_updates_in_a_row_let_no_request_between_them():
+    async def twice():
         server = Server()
         first = asyncio.create_task(server.update(Path("/new"), 2))
         await server.paused.wait()
@@ -117,8 +115,8 @@ def test_two_updates_in_a_row_let_no_request_between_them() -> None:
     assert done.versions == done.tokens
 
 
-def test_the_end_gives_a_late_request_up() -> None:
-    async def ended() -> Generation:
+def test_the_end_gives_a_late_request_up():
+    async def ended():
         server = Server()
         asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
         await asyncio.sleep(0)
@@ -129,8 +127,8 @@ def test_the_end_gives_a_late_request_up() -> None:
     assert (done.tokens, done.finish) == ([], "abort")
 
 
-def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
-    async def cancelled() -> int:
+def test_a_caller_that_is_cancelled_takes_its_request_with_it():
+    async def cancelled():
         server = Server()
         asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
         await asyncio.sleep(0)

@@ -43,14 +43,14 @@ def own_errors() -> list[type[Exception]]:
     return [kind for kind in kinds if kind.__module__ == errors.__name__]
 
 
-def test_every_error_is_a_redrb_error_and_public() -> None:
+def test_every_error_is_a_redrb_error_and_public():
     assert redrb.errors is errors
     for kind in own_errors():
         assert issubclass(kind, errors.RedrbError)
         assert not kind.__name__.startswith("_")
 
 
-def test_the_docstring_draws_the_tree_as_it_is() -> None:
+def test_the_docstring_draws_the_tree_as_it_is():
     drawn = [line for line in errors.__doc__.splitlines() if "──" in line]
     assert len(drawn) == len(own_errors()) - 1
     for line in drawn:
@@ -62,7 +62,7 @@ def test_the_docstring_draws_the_tree_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("error", upstream_errors(), ids=lambda error: type(error).__name__)
-def test_every_upstream_error_becomes_ours(error: upstream.RedisError) -> None:
+def test_every_upstream_error_becomes_ours(error):
     ours = translate(error, "host:1/0")
     assert isinstance(ours, errors.StoreError)
     assert "host:1/0" in str(ours)
@@ -84,13 +84,11 @@ def test_every_upstream_error_becomes_ours(error: upstream.RedisError) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_upstream_errors_have_their_place(
-    error: upstream.RedisError, expected: type[Exception]
-) -> None:
+def test_upstream_errors_have_their_place(error, expected):
     assert type(translate(error, "host:1/0")) is expected
 
 
-def test_a_broken_connection_leaves_it_uncertain_whether_a_request_landed() -> None:
+def test_a_broken_connection_leaves_it_uncertain_whether_a_request_landed():
     broken = translate(upstream.ConnectionError("reset"), "host:1/0")
     refused = translate(upstream.ReadOnlyError("replica"), "host:1/0")
     assert isinstance(broken, errors.StoreUnavailable)
@@ -100,7 +98,7 @@ def test_a_broken_connection_leaves_it_uncertain_whether_a_request_landed() -> N
     assert broken.where == "host:1/0"
 
 
-def test_memory_is_recognised_in_whatever_form_it_comes() -> None:
+def test_memory_is_recognised_in_whatever_form_it_comes():
     message = "OOM command not allowed when used memory > 'maxmemory'."
     for error in (
         upstream.OutOfMemoryError(message),
@@ -113,7 +111,7 @@ def test_memory_is_recognised_in_whatever_form_it_comes() -> None:
         assert ours.reason == "memory"
 
 
-def test_only_transient_errors_are_retried() -> None:
+def test_only_transient_errors_are_retried():
     assert is_transient(upstream.ConnectionError("reset"))
     assert is_transient(upstream.ResponseError("UNBLOCKED force unblock from blocking operation"))
     assert is_transient(upstream.ResponseError("ERR Error running script: -READONLY You can't"))
@@ -140,7 +138,7 @@ def test_only_transient_errors_are_retried() -> None:
     assert is_missing_script(upstream.NoScriptError("NOSCRIPT"))
 
 
-def test_an_error_of_several_lines_shows_its_first_line() -> None:
+def test_an_error_of_several_lines_shows_its_first_line():
     assert "second" not in str(translate(upstream.ResponseError("first\nsecond"), "here"))
     assert "TimeoutError" in str(translate(upstream.TimeoutError(), "here"))
 
@@ -156,7 +154,7 @@ def test_an_error_of_several_lines_shows_its_first_line() -> None:
         f"rediss+cluster://:{SECRET}@host,other/0?ssl_cert_reqs=none",
     ],
 )
-def test_passwords_are_used_and_never_shown(url: str) -> None:
+def test_passwords_are_used_and_never_shown(url):
     address = parse_address(url)
     assert address.options["password"] == SECRET
     client = Client(
@@ -193,7 +191,7 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         f"redis+sentinel://maker:a?{SECRET}=b@host/main/0",
     ],
 )
-def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
+def test_a_url_that_is_wrong_is_an_error_without_its_password(url):
     with pytest.raises(errors.ConfigError) as caught:
         parse_address(url)
     text = "".join(traceback.format_exception(caught.value, chain=True))
@@ -221,7 +219,7 @@ def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
         ("unix:///run/redis.sock?socket_keepalive=1", ["no option 'socket_keepalive'"]),
     ],
 )
-def test_an_unknown_option_of_a_url_is_named_with_the_nearest(url: str, words: list[str]) -> None:
+def test_an_unknown_option_of_a_url_is_named_with_the_nearest(url, words):
     with pytest.raises(errors.ConfigError) as caught:
         parse_address(url)
     for each in words:
@@ -229,7 +227,7 @@ def test_an_unknown_option_of_a_url_is_named_with_the_nearest(url: str, words: l
 
 
 @pytest.mark.parametrize("option", COMMON + TCP + TLS)
-def test_each_option_of_a_url_is_one_of_redis_py(option: str) -> None:
+def test_each_option_of_a_url_is_one_of_redis_py(option):
     if option == "max_connections":  # of the pool
         return
     kinds = (redis.SSLConnection, redis.Connection, AbstractConnection)
@@ -249,7 +247,7 @@ def test_each_option_of_a_url_is_one_of_redis_py(option: str) -> None:
         ("redis://[::1]:7000/0", "::1:7000/0", {"host": "::1", "port": 7000}),
     ],
 )
-def test_urls_are_understood(url: str, where: str, options: dict[str, object]) -> None:
+def test_urls_are_understood(url, where, options):
     address = parse_address(url)
     assert address.where == where
     assert options.items() <= address.options.items()
@@ -259,12 +257,12 @@ def test_urls_are_understood(url: str, where: str, options: dict[str, object]) -
     ("url", "path"),
     [("embedded://", ""), ("embedded:///data/run 1", "/data/run 1"), ("fake://x", "x")],
 )
-def test_urls_of_embedded_and_fake_servers_have_a_path(url: str, path: str) -> None:
+def test_urls_of_embedded_and_fake_servers_have_a_path(url, path):
     address = parse_address(url)
     assert (address.path, address.where, address.options) == (path, url, {})
 
 
-def test_a_url_of_a_cluster_names_nodes_that_share_all_else() -> None:
+def test_a_url_of_a_cluster_names_nodes_that_share_all_else():
     address = parse_address(f"rediss+cluster://maker:{SECRET}@a:7000,b,[::1]:7002?socket_timeout=9")
     assert address.nodes == (("a", 7000), ("b", 6379), ("::1", 7002))
     assert address.where == "a:7000,b:6379,::1:7002"
@@ -276,7 +274,7 @@ def test_a_url_of_a_cluster_names_nodes_that_share_all_else() -> None:
     assert (node.options["host"], node.options["port"]) == ("c", 7009)
 
 
-def test_a_url_of_sentinels_keeps_their_login_apart_from_that_of_the_servers() -> None:
+def test_a_url_of_sentinels_keeps_their_login_apart_from_that_of_the_servers():
     address = parse_address(
         f"rediss+sentinel://maker:{SECRET}@a,b:7001/my%20service/3?ssl_ca_certs=ca.pem"
         "&socket_timeout=9&sentinel_username=watcher&sentinel_password=p%40ss%2F"
@@ -296,7 +294,7 @@ def test_a_url_of_sentinels_keeps_their_login_apart_from_that_of_the_servers() -
     assert SECRET not in repr(address)
 
 
-def test_sentinels_have_no_login_and_use_tls_as_the_servers_do() -> None:
+def test_sentinels_have_no_login_and_use_tls_as_the_servers_do():
     for scheme, option, tls in [
         ("redis", "", False),
         ("rediss", "", True),

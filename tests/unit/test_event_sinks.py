@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from redrb import Experience
@@ -18,7 +16,7 @@ from redrb.workers.event_sinks import open_sinks
 from tests.counting_recipe import Counting
 
 
-def test_only_numbers_become_metrics() -> None:
+def test_only_numbers_become_metrics():
     values = {"a": 1, "b": torch.tensor(0.5), "c": "3", "d": None, "e": math.nan, "f": True}
     values |= {"g": [1, 2], "h": torch.zeros(2), "i": object()}
     assert dict(numbers_of(values)) == {"a": 1.0, "b": 0.5, "f": 1.0}
@@ -50,7 +48,7 @@ def run_callbacks(write: Any) -> None:
     maker.on_batch_end()
 
 
-def test_callbacks_write_for_tensorboard(tmp_path: Path) -> None:
+def test_callbacks_write_for_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with TensorBoardLog(tmp_path / "worker") as log:
@@ -67,7 +65,7 @@ def test_callbacks_write_for_tensorboard(tmp_path: Path) -> None:
     }
 
 
-def test_a_recipe_writes_for_tensorboard_by_a_setting(tmp_path: Path) -> None:
+def test_a_recipe_writes_for_tensorboard_by_a_setting(tmp_path):
     recipe = Counting(worker="maker-1", tensorboard=str(tmp_path))
     with open_sinks(recipe) as write:
         write("put", step=1, reward=0.5)
@@ -88,7 +86,7 @@ def stored_records(data: bytes) -> Iterator[bytes]:
         at += 7 + size
 
 
-def test_callbacks_write_for_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_write_for_wandb(tmp_path, monkeypatch):
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,11 @@ from redrb.connection import fake
 from redrb.errors import StoreError
 
 
-def test_a_script_is_compiled_once_for_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_compiled_once_for_all_servers(monkeypatch):
     compiled: list[bytes] = []
     bytecode = fake._bytecode
 
-    def noted(script: bytes, runtime: Any) -> bytes:
+    def noted(script, runtime):
         compiled.append(script)
         return bytecode(script, runtime)
 
@@ -32,7 +31,7 @@ def test_a_script_is_compiled_once_for_all_servers(monkeypatch: pytest.MonkeyPat
     assert fake._bytecodes[script.encode()].startswith(b"\x1bLua")
 
 
-def test_an_error_names_its_line_at_every_call() -> None:
+def test_an_error_names_its_line_at_every_call():
     script = f"local id = '{uuid.uuid4().hex}'\nerror('bad')"
     with redrb.connect(f"fake://{uuid.uuid4().hex}") as client:
         for _ in range(2):

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import warnings
-from collections.abc import Callable
 
 from redrb.forks import guard, in_child, mark
-
-
-def holds_in_a_child(check: Callable[[], bool]) -> bool:
-    """Return whether `check` is true in a forked process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not mix well
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            status = int(not check())
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
+from tests.scenes import holds_in_a_child
 
 
 class Counted:
@@ -36,7 +20,7 @@ class Counted:
         self._calls.append(self._name)
 
 
-def test_living_objects_begin_anew_in_a_child_in_the_order_in_which_they_were_made() -> None:
+def test_living_objects_begin_anew_in_a_child_in_the_order_in_which_they_were_made():
     calls: list[str] = []
     kept = [Counted("first", calls), Counted("dropped", calls), Counted("second", calls)]
     del kept[1]
@@ -45,23 +29,23 @@ def test_living_objects_begin_anew_in_a_child_in_the_order_in_which_they_were_ma
     assert calls == []
 
 
-def test_a_child_of_a_child_begins_anew_once_more() -> None:
+def test_a_child_of_a_child_begins_anew_once_more():
     calls: list[str] = []
     kept = Counted("one", calls)
     assert holds_in_a_child(lambda: holds_in_a_child(lambda: calls == ["one", "one"]))
     del kept
 
 
-def test_the_mark_of_a_child_is_its_own() -> None:
+def test_the_mark_of_a_child_is_its_own():
     before = mark()
     assert holds_in_a_child(lambda: mark() is not before)
     assert mark() is before
 
 
-def test_a_fork_waits_for_the_guard_and_its_child_can_take_it() -> None:
+def test_a_fork_waits_for_the_guard_and_its_child_can_take_it():
     held, forked = threading.Event(), threading.Event()
 
-    def work() -> None:
+    def work():
         with guard:
             held.set()
             assert not forked.wait(0.2)

@@ -1,14 +1,12 @@
 """Inputs that fuzzing found to reach different code raise no unexpected error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.targets import TARGETS, inputs
 
 
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_the_corpus_shows_no_defect(name: str) -> None:
+def test_the_corpus_shows_no_defect(name):
     found = inputs(name)
     assert len(found) > len(list(TARGETS[name].seeds())), "no corpus"
     for data in found:

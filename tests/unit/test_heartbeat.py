@@ -6,8 +6,6 @@ import logging
 import queue
 import threading
 
-import pytest
-
 from redrb.errors import StoreUnavailable
 from redrb.stream.heartbeat import Heartbeat
 
@@ -27,9 +25,7 @@ class Beating:
         self.went_on.set()
 
 
-def test_a_beat_that_fails_for_any_reason_does_not_end_the_next_ones(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_beat_that_fails_for_any_reason_does_not_end_the_next_ones(caplog):
     beating = Beating(ValueError("an odd reply"))
     with caplog.at_level(logging.WARNING, "redrb"):
         heartbeat = Heartbeat(beating.beat, 30, "test")
@@ -69,9 +65,7 @@ class AwayServer:
             beats -= self.beats.get(timeout=20) is away
 
 
-def test_heartbeats_of_a_server_that_is_away_are_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_heartbeats_of_a_server_that_is_away_are_logged_once(caplog):
     server = AwayServer()
     beating = [Failing(server) for _ in range(4)]
     heartbeats = [Heartbeat(each.beat, 30, "test") for each in beating]

@@ -31,7 +31,7 @@ def ended(call, words):
 """
 
 
-def test_modules_are_loaded_when_they_are_needed() -> None:
+def test_modules_are_loaded_when_they_are_needed():
     program = BEGIN
     for statement, absent in STEPS:
         program += (

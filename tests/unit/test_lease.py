@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -82,17 +82,17 @@ def part(
 
 
 @pytest.fixture
-def log() -> list[str]:
+def log():
     return []
 
 
 @pytest.fixture
-def holders(log: list[str]) -> list[Recorder]:
+def holders(log):
     return [Recorder(log, "first"), Recorder(log, "second")]
 
 
 @pytest.fixture
-def lease(holders: list[Recorder]) -> Lease:
+def lease(holders):
     first = part(
         holders[0], {1: [numbered(1)], 3: [numbered(3), numbered(3)]}, Draw({1: 1, 3: 2}, 6)
     )
@@ -100,7 +100,7 @@ def lease(holders: list[Recorder]) -> Lease:
     return Lease([first, second])
 
 
-def test_parts_are_one_batch(lease: Lease) -> None:
+def test_parts_are_one_batch(lease):
     assert (len(lease), lease.samples, lease.ids) == (3, 4, (1, 3, 2))
     assert numbers(lease) == [1, 3, 3, 2]
     batch = lease.batch()
@@ -108,13 +108,13 @@ def test_parts_are_one_batch(lease: Lease) -> None:
     assert list(lease.layouts) == [1, 3, 2]
 
 
-def test_draws_of_parts_are_draws_from_all_of_them(lease: Lease) -> None:
+def test_draws_of_parts_are_draws_from_all_of_them(lease):
     assert lease.probabilities == pytest.approx([0.1, 0.2, 0.3])
     weights = lease.importance_weights(beta=1.0)
     assert weights.tolist() == pytest.approx([1, 0.5, 0.5, 1 / 3])
 
 
-def test_ids_end_in_their_part(lease: Lease, holders: list[Recorder]) -> None:
+def test_ids_end_in_their_part(lease, holders):
     with pytest.raises(ConfigError, match=r"\[9\] are not in this lease"):
         lease.ack([1, 9])
     lease.ack([2, 1])
@@ -125,9 +125,7 @@ def test_ids_end_in_their_part(lease: Lease, holders: list[Recorder]) -> None:
         lease.release()
 
 
-def test_a_lost_part_is_named_when_the_others_are_ended(
-    lease: Lease, holders: list[Recorder]
-) -> None:
+def test_a_lost_part_is_named_when_the_others_are_ended(lease, holders):
     holders[0].loss = "its heartbeat stopped"
     with pytest.raises(LeaseLost) as caught:
         lease.ack()
@@ -136,9 +134,7 @@ def test_a_lost_part_is_named_when_the_others_are_ended(
     assert not lease
 
 
-def test_parts_whose_server_answers_end_although_another_one_is_away(
-    lease: Lease, holders: list[Recorder], log: list[str], pages: Callable[..., None]
-) -> None:
+def test_parts_whose_server_answers_end_although_another_one_is_away(lease, holders, log, pages):
     pages(ended=1)
     holders[0].away = 2
     with pytest.raises(StoreUnavailable, match=r"groups of task 'math' were not ended"):
@@ -152,15 +148,13 @@ def test_parts_whose_server_answers_end_although_another_one_is_away(
     assert len(holders[1].ended) == 1
 
 
-def test_a_server_that_is_back_at_once_is_no_error(lease: Lease, holders: list[Recorder]) -> None:
+def test_a_server_that_is_back_at_once_is_no_error(lease, holders):
     holders[0].away = holders[1].away = 1
     lease.release()
     assert [len(holder.ended) for holder in holders] == [1, 1]
 
 
-def test_a_loss_is_raised_by_the_call_that_ends_the_last_groups(
-    lease: Lease, holders: list[Recorder], pages: Callable[..., None]
-) -> None:
+def test_a_loss_is_raised_by_the_call_that_ends_the_last_groups(lease, holders, pages):
     pages(ended=1)
     holders[0].away, holders[1].loss = 2, "its heartbeat stopped"
     with pytest.raises(StoreUnavailable) as caught:
@@ -173,9 +167,7 @@ def test_a_loss_is_raised_by_the_call_that_ends_the_last_groups(
     assert not lease
 
 
-def test_pages_end_with_their_bytes_where_payloads_are_copied(
-    lease: Lease, holders: list[Recorder], pages: Callable[..., None]
-) -> None:
+def test_pages_end_with_their_bytes_where_payloads_are_copied(lease, holders, pages):
     pages(copied_bytes=1)
     lease.fail("nan", [1, 3])
     assert [ids for _, ids, _, _ in holders[0].ended] == [(1,), (3,)]
@@ -184,9 +176,7 @@ def test_pages_end_with_their_bytes_where_payloads_are_copied(
 @pytest.mark.parametrize(
     ("error", "outcome"), [(ZeroDivisionError, "fail"), (KeyboardInterrupt, "release")]
 )
-def test_a_block_ends_all_parts(
-    lease: Lease, holders: list[Recorder], error: type[BaseException], outcome: str
-) -> None:
+def test_a_block_ends_all_parts(lease, holders, error, outcome):
     with pytest.raises(error), lease:
         raise error
     assert [holder.ended for holder in holders] == [
@@ -195,9 +185,7 @@ def test_a_block_ends_all_parts(
     ]
 
 
-def test_misfits_are_rejected_in_their_part_and_the_others_released(
-    holders: list[Recorder],
-) -> None:
+def test_misfits_are_rejected_in_their_part_and_the_others_released(holders):
     odd = numbered(3, values=torch.zeros(2))
     parts = [
         part(holders[0], {1: [numbered(1)], 3: [odd]}),
@@ -210,7 +198,7 @@ def test_misfits_are_rejected_in_their_part_and_the_others_released(
     assert holders[1].ended == [("release", (2,), 1, True)]
 
 
-def test_parts_of_a_dropped_lease_are_abandoned(lease: Lease, holders: list[Recorder]) -> None:
+def test_parts_of_a_dropped_lease_are_abandoned(lease, holders):
     lease.ack([1])
     lease.abandon()
     assert [holder.abandoned for holder in holders] == [[(1, 3)], [(2,)]]

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
 from redrb.lua.pages import PAGES
 
 _ROOT = Path(str(files("redrb.lua")))
@@ -144,30 +142,36 @@ def unlimited(code: str) -> bool:
     return bool(_LOOP.search(_STRING.sub("''", code)) or _HUGE.search(code))
 
 
-@pytest.mark.parametrize("name", LUA)
-def test_a_loop_says_what_bounds_it(name: str) -> None:
+def test_a_loop_says_what_bounds_it():
     missing = [
         f"{name}.lua:{number}: {code}"
-        for number, code, note in statements(LUA[name])
+        for name, text in LUA.items()
+        for number, code, note in statements(text)
         if unlimited(code) and not note
     ]
     assert not missing, "add `-- bound: PAGE.name` or why it ends soon:\n" + "\n".join(missing)
 
 
-@pytest.mark.parametrize("name", LUA)
-def test_a_number_of_a_script_is_declared(name: str) -> None:
+def test_a_number_of_a_script_is_declared():
     """A number that bounds a loop is a page; a time ends in _MS; others are listed above."""
-    found = set()
-    for number, code, _ in statements(LUA[name]):
-        bare = _STRING.sub(lambda text: text[0][1:-1] if text[0][1:-1].isdigit() else "", code)
-        if not _TIME.match(bare):
-            bare = _PLACE.sub("", bare)
-            found |= {(number, each) for each in _NUMBER.findall(bare) if float(each) >= 10}
-    undeclared = [each for each in sorted(found) if each[1] not in CONSTANTS.get(name, {})]
-    assert not undeclared, f"{name}.lua: {undeclared}: declare them in redrb/lua/pages.py"
+    undeclared = [
+        (f"{name}.lua", number, each)
+        for name, text in LUA.items()
+        for number, code, _ in statements(text)
+        for each in numbers_of(code)
+        if each not in CONSTANTS.get(name, {})
+    ]
+    assert not undeclared, f"{undeclared}: declare them in redrb/lua/pages.py"
 
 
-def test_pages_and_notes_are_those_that_exist() -> None:
+def numbers_of(code: str) -> list[str]:
+    """Return the numbers of ten and more in a statement."""
+    bare = _STRING.sub(lambda text: text[0][1:-1] if text[0][1:-1].isdigit() else "", code)
+    found = [] if _TIME.match(bare) else _NUMBER.findall(_PLACE.sub("", bare))
+    return [each for each in found if float(each) >= 10]
+
+
+def test_pages_and_notes_are_those_that_exist():
     used = {
         page
         for text in LUA.values()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from redrb import cli
 from redrb.commands.demo import DemoSettings
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
-from redrb.options import Settings, add_options, settings_from
+from redrb.options import add_options, settings_from
 from redrb.recipe.job_settings import JobSettings, MakerSettings, TrainerSettings
 from redrb.recipes.sorting import Sorting
 from redrb.workers import maker, trainer
@@ -22,9 +20,7 @@ from redrb.workers import maker, trainer
 ALL = (DemoSettings, JobSettings, MakerSettings, Sorting, TrainerSettings)
 
 
-def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(monkeypatch):
     monkeypatch.setenv("REDRB_PROMPTS_PER_STEP", "5")
     monkeypatch.setenv("REDRB_MAKER_STEPS", "6")
     parser = argparse.ArgumentParser()
@@ -44,9 +40,7 @@ def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(
         ("0", [], False),
     ],
 )
-def test_yes_and_no(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, flags: list[str], *, expected: bool
-) -> None:
+def test_yes_and_no(monkeypatch, variable, flags, *, expected):
     if variable is not None:
         monkeypatch.setenv("REDRB_IN_FLIGHT_UPDATES", variable)
     parser = argparse.ArgumentParser()
@@ -72,9 +66,7 @@ def test_yes_and_no(
         ("embedded:///data", False),
     ],
 )
-def test_a_flag_takes_no_password_and_the_variable_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, *, secret: bool
-) -> None:
+def test_a_flag_takes_no_password_and_the_variable_does(monkeypatch, capsys, url, *, secret):
     monkeypatch.setenv("REDRB_URL", url)
     parser = argparse.ArgumentParser()
     add_options(parser, JobSettings)
@@ -104,12 +96,7 @@ def test_a_flag_takes_no_password_and_the_variable_does(
         lambda _: cli.main(["demo"]),
     ],
 )
-def test_programs_connect_with_the_replicas_of_the_variable(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    program: Callable[[list[str]], int],
-) -> None:
+def test_programs_connect_with_the_replicas_of_the_variable(monkeypatch, capsys, tmp_path, program):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REDRB_URL", "fake://replicas")
     monkeypatch.setenv("REDRB_MIN_REPLICAS", "2")
@@ -117,7 +104,7 @@ def test_programs_connect_with_the_replicas_of_the_variable(
     assert "min_replicas=2: fake:// has no replicas" in capsys.readouterr().err
 
 
-def test_neither_yes_nor_no_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_yes_nor_no_is_refused(capsys):
     parser = argparse.ArgumentParser()
     add_options(parser, MakerSettings)
     with pytest.raises(SystemExit):
@@ -126,7 +113,7 @@ def test_neither_yes_nor_no_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("owner", ALL)
-def test_defaults_are_in_range(owner: type[Settings]) -> None:
+def test_defaults_are_in_range(owner):
     owner()
 
 
@@ -155,16 +142,12 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
         (DemoSettings, {"max_seconds": 0.0}, "--max-seconds"),
     ],
 )
-def test_a_value_out_of_range_is_named(
-    owner: type[Settings], values: dict[str, Any], message: str
-) -> None:
+def test_a_value_out_of_range_is_named(owner, values, message):
     with pytest.raises(ConfigError, match=message):
         owner(**values)
 
 
-def test_a_child_inherits_no_variables_with_the_excluded_prefix(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_inherits_no_variables_with_the_excluded_prefix(monkeypatch):
     monkeypatch.setenv("REDRB_TASK", "other")
     monkeypatch.setenv("OTHER_TASK", "other")
     assert child_environment()["REDRB_TASK"] == "other"
@@ -185,9 +168,7 @@ def test_a_child_inherits_no_variables_with_the_excluded_prefix(
         (["set", "math", "--json", "limit=3"], "settings", ["limit=3"]),
     ],
 )
-def test_words_of_a_list_may_stand_between_flags(
-    words: list[str], dest: str, values: list[object]
-) -> None:
+def test_words_of_a_list_may_stand_between_flags(words, dest, values):
     assert getattr(cli._parser().parse_args(words), dest) == values
 
 
@@ -209,9 +190,7 @@ def test_words_of_a_list_may_stand_between_flags(
         (["stats"], "redrb stats: the following arguments are required: TASK. Help: redrb stats"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong_and_where_help_is(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_says_what_is_wrong_and_where_help_is(words, said, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 2

@@ -27,15 +27,13 @@ class Member:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 
-def test_an_outage_is_logged_at_growing_intervals(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_is_logged_at_growing_intervals(clock, caplog):
     away, logged = Outage("Redis is away"), []
     for second in range(8 * 3600):
         clock.now = 100.0 + second
@@ -56,9 +54,7 @@ def test_an_outage_is_logged_at_growing_intervals(
     assert caplog.records[-1].getMessage() == "Redis is away: refused"
 
 
-def test_a_shared_outage_is_over_when_all_have_succeeded_or_are_gone(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shared_outage_is_over_when_all_have_succeeded_or_are_gone(clock, caplog):
     members = [Member() for _ in range(3)]
     for member in members:
         shared_outage("heartbeats fail", "a").failed("refused", who=member)

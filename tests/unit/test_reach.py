@@ -6,8 +6,6 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from redrb.errors import StoreUnavailable
 from redrb.stream.task.reach import Reach
 
@@ -19,7 +17,7 @@ def stores(*nodes: str) -> list[Any]:
     return [SimpleNamespace(task=task, client=SimpleNamespace(node=node)) for node in nodes]
 
 
-def test_a_node_is_logged_once_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_is_logged_once_and_when_it_is_back(caplog):
     parts = stores("a:1", "b:1", "a:1")
     reach = Reach(parts)
     for number in (0, 2, 0):
@@ -36,9 +34,7 @@ def test_a_node_is_logged_once_and_when_it_is_back(caplog: pytest.LogCaptureFixt
     assert caplog.messages[1].endswith(said)
 
 
-def test_a_node_whose_partitions_moved_to_another_one_is_no_outage(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_whose_partitions_moved_to_another_one_is_no_outage(caplog):
     parts = stores("a:1", "b:1")
     reach = Reach(parts)
     reach.lose(0, StoreUnavailable("refused", where="a:1"))

@@ -34,7 +34,7 @@ def item(length: int, actions: int, **changes: Any) -> BufferItem:
     )
 
 
-def test_the_eight_fields_come_in_coatis_order() -> None:
+def test_the_eight_fields_come_in_coatis_order():
     names = ["sequences", "action_log_probs", "values", "reward", "kl", "advantages"]
     names += ["attention_mask", "action_mask"]
     assert list(STANDARD_FIELDS) == names
@@ -46,7 +46,7 @@ def test_the_eight_fields_come_in_coatis_order() -> None:
     assert Experience(*tensors[:6]).action_mask is None
 
 
-def test_all_fields_after_the_log_probs_are_optional_and_given_by_name() -> None:
+def test_all_fields_after_the_log_probs_are_optional_and_given_by_name():
     tokens, log_probs, advantages = torch.arange(3), torch.zeros(2), torch.ones(2)
     made = BufferItem(tokens, log_probs, advantages=advantages)
     assert made.sequences is tokens
@@ -57,7 +57,7 @@ def test_all_fields_after_the_log_probs_are_optional_and_given_by_name() -> None
         BufferItem(tokens, log_probs, None, torch.tensor(1.0), advantages, None)
 
 
-def test_shorter_samples_are_padded_with_zeros_on_the_left() -> None:
+def test_shorter_samples_are_padded_with_zeros_on_the_left():
     batch = make_experience_batch([item(3, 1), item(5, 2)])
     assert batch.sequences.tolist() == [[0, 0, 1, 2, 3], [1, 2, 3, 4, 5]]
     assert batch.action_log_probs.tolist() == [[0, 1], [1, 2]]
@@ -67,7 +67,7 @@ def test_shorter_samples_are_padded_with_zeros_on_the_left() -> None:
     assert len(batch) == 2
 
 
-def test_padding_goes_to_the_right_on_request() -> None:
+def test_padding_goes_to_the_right_on_request():
     batch = make_experience_batch([item(3, 1), item(5, 2)], side="right")
     assert batch.sequences.tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]
     assert batch.action_log_probs.tolist() == [[1, 0], [1, 2]]
@@ -75,7 +75,7 @@ def test_padding_goes_to_the_right_on_request() -> None:
 
 
 @pytest.mark.parametrize("side", ["top", "", "LEFT", "both"])
-def test_another_side_is_an_error(side: Any) -> None:
+def test_another_side_is_an_error(side):
     with pytest.raises(RecordError, match="side"):
         make_experience_batch([item(3, 1)], side=side)
     with pytest.raises(RecordError, match="side"):
@@ -88,7 +88,7 @@ def test_another_side_is_an_error(side: Any) -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
-def test_padding_keeps_the_dtype(side: str, dtype: torch.dtype) -> None:
+def test_padding_keeps_the_dtype(side, dtype):
     padded = _zero_pad_sequences([torch.ones(2).to(dtype), torch.ones(4).to(dtype)], side)
     assert padded.dtype == dtype
     expected = [0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]
@@ -97,7 +97,7 @@ def test_padding_keeps_the_dtype(side: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_masks_are_made_where_unequal_lengths_bring_none(side: Any) -> None:
+def test_masks_are_made_where_unequal_lengths_bring_none(side):
     items = [item(3, 1), item(6, 3), item(5, 3)]
     batch = make_experience_batch(items, side=side)
     assert batch.attention_mask.dtype == torch.int64
@@ -107,14 +107,14 @@ def test_masks_are_made_where_unequal_lengths_bring_none(side: Any) -> None:
     assert batch.action_mask.sum(1).tolist() == [1, 3, 3]
 
 
-def test_masks_stay_none_while_all_lengths_are_equal() -> None:
+def test_masks_stay_none_while_all_lengths_are_equal():
     batch = make_experience_batch([item(3, 2), item(3, 2)])
     assert batch.attention_mask is None
     assert batch.action_mask is None
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> None:
+def test_samples_without_a_mask_get_one_where_others_bring_theirs(side):
     masked = item(4, 2, attention_mask=torch.tensor([False, True, True, True]))
     batch = make_experience_batch([masked, item(2, 2)], side=side)
     assert batch.attention_mask.dtype == torch.bool
@@ -125,9 +125,7 @@ def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("scalars", [True, False])
 @pytest.mark.parametrize("masks", [True, False])
-def test_split_returns_the_samples_that_make_was_given(
-    side: Any, scalars: bool, masks: bool
-) -> None:
+def test_split_returns_the_samples_that_make_was_given(side, scalars, masks):
     dice = random.Random(0)
     items = [random_item(dice, scalars=scalars, masks=masks) for _ in range(12)]
     batch = make_experience_batch(items, side=side)
@@ -140,7 +138,7 @@ def test_split_returns_the_samples_that_make_was_given(
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side: Any) -> None:
+def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side):
     scalar, vector = torch.tensor(1.0), torch.arange(1, 3).float()
     batch = make_experience_batch([item(4, 2, values=scalar, kl=vector, advantages=vector)] * 2)
     assert (batch.values.shape, batch.kl.shape) == ((2,), (2, 2))
@@ -149,13 +147,13 @@ def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side: Any
     assert caught.value.field == "values"
 
 
-def test_a_row_whose_mask_is_zero_everywhere_stays_whole() -> None:
+def test_a_row_whose_mask_is_zero_everywhere_stays_whole():
     masked = item(3, 2, action_mask=torch.zeros(2, dtype=torch.bool))
     (got,) = split_experience_batch(make_experience_batch([masked]))
     assert_same(got, masked)
 
 
-def test_masked_tokens_inside_a_sample_are_no_padding() -> None:
+def test_masked_tokens_inside_a_sample_are_no_padding():
     masked = item(4, 2, attention_mask=torch.tensor([0, 1, 0, 1]))
     for side in SIDES:
         batch = make_experience_batch([masked, item(6, 2)], side=side)
@@ -163,7 +161,7 @@ def test_masked_tokens_inside_a_sample_are_no_padding() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STANDARD_FIELDS if name != "sequences"])
-def test_another_batch_size_is_an_error_that_names_the_field(name: str) -> None:
+def test_another_batch_size_is_an_error_that_names_the_field(name):
     batch = make_experience_batch([random_item(random.Random(n)) for n in range(3)])
     setattr(batch, name, getattr(batch, name)[:2])
     with pytest.raises(RecordError, match=name) as caught:
@@ -172,41 +170,41 @@ def test_another_batch_size_is_an_error_that_names_the_field(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["status", "group_id", "policy_version", "tags", "extras"])
-def test_metadata_of_another_length_is_an_error_that_names_it(name: str) -> None:
+def test_metadata_of_another_length_is_an_error_that_names_it(name):
     batch = make_experience_batch([item(3, 2)] * 3)
     setattr(batch, name, getattr(batch, name)[:2])
     with pytest.raises(RecordError, match=name):
         split_experience_batch(batch)
 
 
-def test_a_field_without_a_batch_dimension_is_an_error() -> None:
+def test_a_field_without_a_batch_dimension_is_an_error():
     batch = make_experience_batch([item(3, 2)])
     batch.reward = torch.tensor(1.0)
     with pytest.raises(RecordError, match="reward has no batch dimension"):
         len(batch)
 
 
-def test_mixed_dtypes_are_an_error_that_names_the_field() -> None:
+def test_mixed_dtypes_are_an_error_that_names_the_field():
     narrow = item(3, 2, values=torch.ones(2, dtype=torch.float16))
     with pytest.raises(RecordError, match=r"values is torch\.float32 in sample 0"):
         make_experience_batch([item(3, 2), narrow])
 
 
-def test_a_field_that_only_some_samples_have_is_an_error() -> None:
+def test_a_field_that_only_some_samples_have_is_an_error():
     with pytest.raises(RecordError, match="values is None in sample 1"):
         make_experience_batch([item(3, 2), item(3, 2, values=None)])
     with pytest.raises(RecordError, match="logits"):
         make_experience_batch([item(3, 2, tensors={"logits": torch.ones(2)}), item(3, 2)])
 
 
-def test_no_samples_are_no_batch() -> None:
+def test_no_samples_are_no_batch():
     with pytest.raises(RecordError, match="at least one"):
         make_experience_batch([])
     with pytest.raises(RecordError, match="no tensor"):
         len(Experience(None, None, None, None, None, None))
 
 
-def test_a_field_that_is_no_tensor_is_an_error_that_names_it_and_its_type() -> None:
+def test_a_field_that_is_no_tensor_is_an_error_that_names_it_and_its_type():
     with pytest.raises(RecordError, match="reward is a float"):
         make_experience_batch([numbered(1, reward=0.5)])
     with pytest.raises(RecordError, match="standard field"):
@@ -218,7 +216,7 @@ def test_a_field_that_is_no_tensor_is_an_error_that_names_it_and_its_type() -> N
 
 
 @pytest.mark.parametrize("wrong", [[1], 3, "ab", [("a", 1)]])
-def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong: Any) -> None:
+def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong):
     for name in ("tags", "extras"):
         for group in ([numbered(1, **{name: wrong})], [numbered(1), numbered(2, **{name: wrong})]):
             with pytest.raises(EncodeError, match=f"{name} is a .* give a dict"):
@@ -231,21 +229,21 @@ def test_tags_and_extras_of_other_types_are_errors_of_redrb(wrong: Any) -> None:
         declare_tags(3)
 
 
-def test_further_tensors_are_padded_and_split_too() -> None:
+def test_further_tensors_are_padded_and_split_too():
     items = [item(3, 2, tensors={"logits": torch.ones(n, 4)}) for n in (2, 3)]
     batch = make_experience_batch(items)
     assert batch.tensors["logits"].shape == (2, 3, 4)
     assert batch.tensors["logits"][0, 0].tolist() == [0, 0, 0, 0]
 
 
-def test_token_versions_are_padded_with_minus_one() -> None:
+def test_token_versions_are_padded_with_minus_one():
     items = [item(4, n, token_versions=torch.full((n,), 7)) for n in (1, 3)]
     batch = make_experience_batch(items)
     assert batch.token_versions.tolist() == [[-1, -1, 7], [7, 7, 7]]
     assert split_experience_batch(batch)[0].token_versions.tolist() == [7]
 
 
-def test_metadata_goes_through_make_and_split() -> None:
+def test_metadata_goes_through_make_and_split():
     items = [
         item(3, 2, policy_version=4, status=Status.ABORTED, group_id="a", tags={"score": 1.0}),
         item(3, 2, extras={"messages": [{"role": "user"}]}),
@@ -257,7 +255,7 @@ def test_metadata_goes_through_make_and_split() -> None:
         assert_same(got, expected)
 
 
-def test_a_single_value_of_metadata_stands_for_all_rows() -> None:
+def test_a_single_value_of_metadata_stands_for_all_rows():
     batch = make_experience_batch([item(3, 2)] * 2)
     batch.policy_version, batch.group_id, batch.tags = 5, "prompt", {"score": 1}
     first, second = split_experience_batch(batch)
@@ -267,7 +265,7 @@ def test_a_single_value_of_metadata_stands_for_all_rows() -> None:
     assert second.group_id == "prompt"
 
 
-def test_to_device_moves_every_tensor_and_leaves_none() -> None:
+def test_to_device_moves_every_tensor_and_leaves_none():
     batch = make_experience_batch([item(3, 2, tensors={"logits": torch.ones(3)})])
     assert batch.to_device("meta") is batch
     moved = [tensor for tensor in vars(batch).values() if isinstance(tensor, torch.Tensor)]
@@ -276,7 +274,7 @@ def test_to_device_moves_every_tensor_and_leaves_none() -> None:
     assert batch.attention_mask is None
 
 
-def test_pin_memory_returns_the_batch_itself() -> None:
+def test_pin_memory_returns_the_batch_itself():
     batch = make_experience_batch([item(3, 2)])
     assert batch.pin_memory() is batch
     pinned = torch.accelerator.is_available()
@@ -296,5 +294,5 @@ def test_pin_memory_returns_the_batch_itself() -> None:
         ("", "init"),
     ],
 )
-def test_a_groups_status_follows_its_members(members: str, expected: str) -> None:
+def test_a_groups_status_follows_its_members(members, expected):
     assert group_status(Status(name) for name in members.split()) == Status(expected)

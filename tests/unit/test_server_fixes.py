@@ -34,7 +34,7 @@ def found(kind: str, version: str) -> tuple[str, set[str], str]:
         ("valkey", "9.1.0", {"66373", "81934", "63639", "56684"}, "9.1.1 or newer."),
     ],
 )
-def test_servers_below_a_fix(kind: str, version: str, faults: set[str], advice: str) -> None:
+def test_servers_below_a_fix(kind, version, faults, advice):
     assert found(kind, version) == ("below-security-fixes", faults, advice)
 
 
@@ -47,9 +47,7 @@ def test_servers_below_a_fix(kind: str, version: str, faults: set[str], advice: 
         ("valkey", "8.1.8", {"66373", "81934", "63639", "56684"}, "8.1.9 or newer."),
     ],
 )
-def test_versions_that_distributions_patch(
-    kind: str, version: str, faults: set[str], advice: str
-) -> None:
+def test_versions_that_distributions_patch(kind, version, faults, advice):
     assert found(kind, version) == ("unknown-security-fixes", faults, advice)
     [finding] = server_fixes.find(ServerState("h:1", kind, version))
     assert "check that your distribution's update is in" in finding.summary
@@ -63,5 +61,5 @@ def test_versions_that_distributions_patch(
         ("redis", "unstable"),
     ],
 )
-def test_servers_with_all_fixes(kind: str, version: str) -> None:
+def test_servers_with_all_fixes(kind, version):
     assert found(kind, version) == ("", set(), "")

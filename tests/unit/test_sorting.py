@@ -42,18 +42,18 @@ def digits(*values: int) -> list[int]:
     ],
     ids=["right", "no EOS", "too short", "unsorted", "too long", "empty"],
 )
-def test_reward_is_exact_match_with_eos(completion: list[int], expected: float) -> None:
+def test_reward_is_exact_match_with_eos(completion, expected):
     prompt = make_prompt([9, 2, 5, 0])
     assert reward(prompt, torch.tensor(completion, dtype=torch.int64)) == expected
 
 
-def test_target_earns_the_reward() -> None:
+def test_target_earns_the_reward():
     for prompt in held_out_prompts():
         assert reward(prompt, target(prompt)) == 1.0
         assert target(prompt).shape[0] < MAX_NEW_TOKENS
 
 
-def test_prompts_differ_in_length_and_are_never_held_out() -> None:
+def test_prompts_differ_in_length_and_are_never_held_out():
     held_out = {tuple(prompt.tolist()) for prompt in held_out_prompts()}
     prompts = sample_prompts(torch.Generator().manual_seed(0), 2_000)
     assert len(held_out) == 512
@@ -63,21 +63,21 @@ def test_prompts_differ_in_length_and_are_never_held_out() -> None:
     assert held_out.isdisjoint(tuple(prompt.tolist()) for prompt in prompts)
 
 
-def test_prompts_follow_the_seed() -> None:
-    def drawn(seed: int) -> list[list[int]]:
+def test_prompts_follow_the_seed():
+    def drawn(seed):
         return [p.tolist() for p in sample_prompts(torch.Generator().manual_seed(seed), 20)]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
 
 
-def test_prompts_are_padded_on_the_left() -> None:
+def test_prompts_are_padded_on_the_left():
     tokens, mask = padded([make_prompt([4, 2]), make_prompt([7])], PAD).values()
     assert tokens.tolist() == [[1, 8, 6, 2], [0, 1, 11, 2]]
     assert mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
 
 
-def test_show_is_readable() -> None:
+def test_show_is_readable():
     prompt = make_prompt([3, 5, 1])
     assert show(torch.cat([torch.tensor([0]), prompt, target(prompt)])) == "[BOS]351[SEP]135[EOS]"
 
@@ -88,10 +88,10 @@ def networks(seed: int) -> dict[str, Any]:
         return {"actor": Actor(), "critic": Critic()}
 
 
-def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
+def test_warm_start_follows_the_seed_and_leaves_the_global_random_state():
     state = torch.get_rng_state()
 
-    def started(seed: int) -> dict[str, torch.Tensor]:
+    def started(seed):
         models = networks(0)
         warm_start(**models, seed=seed, steps=12)
         assert torch.equal(models["critic"].decoder.norm.bias, models["actor"].decoder.norm.bias)
@@ -104,14 +104,14 @@ def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_warm_start_leaves_something_to_learn(seed: int) -> None:
+def test_warm_start_leaves_something_to_learn(seed):
     recipe, models = Sorting(seed=seed), networks(seed)
     recipe.initialise(models)
     found = recipe.evaluate(models)
     assert 0.05 < found["reward"] < 0.5
 
 
-def test_padding_and_the_cache_change_neither_logits_nor_values() -> None:
+def test_padding_and_the_cache_change_neither_logits_nor_values():
     actor, critic = networks(5).values()
     short, long = make_prompt([3, 1, 2, 0]), make_prompt([9, 8, 7, 6, 5, 4])
     tokens, mask = padded([short, long], PAD).values()

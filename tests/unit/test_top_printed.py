@@ -51,9 +51,7 @@ def view_without_rates(number: int, *missing: str) -> View:
     return View(replace(state, tasks=(code, replace(math, workers=tuple(workers)))), number)
 
 
-def test_one_picture_waits_for_the_rates_of_live_workers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_picture_waits_for_the_rates_of_live_workers(capsys):
     names = [each.name for each in sample_state().tasks[1].workers if each.life == "live"]
     dead = [each.name for each in sample_state().tasks[1].workers if each.life == "dead"]
     views = [
@@ -69,18 +67,14 @@ def test_one_picture_waits_for_the_rates_of_live_workers(
     assert None not in (rates[name] for name in names)
 
 
-def test_one_picture_does_not_wait_for_ever(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_picture_does_not_wait_for_ever(monkeypatch, capsys):
     monkeypatch.setattr(top, "_RATES_S", 0.0)
     name = sample_state().tasks[1].workers[0].name
     printed(Observer(view_without_rates(1, name), view_without_rates(2, name)))
     assert json.loads(capsys.readouterr().out)["number"] == 2
 
 
-def test_while_redis_is_away_a_picture_is_printed_at_each_interval(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_while_redis_is_away_a_picture_is_printed_at_each_interval(capsys):
     away = replace(view_without_rates(2), error="no answer", age_s=3.0)
     observer = Observer(view_without_rates(1), view_without_rates(2), away)
     with pytest.raises(KeyboardInterrupt):

@@ -72,8 +72,8 @@ def run(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_look_as_they_did(page: str, size: str, snap_compare: Any) -> None:
-    async def open_page(pilot: Pilot[Any]) -> None:
+def test_pages_look_as_they_did(page, size, snap_compare):
+    async def open_page(pilot):
         await drawn(pilot)
         for key in PAGES[page]:
             await pilot.press(key)
@@ -114,8 +114,8 @@ def hostile_state() -> State:
         (view_of(None, error=HOSTILE), (1, 1)),
     ],
 )
-def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]) -> None:
-    async def visit(pilot: Pilot[Any]) -> None:
+def test_every_page_is_drawn_in_every_terminal(view, size):
+    async def visit(pilot):
         for key in ("enter", "escape", "tab", "enter", "escape", "tab", "enter", "question_mark"):
             await pilot.press(key)
             assert all(line.isprintable() for line in shown(pilot))
@@ -123,8 +123,8 @@ def test_every_page_is_drawn_in_every_terminal(view: View, size: tuple[int, int]
     run(top(view, where=HOSTILE), visit, size)
 
 
-def test_keys_select_rows_and_open_pages() -> None:
-    async def use(pilot: Pilot[Any]) -> None:
+def test_keys_select_rows_and_open_pages():
+    async def use(pilot):
         for key, text in (
             ("k", "WORKERS of code (0)"),
             ("enter", "TASK code"),
@@ -158,8 +158,8 @@ def test_keys_select_rows_and_open_pages() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_ctrl_c_ends_it_anywhere(page: str) -> None:
-    async def use(pilot: Pilot[Any]) -> None:
+def test_ctrl_c_ends_it_anywhere(page):
+    async def use(pilot):
         await pilot.press(*PAGES[page], "ctrl+c")
 
     app = top(view_of(sample_state()))
@@ -167,8 +167,8 @@ def test_ctrl_c_ends_it_anywhere(page: str) -> None:
     assert app.return_value == 130
 
 
-def test_a_click_opens_a_row_and_the_wheel_scrolls() -> None:
-    async def use(pilot: Pilot[Any]) -> None:
+def test_a_click_opens_a_row_and_the_wheel_scrolls():
+    async def use(pilot):
         [row] = [at for at, each in enumerate(shown(pilot)) if each.startswith("  gpu-02-977")]
         await pilot.click(offset=(4, row))
         await pilot.pause()
@@ -178,14 +178,14 @@ def test_a_click_opens_a_row_and_the_wheel_scrolls() -> None:
     run(top(view_of(sample_state())), use)
 
 
-def test_a_row_stays_selected_when_others_come_and_go() -> None:
+def test_a_row_stays_selected_when_others_come_and_go():
     state = sample_state()
     code, math = state.tasks
     many = tuple(replace(math.workers[0], name=f"maker-{number}") for number in range(150))
     crowded = replace(math, workers=many, workers_total=400)
     app = top(view_of(replace(state, tasks=(code, crowded))))
 
-    async def use(pilot: Pilot[Any]) -> None:
+    async def use(pilot):
         await pilot.press("tab", "end", "up")
         assert "WORKERS of math (400)" in "\n".join(shown(pilot))
         assert "maker-148" in "\n".join(shown(pilot))

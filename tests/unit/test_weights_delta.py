@@ -77,9 +77,9 @@ def change(width: int, items: int, places: Sequence[int], by: int | None = 1) ->
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.49, 0.51, 1.0])
-@pytest.mark.parametrize("items", [1, 8, 9, 70_001, 300_000])
-def test_every_width_and_share(width: int, share: float, items: int) -> None:
+@pytest.mark.parametrize("share", [0.001, 0.49, 0.51, 1.0])
+@pytest.mark.parametrize("items", [1, 9, 70_001, 300_000])
+def test_every_width_and_share(width, share, items):
     rng = np.random.default_rng(items)
     base = random_block(items * width)
     new = base.copy()
@@ -89,25 +89,23 @@ def test_every_width_and_share(width: int, share: float, items: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(
-    "skipped", [0, 1, 253, 254, 255, 256, 509, 510, 511, 765, 2550, 65_535, 65_536]
-)
-def test_gaps_of_every_length_are_restored(width: int, skipped: int) -> None:
+@pytest.mark.parametrize("skipped", [0, 1, 254, 255, 256, 510, 65_536])
+def test_gaps_of_every_length_are_restored(width, skipped):
     change(width, skipped + 1, [skipped])
     change(width, 2 * skipped + 500, [skipped, 2 * skipped + 1])
     change(width, 300_000, [0, skipped + 1, 299_999])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("items", [1, 2, 3, 4, 5, 8, 11, 16, 262_144, 262_145, 300_001])
-def test_first_and_last_item(width: int, items: int) -> None:
+@pytest.mark.parametrize("items", [1, 2, 8, 262_144, 262_145])
+def test_first_and_last_item(width, items):
     change(width, items, [0])
     change(width, items, [items - 1])
     change(width, items, sorted({0, items - 1}), by=None)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_size_of_difference(width: int) -> None:
+def test_every_size_of_difference(width):
     bits = 8 * width
     sizes = [1 << n for n in range(bits)]
     values = {sign * (size + by) for size in sizes for by in (-1, 0, 1) for sign in (1, -1)}
@@ -122,7 +120,7 @@ def test_every_size_of_difference(width: int) -> None:
     ("old", "fresh"),
     [(0x0000, 0xFFFF), (0xFFFF, 0x0000), (0x8000, 0x0000), (0x7FFF, 0x8000), (0x0080, 0x0000)],
 )
-def test_differences_wrap(old: int, fresh: int) -> None:
+def test_differences_wrap(old, fresh):
     base, new = (np.full(4096, value, "<u2").view(np.uint8) for value in (old, fresh))
     assert_round_trip(base, new, [Run(0, base.size, 2)])
     few = base.copy()
@@ -130,7 +128,7 @@ def test_differences_wrap(old: int, fresh: int) -> None:
     assert_round_trip(base, few, [Run(0, base.size, 2)])
 
 
-def test_floats_are_bits() -> None:
+def test_floats_are_bits():
     """NaNs keep their payload and zeros their sign."""
     special = [0x7FC00000, 0x7F800001, 0xFFC12345, 0x80000000, 0, 0x7F800000, 0xFF800000, 1]
     base = np.array(special * 100, "<u4").view(np.uint8)
@@ -140,7 +138,7 @@ def test_floats_are_bits() -> None:
     assert_round_trip(base, one, [Run(0, base.size, 4)])
 
 
-def test_changes_that_a_sample_does_not_see() -> None:
+def test_changes_that_a_sample_does_not_see():
     """The choice between gaps and all items is a guess: either way nothing is lost."""
     base = random_block(1 << 20)
     new = base.copy()
@@ -150,7 +148,7 @@ def test_changes_that_a_sample_does_not_see() -> None:
     assert_round_trip(base, new, [Run(0, base.size, 2)])
 
 
-def test_runs_of_all_widths_with_padding_between() -> None:
+def test_runs_of_all_widths_with_padding_between():
     runs = [
         Run(0, 6, 2),
         Run(64, 0, 4),
@@ -172,7 +170,7 @@ def test_runs_of_all_widths_with_padding_between() -> None:
     assert_round_trip(base, new, runs)
 
 
-def test_no_runs_no_bytes() -> None:
+def test_no_runs_no_bytes():
     empty = np.empty(0, np.uint8)
     assert encode_block(empty, empty, []) == b""
     apply_block(empty, b"", [])
@@ -184,7 +182,7 @@ def test_no_runs_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
-def test_blocks_need_no_alignment(width: int) -> None:
+def test_blocks_need_no_alignment(width):
     base, new = random_block(80_003), random_block(80_003)
     new[1000:50_000:1000] ^= 1
     runs = [Run(width, 79_992, width)]
@@ -219,7 +217,7 @@ def cases(draw: st.DrawFn) -> tuple[Bytes, Bytes, list[Run]]:
 
 @quick
 @given(cases())
-def test_round_trip(case: tuple[Bytes, Bytes, list[Run]]) -> None:
+def test_round_trip(case):
     assert_round_trip(*case)
 
 
@@ -234,7 +232,7 @@ def attempt(base: Bytes, encoded: bytes, runs: Sequence[Run]) -> None:
 
 @quick
 @given(cases(), st.data())
-def test_damaged_bytes(case: tuple[Bytes, Bytes, list[Run]], data: st.DataObject) -> None:
+def test_damaged_bytes(case, data):
     base, new, runs = case
     encoded = bytearray(encode_block(base, new, runs))
     if not encoded:
@@ -249,12 +247,12 @@ def test_damaged_bytes(case: tuple[Bytes, Bytes, list[Run]], data: st.DataObject
 
 @quick
 @given(st.binary(max_size=200), st.sampled_from([[Run(0, 512, 2)], [Run(0, 8, 8), Run(8, 9, 1)]]))
-def test_random_bytes(encoded: bytes, runs: list[Run]) -> None:
+def test_random_bytes(encoded, runs):
     attempt(random_block(512), encoded, runs)
     attempt(random_block(512), b"\x01" + encoded, runs)
 
 
-def test_every_truncation_is_refused() -> None:
+def test_every_truncation_is_refused():
     base, _ = doc_blocks()
     for size in range(1, len(DOC_BYTES)):
         with pytest.raises(DecodeError):
@@ -294,9 +292,7 @@ def delta_of(frames: Sequence[bytes], counts: Sequence[int], form: int = 1) -> b
         pytest.param([frame(b"\0") + b"x", frame(b"\1"), frame(b"\0")], [1], 1, id="a byte more"),
     ],
 )
-def test_a_delta_for_other_runs_is_refused(
-    frames: list[bytes], counts: list[int], form: int
-) -> None:
+def test_a_delta_for_other_runs_is_refused(frames, counts, form):
     block = random_block(8)
     kept = block.copy()
     with pytest.raises(DecodeError):
@@ -319,7 +315,7 @@ def hostile_frames() -> list[bytes]:
 
 @pytest.mark.parametrize("bomb", hostile_frames())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_frame_that_claims_much_costs_nothing(bomb: bytes, place: int) -> None:
+def test_a_frame_that_claims_much_costs_nothing(bomb, place):
     frames = [frame(b"\0"), frame(b"\2"), frame(b"\0")]
     frames[place] = bomb
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -331,7 +327,7 @@ def test_a_frame_that_claims_much_costs_nothing(bomb: bytes, place: int) -> None
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_more_bytes_than_runs_allow_are_refused_unread() -> None:
+def test_more_bytes_than_runs_allow_are_refused_unread():
     runs = [Run(0, 64, 2)]
     with pytest.raises(DecodeError, match="too long"):
         apply_block(random_block(64), b"\x01" + bytes(largest_encoding(runs)), runs)
@@ -339,7 +335,7 @@ def test_more_bytes_than_runs_allow_are_refused_unread() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("items", [1, 300, 100_000])
-def test_incompressible_changes_fit_the_bound(width: int, items: int) -> None:
+def test_incompressible_changes_fit_the_bound(width, items):
     runs = [Run(0, items * width, width)]
     base, new = random_block(items * width, 1), random_block(items * width, 2)
     assert len(encode_block(base, new, runs)) <= largest_encoding(runs)
@@ -348,12 +344,12 @@ def test_incompressible_changes_fit_the_bound(width: int, items: int) -> None:
 @pytest.mark.parametrize(
     ("start", "nbytes", "width"), [(0, 6, 3), (1, 2, 2), (0, 3, 2), (-2, 2, 2), (0, -2, 2)]
 )
-def test_runs_hold_whole_items(start: int, nbytes: int, width: int) -> None:
+def test_runs_hold_whole_items(start, nbytes, width):
     with pytest.raises(ValueError, match="item"):
         Run(start, nbytes, width)
 
 
-def test_runs_lie_in_their_block() -> None:
+def test_runs_lie_in_their_block():
     block: npt.NDArray[np.uint8] = random_block(8)
     for call in (
         lambda: encode_block(block, block, [Run(4, 8, 4)]),
@@ -364,14 +360,14 @@ def test_runs_lie_in_their_block() -> None:
             call()
 
 
-def test_golden_bytes() -> None:
+def test_golden_bytes():
     base, new = doc_blocks()
     assert encode_block(base, new, DOC_RUNS) == DOC_BYTES
     apply_block(base, DOC_BYTES, DOC_RUNS)
     np.testing.assert_array_equal(base, new)
 
 
-def test_small_steps_are_few_bytes() -> None:
+def test_small_steps_are_few_bytes():
     """One item in a hundred, by one unit: entropy asks for 0.56 percent."""
     base = random_block(1 << 20)
     new = base.copy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,12 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path):
     yield tmp_path / "w.safetensors"
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def test_every_kind_of_tensor_comes_back(path: Path) -> None:
+def test_every_kind_of_tensor_comes_back(path):
     whole = torch.randn(6, 4)
     tensors = {
         "strided": whole.T,
@@ -59,14 +58,14 @@ def test_every_kind_of_tensor_comes_back(path: Path) -> None:
         assert file.metadata() == {"format": "pt", "step": "12"}
 
 
-def test_contiguous_parts_of_one_memory_are_written_without_a_copy(path: Path) -> None:
+def test_contiguous_parts_of_one_memory_are_written_without_a_copy(path):
     whole = torch.randn(4, 2)
     save_safetensors(path, {"b": whole[2:], "a": whole[:2]})
     found = load_safetensors(path)
     assert torch.equal(torch.cat([found["a"], found["b"]]), whole)
 
 
-def test_tied_tensors_are_written_once_as_hugging_face_does(path: Path, tmp_path: Path) -> None:
+def test_tied_tensors_are_written_once_as_hugging_face_does(path, tmp_path):
     model = Tied()
     save_safetensors(path, model.state_dict())
     save_model(model, str(tmp_path / "theirs"))
@@ -83,13 +82,13 @@ def test_tied_tensors_are_written_once_as_hugging_face_does(path: Path, tmp_path
     assert torch.equal(other.read.weight, model.read.weight)
 
 
-def test_files_have_the_mode_of_any_new_file(path: Path, tmp_path: Path) -> None:
+def test_files_have_the_mode_of_any_new_file(path, tmp_path):
     save_safetensors(path, {"a": torch.zeros(2)})
     (tmp_path / "any").touch()
     assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
-def test_metadata_that_reads_as_a_tie_is_refused(path: Path) -> None:
+def test_metadata_that_reads_as_a_tie_is_refused(path):
     state = Tied().state_dict()
     for metadata in ({"read.weight": "x"}, {"author": "embed.weight"}, {"step": 12}):
         with pytest.raises(ConfigError, match="metadata"):
@@ -105,15 +104,13 @@ def test_metadata_that_reads_as_a_tie_is_refused(path: Path) -> None:
         torch.zeros(2, device="meta"),
     ],
 )
-def test_tensors_without_plain_bytes_are_refused_by_name(path: Path, tensor: Tensor) -> None:
+def test_tensors_without_plain_bytes_are_refused_by_name(path, tensor):
     with pytest.raises(EncodeError, match="'odd'"):
         save_safetensors(path, {"fine": torch.zeros(1), "odd": tensor})
     assert not path.exists()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(path, monkeypatch):
     save_safetensors(path, {"a": torch.zeros(2)})
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(ConfigError, match="disk full"):
@@ -141,7 +138,7 @@ def sharded(folder: Path) -> dict[str, Tensor]:
     return {**tensors, "tied.weight": tensors["layers.3.weight"]}
 
 
-def test_shards_are_opened_one_after_another(tmp_path: Path) -> None:
+def test_shards_are_opened_one_after_another(tmp_path):
     expected = sharded(tmp_path)
     tensors = iterate_safetensors(tmp_path)
     assert [next(tensors)[0] for _ in range(2)] == ["layers.0.weight", "layers.2.weight"]
@@ -156,7 +153,7 @@ def test_shards_are_opened_one_after_another(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_folder_may_hold_one_file(tmp_path: Path) -> None:
+def test_a_folder_may_hold_one_file(tmp_path):
     with pytest.raises(ConfigError, match="has neither"):
         iterate_safetensors(tmp_path)
     save_safetensors(tmp_path / "model.safetensors", {"a": torch.ones(2)})
@@ -166,7 +163,7 @@ def test_a_folder_may_hold_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shard", ["../x.safetensors", "/etc/passwd", "", ".", "a/../../x", "a\0b", 3, None]
 )
-def test_shards_stay_inside_the_folder(tmp_path: Path, shard: object) -> None:
+def test_shards_stay_inside_the_folder(tmp_path, shard):
     folder = tmp_path / "folder"
     folder.mkdir()
     save_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
@@ -175,7 +172,7 @@ def test_shards_stay_inside_the_folder(tmp_path: Path, shard: object) -> None:
         next(iterate_safetensors(folder))
 
 
-def test_links_of_the_hugging_face_cache_are_followed(tmp_path: Path) -> None:
+def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
     expected = sharded(tmp_path / "blobs")
@@ -184,7 +181,7 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path: Path) -> None:
     assert load_safetensors(tmp_path / "snapshot").keys() == expected.keys()
 
 
-def test_damaged_files_are_refused(path: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(path, tmp_path):
     save_safetensors(path, {"a": torch.ones(2)})
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole[:20], b"\xff" * 64):
@@ -201,9 +198,7 @@ def test_damaged_files_are_refused(path: Path, tmp_path: Path) -> None:
             load_safetensors(tmp_path)
 
 
-def test_without_safetensors_the_error_says_what_to_install(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (
         lambda: save_safetensors(path, {"a": torch.ones(1)}),
@@ -214,7 +209,7 @@ def test_without_safetensors_the_error_says_what_to_install(
             call()
 
 
-def test_the_name_of_a_files_metadata_is_refused(tmp_path: Path) -> None:
+def test_the_name_of_a_files_metadata_is_refused(tmp_path):
     """A file with a tensor of this name was written, and nothing could read it."""
     with pytest.raises(EncodeError, match="__metadata__"):
         save_safetensors(tmp_path / "file", {"__metadata__": torch.zeros(3)})

@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -71,7 +70,7 @@ def plain_model() -> tuple[nn.Module, Tensor]:
     return model, model[0].weight.detach().clone()
 
 
-def test_a_and_b_are_published_with_their_settings() -> None:
+def test_a_and_b_are_published_with_their_settings():
     model = nn.Sequential(nn.Linear(4, 4), CoatiLinear())
     tensors, configs = lora_of(model)
     assert list(tensors) == ["1.lora_A", "1.lora_B"]
@@ -81,7 +80,7 @@ def test_a_and_b_are_published_with_their_settings() -> None:
     assert list(lora_of(CoatiLinear())[0]) == ["lora_A", "lora_B"]
 
 
-def test_layers_of_peft_travel_under_the_names_of_the_plain_model() -> None:
+def test_layers_of_peft_travel_under_the_names_of_the_plain_model():
     layer = PeftLinear(adapters=("default", "other"))
     layer.use_rslora["default"], layer.scaling["default"] = True, 6 / math.sqrt(2)
     tensors, configs = lora_of(peft_model(layer))
@@ -107,7 +106,7 @@ class CoatiEmbedding(nn.Embedding):
         return super().forward(tokens) + self.lora_A.T[tokens] @ self.lora_B.T * 2
 
 
-def test_embeddings_of_coati_are_merged_too() -> None:
+def test_embeddings_of_coati_are_merged_too():
     model, plain = nn.Sequential(CoatiEmbedding()), nn.Sequential(nn.Embedding(7, 3))
     plain.load_state_dict({"0.weight": model[0].weight})
     merger = LoraMerger(plain)
@@ -115,12 +114,12 @@ def test_embeddings_of_coati_are_merged_too() -> None:
     torch.testing.assert_close(plain(torch.arange(7)), model(torch.arange(7)))
 
 
-def test_a_layer_of_no_rank_is_refused() -> None:
+def test_a_layer_of_no_rank_is_refused():
     with pytest.raises(EncodeError, match=r"layer '0'.* r is 0"):
         lora_of(nn.Sequential(CoatiLinear(r=0)))
 
 
-def test_a_scale_that_was_set_by_hand_counts() -> None:
+def test_a_scale_that_was_set_by_hand_counts():
     layer = PeftLinear()
     layer.scaling["default"] = 0.7
     assert lora_of(layer)[1][""].scale == pytest.approx(0.7)
@@ -132,7 +131,7 @@ def compiled(module: nn.Module) -> nn.Module:
     return wrapped
 
 
-def test_wrapped_models_and_layers_have_the_layers_of_plain_ones() -> None:
+def test_wrapped_models_and_layers_have_the_layers_of_plain_ones():
     layer, embedding = PeftLinear(), CoatiEmbedding()
     wrapped = compiled(nn.DataParallel(peft_model(compiled(layer))))
     tensors, configs = lora_of(wrapped)
@@ -151,7 +150,7 @@ def test_wrapped_models_and_layers_have_the_layers_of_plain_ones() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_adapter_is_merged_into_a_compiled_model(inside: bool) -> None:
+def test_an_adapter_is_merged_into_a_compiled_model(inside):
     model, base = plain_model()
     layer = model[0]
     wrapped = nn.Sequential(compiled(layer)) if inside else compiled(model)
@@ -167,7 +166,7 @@ def test_an_adapter_is_merged_into_a_compiled_model(inside: bool) -> None:
     assert torch.equal(layer.weight, torch.full((5, 3), 7.0))
 
 
-def test_layers_of_peft_itself() -> None:
+def test_layers_of_peft_itself():
     peft = pytest.importorskip("peft")
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
     config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["0"])
@@ -195,9 +194,7 @@ def _dora(layer: PeftLinear) -> None:
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
     ],
 )
-def test_layers_that_peft_makes_of_other_modules_are_refused(
-    change: dict[str, Any], message: str
-) -> None:
+def test_layers_that_peft_makes_of_other_modules_are_refused(change, message):
     layer = PeftLinear()
     vars(layer).update(change)
     with pytest.raises(EncodeError, match=message) as failure:
@@ -206,7 +203,7 @@ def test_layers_that_peft_makes_of_other_modules_are_refused(
     assert "Use " in str(failure.value)
 
 
-def test_settings_go_over_the_wire_and_back() -> None:
+def test_settings_go_over_the_wire_and_back():
     configs = {
         "layers.0": LoraConfig(2, 8.0, 0.1, fan_in_fan_out=True),
         "": LoraConfig(4, 1, use_rslora=True),
@@ -217,7 +214,7 @@ def test_settings_go_over_the_wire_and_back() -> None:
     assert msgspec.msgpack.decode(wired, type=dict[str, LoraConfig]) == configs
 
 
-def test_wrong_settings_are_refused_where_they_are_made() -> None:
+def test_wrong_settings_are_refused_where_they_are_made():
     for wrong in ({"r": 0}, {"lora_alpha": math.inf}, {"lora_dropout": 2}, {"use_rslora": 1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LoraConfig(**{"r": 2, "lora_alpha": 1.0, **wrong})
@@ -225,7 +222,7 @@ def test_wrong_settings_are_refused_where_they_are_made() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_thousand_updates_are_one_bit_for_bit(dtype: torch.dtype, transposed: bool) -> None:
+def test_a_thousand_updates_are_one_bit_for_bit(dtype, transposed):
     torch.manual_seed(0)
     shape = (3, 5) if transposed else (5, 3)
     model = nn.Sequential(nn.Linear(*shape[::-1], bias=False)).to(dtype)
@@ -245,20 +242,20 @@ def test_a_thousand_updates_are_one_bit_for_bit(dtype: torch.dtype, transposed: 
     assert torch.equal(model[0].weight, base)
 
 
-def test_merging_pays_no_heed_to_autocast() -> None:
+def test_merging_pays_no_heed_to_autocast():
     base, a, b = torch.zeros(5, 3), torch.randn(2, 3), torch.randn(5, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = merged(base, a, b, LoraConfig(2, 2.0))
     assert torch.equal(found, b @ a)
 
 
-def test_rank_stabilized_lora_has_another_scale() -> None:
+def test_rank_stabilized_lora_has_another_scale():
     a, b = torch.ones(4, 3), torch.ones(5, 4)
     found = merged(torch.zeros(5, 3), a, b, LoraConfig(4, 6.0, use_rslora=True))
     assert torch.equal(found, torch.full((5, 3), 12.0))
 
 
-def test_a_full_update_is_a_new_base() -> None:
+def test_a_full_update_is_a_new_base():
     model, _ = plain_model()
     state = {"0.lora_A": torch.ones(1, 3), "0.lora_B": torch.ones(5, 1)}
     merger = LoraMerger(model)
@@ -275,7 +272,7 @@ NAMINGS = ["0.lora_{}", "0.lora_{}.weight", "base_model.model.0.lora_{}.default.
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_every_naming_fits_every_model(naming: str) -> None:
+def test_every_naming_fits_every_model(naming):
     a, b = torch.randn(2, 3), torch.randn(5, 2)
     state = {naming.format("A"): a, naming.format("B"): b}
     config = LoraConfig(2, 6.0)
@@ -300,7 +297,7 @@ def test_every_naming_fits_every_model(naming: str) -> None:
     assert torch.equal(coati[0].lora_B, b[:3])
 
 
-def test_settings_may_be_any_object_with_their_names() -> None:
+def test_settings_may_be_any_object_with_their_names():
     class Coati:
         r, lora_alpha = 2, 6
 
@@ -331,7 +328,7 @@ GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
         ({"0.lora_A": torch.zeros(4, 3), "0.lora_B": torch.zeros(5, 4)}, "r=2"),
     ],
 )
-def test_a_mismatch_changes_nothing(state: dict[str, Tensor], message: str) -> None:
+def test_a_mismatch_changes_nothing(state, message):
     model, before = plain_model()
     with pytest.raises(WeightMismatch, match=message):
         LoraMerger(model).plan(state, {"0": LoraConfig(2, 2.0), "9": LoraConfig(2, 2.0)})
@@ -340,7 +337,7 @@ def test_a_mismatch_changes_nothing(state: dict[str, Tensor], message: str) -> N
     assert torch.equal(model[0].weight, before)
 
 
-def test_layers_that_would_read_a_and_b_otherwise_are_refused() -> None:
+def test_layers_that_would_read_a_and_b_otherwise_are_refused():
     layer = PeftLinear()
     merger = LoraMerger(peft_model(layer))
     with pytest.raises(WeightMismatch, match="scale"):
@@ -358,7 +355,7 @@ def test_layers_that_would_read_a_and_b_otherwise_are_refused() -> None:
         merger.plan(GOOD, {})
 
 
-def test_weights_that_cannot_take_a_product_are_refused() -> None:
+def test_weights_that_cannot_take_a_product_are_refused():
     tied = nn.Module()
     tied.read, tied.embed = nn.Linear(3, 5, bias=False), nn.Embedding(5, 3)
     tied.read.weight = tied.embed.weight
@@ -395,9 +392,7 @@ TWO = LoraConfig(2, 2.0)
         (GOOD, {"0": TWO, "1": TWO}, "settings of 1, but no lora_A.* are 0"),
     ],
 )
-def test_an_adapter_that_readers_would_refuse_is_not_published(
-    tensors: dict[str, Tensor], settings: dict[str, Any], message: str
-) -> None:
+def test_an_adapter_that_readers_would_refuse_is_not_published(tensors, settings, message):
     with pytest.raises(EncodeError, match=message) as failure:
         adapter_of((tensors, settings))
     assert str(failure.value).endswith("Nothing was published.")
@@ -416,14 +411,14 @@ def test_an_adapter_that_readers_would_refuse_is_not_published(
         (nn.Linear(2, 2), "no LoRA layers"),
     ],
 )
-def test_other_values_than_adapters_are_refused(adapter: object, message: str) -> None:
+def test_other_values_than_adapters_are_refused(adapter, message):
     with pytest.raises(ConfigError, match=message):
         adapter_of(adapter)
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
 @pytest.mark.parametrize("layer", ["0", "base_model.model.0"])
-def test_an_adapter_that_readers_take_is_published_unchanged(naming: str, layer: str) -> None:
+def test_an_adapter_that_readers_take_is_published_unchanged(naming, layer):
     class Coati:
         r, lora_alpha = 2, 6
 
@@ -438,7 +433,7 @@ def test_an_adapter_that_readers_take_is_published_unchanged(naming: str, layer:
     assert adapter_of(model) == lora_of(model)
 
 
-def test_a_state_dict_and_settings_are_enough() -> None:
+def test_a_state_dict_and_settings_are_enough():
     state = {f"base_model.model.{name}.weight": tensor for name, tensor in GOOD.items()}
     state |= {name.replace("0.", "x.1."): tensor for name, tensor in GOOD.items()}
     tensors, configs = lora_of_state(state, LoraConfig(2, 4.0))
@@ -479,9 +474,7 @@ def test_a_state_dict_and_settings_are_enough() -> None:
         ({"alpha_pattern": [1]}, "not a map"),
     ],
 )
-def test_settings_that_are_not_plain_lora_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_are_not_plain_lora_are_refused(settings, message):
     if not message:
         assert lora_of_state(GOOD, {"r": 2, **settings})
         return
@@ -506,7 +499,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_an_adapter_folder_equals_peft_s(tmp_path: Path) -> None:
+def test_an_adapter_folder_equals_peft_s(tmp_path):
     from safetensors import safe_open
 
     tensors, configs = adapter(LoraConfig(2, 8.0, 0.1), LoraConfig(2, 8.0, 0.1))
@@ -542,7 +535,7 @@ def test_an_adapter_folder_equals_peft_s(tmp_path: Path) -> None:
     assert settings == configs
 
 
-def test_layers_of_other_ranks_with_one_scale_stay_as_they_are(tmp_path: Path) -> None:
+def test_layers_of_other_ranks_with_one_scale_stay_as_they_are(tmp_path):
     tensors, configs = adapter(LoraConfig(2, 4.0), LoraConfig(4, 8.0))
     save_adapter(tmp_path / "a", tensors, configs)
     written = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
@@ -554,7 +547,7 @@ def test_layers_of_other_ranks_with_one_scale_stay_as_they_are(tmp_path: Path) -
     assert settings == configs
 
 
-def test_layers_of_other_scales_get_one_and_the_same_product(tmp_path: Path) -> None:
+def test_layers_of_other_scales_get_one_and_the_same_product(tmp_path):
     configs = (LoraConfig(2, 3.0), LoraConfig(4, 8.0), LoraConfig(2, 5.0, use_rslora=True))
     tensors, settings = adapter(*configs)
     tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
@@ -570,7 +563,7 @@ def test_layers_of_other_scales_get_one_and_the_same_product(tmp_path: Path) -> 
         torch.testing.assert_close(after, before)
 
 
-def test_an_adapter_replaces_an_earlier_one_and_keeps_other_files(tmp_path: Path) -> None:
+def test_an_adapter_replaces_an_earlier_one_and_keeps_other_files(tmp_path):
     folder = tmp_path / "a"
     folder.mkdir()
     save_adapter(folder, *adapter(LoraConfig(2, 4.0)))
@@ -588,12 +581,12 @@ def test_an_adapter_replaces_an_earlier_one_and_keeps_other_files(tmp_path: Path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "link"]
 
 
-def test_an_engine_finds_both_files_at_every_moment(tmp_path: Path) -> None:
+def test_an_engine_finds_both_files_at_every_moment(tmp_path):
     good = adapter(LoraConfig(2, 4.0))
     save_adapter(tmp_path / "a", *good)
     done, missed = threading.Event(), 0
 
-    def engine() -> None:
+    def engine():
         nonlocal missed
         while not done.is_set():
             for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -608,7 +601,7 @@ def test_an_engine_finds_both_files_at_every_moment(tmp_path: Path) -> None:
     assert not missed
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
     good = adapter(LoraConfig(2, 4.0))
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
@@ -625,7 +618,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_other_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_other_files_are_refused_before_anything_is_written(tmp_path):
     tensors, configs = adapter(LoraConfig(2, 4.0), LoraConfig(2, 4.0, fan_in_fan_out=True))
     for wrong in ((tensors, configs), ({}, {}), (tensors, {}), ({"w": tensors["m.0.lora_A"]}, {})):
         with pytest.raises(EncodeError):
@@ -635,7 +628,7 @@ def test_other_files_are_refused_before_anything_is_written(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
+def test_damaged_adapters_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no adapter_model"):
         load_adapter(tmp_path)
     save_adapter(tmp_path, *adapter(LoraConfig(2, 4.0)))
@@ -649,9 +642,7 @@ def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
         load_adapter(tmp_path)
 
 
-def test_a_file_system_without_exchange_does_two_renames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_exchange_does_two_renames(tmp_path, monkeypatch):
     class Libc:
         renameat2 = None
 
@@ -666,7 +657,7 @@ def test_a_file_system_without_exchange_does_two_renames(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers for old names
-def test_peft_reads_our_folders_and_we_publish_peft_s_adapters(tmp_path: Path) -> None:
+def test_peft_reads_our_folders_and_we_publish_peft_s_adapters(tmp_path):
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -681,12 +672,12 @@ def test_peft_reads_our_folders_and_we_publish_peft_s_adapters(tmp_path: Path) -
     base = transformers.LlamaForCausalLM(config).eval()
     weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
 
-    def fresh() -> Any:
+    def fresh():
         model = transformers.LlamaForCausalLM(config).eval()
         model.load_state_dict(weights)
         return model
 
-    def logits(model: nn.Module) -> Tensor:
+    def logits(model):
         with torch.no_grad():
             found: Tensor = model(torch.arange(8)[None]).logits
         return found
@@ -745,7 +736,7 @@ def test_peft_reads_our_folders_and_we_publish_peft_s_adapters(tmp_path: Path) -
         ({"target_modules": [], "target_parameters": ["read.weight"]}, "targets a parameter"),
     ],
 )
-def test_other_training_of_peft_is_refused(more: dict[str, Any], message: str) -> None:
+def test_other_training_of_peft_is_refused(more, message):
     peft = pytest.importorskip("peft")
     model = nn.Module()
     model.embed, model.conv = nn.Embedding(5, 4), nn.Conv2d(4, 4, 3)
@@ -757,7 +748,7 @@ def test_other_training_of_peft_is_refused(more: dict[str, Any], message: str) -
     assert "Use " in str(failure.value)
 
 
-def test_the_active_adapter_of_peft_travels() -> None:
+def test_the_active_adapter_of_peft_travels():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["0"])
     model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 4)), config)

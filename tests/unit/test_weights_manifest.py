@@ -1,7 +1,5 @@
 """Manifests: read back as they were written, and refused if they are hostile."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct

@@ -1,7 +1,5 @@
 """States: the bytes of chunks in live tensors, in private memory, and in both."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

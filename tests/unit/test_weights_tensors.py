@@ -1,7 +1,5 @@
 """States, layouts, and the check whether a version fits a model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import distributed, nn
@@ -58,7 +55,7 @@ def check_same(wrapped: nn.Module, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
-def test_a_wrapped_model_is_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_wrapped_model_is_the_plain_one(wrap):
     model = plain()
     wrapped = wrap(model)
     assert unwrapped(wrapped) is model
@@ -67,16 +64,14 @@ def test_a_wrapped_model_is_the_plain_one(wrap: Callable[[nn.Module], nn.Module]
 
 
 @pytest.mark.parametrize("wrap", [compiled, checkpoint_wrapper])
-def test_wrapped_parts_have_the_names_of_plain_ones(
-    wrap: Callable[[nn.Module], nn.Module],
-) -> None:
+def test_wrapped_parts_have_the_names_of_plain_ones(wrap):
     model = plain()
     check_same(nn.Sequential(wrap(model[0]), wrap(checkpoint_wrapper(model[1]))), model)
     check_same(compiled(nn.Sequential(wrap(model[0]), wrap(model[1]))), model)
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
+def group(tmp_path):
     distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
@@ -85,7 +80,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_model_of_a_data_parallel_rank_is_the_plain_one() -> None:
+def test_a_model_of_a_data_parallel_rank_is_the_plain_one():
     model = plain()
     check_same(nn.parallel.DistributedDataParallel(model), model)
     check_same(compiled(nn.parallel.DistributedDataParallel(compiled(model))), model)
@@ -101,7 +96,7 @@ class Odd(nn.Module):
         self._orig_mod.weight = self.weight if same else nn.Parameter(torch.zeros(2))
 
 
-def test_two_names_that_would_be_one_are_refused() -> None:
+def test_two_names_that_would_be_one_are_refused():
     assert inside(Odd(same=False)) is None
     for of in (module_tensors, published_tensors, target_shards):
         with pytest.raises(EncodeError, match="both 'weight'"):
@@ -109,7 +104,7 @@ def test_two_names_that_would_be_one_are_refused() -> None:
         assert list(of(Odd(same=True))) == ["weight"]
 
 
-def test_names_in_dicts_and_pairs_stay_as_they_are() -> None:
+def test_names_in_dicts_and_pairs_stay_as_they_are():
     state = compiled(nn.Linear(2, 1)).state_dict()
     names = ["_orig_mod.weight", "_orig_mod.bias"]
     assert list(state) == names
@@ -120,7 +115,7 @@ def test_names_in_dicts_and_pairs_stay_as_they_are() -> None:
     assert list(published_tensors(module)) == ["module.weight", "module.bias"]
 
 
-def test_only_the_parts_of_wrappers_leave_a_name() -> None:
+def test_only_the_parts_of_wrappers_leave_a_name():
     assert plain_name("a._orig_mod.0._checkpoint_wrapped_module.weight") == "a.0.weight"
     assert plain_name("my_orig_mod.module.weight") == "my_orig_mod.module.weight"
     assert plain_name("_orig_mod") == plain_name("") == ""

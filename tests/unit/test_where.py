@@ -49,9 +49,7 @@ def condition(tag: str, *values: Any, inverted: bool = False) -> dict[str, Any]:
         ("between", [-math.inf, 0], [(-1e300, 0.0)], False),
     ],
 )
-def test_every_operator_in_both_spellings(
-    operator: str, operand: Any, values: list[Any], inverted: bool
-) -> None:
+def test_every_operator_in_both_spellings(operator, operand, values, inverted):
     expected = condition("scores", *values, inverted=inverted)
     assert parsed({"scores": {f"${operator}": operand}}) == expected
     assert parsed({f"scores_{operator}": operand}) == expected
@@ -59,14 +57,14 @@ def test_every_operator_in_both_spellings(
         assert parsed({"scores": operand}) == expected
 
 
-def test_entries_of_a_dict_are_joined_by_and() -> None:
+def test_entries_of_a_dict_are_joined_by_and():
     both = {"all": [condition("source", "math"), condition("scores", (ABOVE, MOST))]}
     assert parsed({"source": "math", "scores_gt": 0.8}) == both
     assert parsed({"$and": [{"source": "math"}, {"scores": {"$gt": 0.8}}]}) == both
     assert parsed({"source": "math", "$and": [{"$and": [{"scores_gt": 0.8}]}]}) == both
 
 
-def test_or_joins_queries() -> None:
+def test_or_joins_queries():
     assert parsed({"$or": [{"source": "math"}, {"x": 1, "scores_lt": 0.8}]}) == {
         "any": [
             condition("source", "math"),
@@ -95,11 +93,11 @@ def test_or_joins_queries() -> None:
          condition("source", "a", inverted=True)),
     ],
 )  # fmt: skip
-def test_conditions_on_one_tag_become_one_condition(where: Any, expected: Any) -> None:
+def test_conditions_on_one_tag_become_one_condition(where, expected):
     assert parsed(where) == expected
 
 
-def test_a_name_that_ends_like_a_suffix_wins() -> None:
+def test_a_name_that_ends_like_a_suffix_wins():
     assert parsed({"x_not": 1}) == condition("x_not", (1.0, 1.0))
     assert parsed({"x_not_in": [1]}) == condition("x_not", (1.0, 1.0))
     assert parsed({"x_not_not_in": [1]}) == condition("x_not", (1.0, 1.0), inverted=True)
@@ -107,13 +105,13 @@ def test_a_name_that_ends_like_a_suffix_wins() -> None:
     assert json.loads(parse_where({"x_not_in": [1]}, ["x"]))["inverted"]
 
 
-def test_an_empty_query_asks_for_nothing() -> None:
+def test_an_empty_query_asks_for_nothing():
     assert parse_where({}, TAGS) == ""
     assert parse_where({"$and": [{}]}, TAGS) == ""
     assert parsed({"$or": [{}, {"x": 1}]}) == {"any": [condition("x", (1.0, 1.0)), {"all": []}]}
 
 
-def test_numbers_beyond_all_tags_match_nothing() -> None:
+def test_numbers_beyond_all_tags_match_nothing():
     for number in (1e300, -1.1e300, math.inf, -math.inf):
         assert parsed({"scores": number}) == condition("scores")
     assert parsed({"scores_lt": 1e308}) == condition("scores", (-1e300, MOST))
@@ -133,21 +131,21 @@ def test_numbers_beyond_all_tags_match_nothing() -> None:
         [],
     ],
 )
-def test_an_unknown_tag_or_operator_is_an_error_that_lists_the_known(where: Any) -> None:
+def test_an_unknown_tag_or_operator_is_an_error_that_lists_the_known(where):
     with pytest.raises(ConfigError) as caught:
         parse_where(where, TAGS)
     for known in (*TAGS, "_not_in", "$between", "$and", "$or"):
         assert known in str(caught.value)
 
 
-def test_without_declared_tags_the_error_says_how_to_declare_some() -> None:
+def test_without_declared_tags_the_error_says_how_to_declare_some():
     with pytest.raises(ConfigError, match=r"tags=\["):
         parse_where({"scores": 1}, [])
 
 
 @pytest.mark.parametrize("operator", ["gt", "lte"])
 @pytest.mark.parametrize("operand", ["math", [1], {"$gt": 1}, None, math.nan, 2**53 + 1, {1}, b"1"])
-def test_comparisons_want_a_number(operator: str, operand: Any) -> None:
+def test_comparisons_want_a_number(operator, operand):
     for where in ({f"scores_{operator}": operand}, {"scores": {f"${operator}": operand}}):
         with pytest.raises(ConfigError, match="scores"):
             parse_where(where, TAGS)
@@ -180,13 +178,13 @@ def test_comparisons_want_a_number(operator: str, operand: Any) -> None:
         {"source": "\ud800"},
     ],
 )
-def test_operands_of_the_wrong_type_are_errors(where: Any) -> None:
+def test_operands_of_the_wrong_type_are_errors(where):
     with pytest.raises(ConfigError):
         parse_where(where, TAGS)
 
 
-def test_a_query_may_not_be_nested_too_deeply() -> None:
-    def nested(depth: int) -> dict[str, Any]:
+def test_a_query_may_not_be_nested_too_deeply():
+    def nested(depth):
         return {"$or": [{"x": depth}, nested(depth - 1)]} if depth else {"x": 0}
 
     assert parsed(nested(MOST_DEPTH))
@@ -198,7 +196,7 @@ def test_a_query_may_not_be_nested_too_deeply() -> None:
         parse_where(endless, TAGS)
 
 
-def test_a_query_may_not_hold_too_much() -> None:
+def test_a_query_may_not_hold_too_much():
     several = [{"source": f"s{number}"} for number in range(MOST_CONDITIONS)]
     assert len(parsed({"$or": several})["values"]) == MOST_CONDITIONS
     with pytest.raises(ConfigError, match=f"{MOST_CONDITIONS} conditions"):

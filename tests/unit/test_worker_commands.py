@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +31,7 @@ class Unable(GRPORecipe):
 
 
 @pytest.fixture(autouse=True)
-def random_state() -> Iterator[None]:
+def random_state():
     """Trainers seed the global generators, and set the number of threads."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
@@ -48,20 +46,18 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize("recipe", ["sorting", "cartpole"])
-def test_one_process_cannot_shard(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_process_cannot_shard(recipe, capsys):
     said = refusal(capsys, recipe, "--shard", "--gradient-checkpointing")
     assert "--shard needs several ranks: start the trainer by torchrun" in said
 
 
-def test_a_model_without_checkpointing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_checkpointing(capsys):
     said = refusal(capsys, "sorting", "--gradient-checkpointing")
     assert "Actor has no method activation_checkpointing_enable" in said
     assert "leave it out, or use torch.utils.checkpoint in the model" in said
 
 
-def test_a_model_of_transformers_that_does_not_support_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_transformers_that_does_not_support_it(tmp_path, capsys):
     pytest.importorskip("transformers")
     file = tmp_path / "unable_recipe.py"
     file.write_text(UNABLE)
@@ -78,12 +74,7 @@ def test_a_model_of_transformers_that_does_not_support_it(
         (maker.main, ["--metrics", "/dev/null/none"], "/dev/null/none"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(
-    command: Callable[[list[str]], int],
-    words: list[str],
-    flag: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_setting_that_cannot_be_is_named(command, words, flag, capsys):
     assert command(["sorting", "--url", "fake://settings", *words]) == 2
     said, errors = capsys.readouterr()
     assert (said, errors.count("\n")) == ("", 1)
@@ -97,9 +88,7 @@ def test_a_setting_that_cannot_be_is_named(
         (trainer.main, ("--groups", "--clip", "REDRB_TARGET_REWARD")),
     ],
 )
-def test_help_is_complete(
-    command: Callable[[list[str]], int], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_complete(command, words, capsys):
     with pytest.raises(SystemExit):
         command(["sorting", "--help"])
     said = capsys.readouterr().out
@@ -129,20 +118,13 @@ def test_help_is_complete(
         ),
     ],
 )
-def test_a_worker_alone_says_what_it_waited_for(
-    command: Callable[[list[str]], int],
-    words: list[str],
-    status: int,
-    said: str,
-    namespace: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_worker_alone_says_what_it_waited_for(command, words, status, said, namespace, capsys):
     target = ["--target-reward", "2"] if command is trainer.main else []
     assert command(["sorting", "--url", f"fake://{namespace}", *words, *target]) == status
     assert re.search(said, capsys.readouterr().err, re.DOTALL)
 
 
-def test_every_sample_carries_what_training_needs(namespace: str) -> None:
+def test_every_sample_carries_what_training_needs(namespace):
     url = f"fake://{namespace}"
     with redrb.connect(url) as client:
         with RecipeTrainer(client, Sorting(), lambda *_, **__: None) as training:
@@ -167,14 +149,14 @@ def test_every_sample_carries_what_training_needs(namespace: str) -> None:
     assert set(batch.reward.tolist()) <= {0.0, 1.0}
 
 
-def test_a_maker_changes_weights_in_mid_generation(namespace: str) -> None:
+def test_a_maker_changes_weights_in_mid_generation(namespace):
     url, ended = f"fake://{namespace}", threading.Event()
     with redrb.connect(url) as client:
         actor, critic = Actor(), Critic()
         redrb.WeightPublisher(client, "sort-reference").publish(actor)
         training = Broadcast(client, "default", "sort", [])
 
-        def publish() -> None:
+        def publish():
             while not ended.is_set():
                 training.push({"actor": actor, "critic": critic}, fully=True)
 
