@@ -72,6 +72,7 @@ class Observed(msgspec.Struct, frozen=True):
         settings: Its incarnation, and those that were asked for and that it has; empty without a
             task.
         groups: A page of its consumer groups.
+        odd_groups: Consumer groups with names that nothing can have.
         seen_ms: When each of the `workers` announced itself, by the server's time.
         memory_bytes: Bytes of groups, facts and dead letters, as Redis estimates them.
         workers: Name and announcement of a page of workers, the newest first. They come behind the
@@ -84,6 +85,7 @@ class Observed(msgspec.Struct, frozen=True):
     version: int | None = None
     figures: dict[str, int] = msgspec.field(default_factory=dict)
     groups: list[ObservedGroup] = msgspec.field(default_factory=list)
+    odd_groups: int = 0
     workers_total: int = 0
     seen_ms: list[float] = msgspec.field(default_factory=list)
     memory_bytes: int | None = None

@@ -98,6 +98,7 @@ class TaskState:
         settings: Its settings by name, as text, such as "max_staleness": "4".
         groups: Its consumer groups, at most 16: "default" first, then by name. A task from which
             nothing was taken yet has "default", not joined.
+        odd_groups: Consumer groups with names that nothing can have; they are not shown.
         workers: Its makers, trainers and stages, at most 200, the newest first.
         stored_bytes: Bytes of the stored groups, by the mean size of all groups put.
         memory_bytes: Bytes of memory of the groups, their facts and the dead letters, as Redis
@@ -113,6 +114,7 @@ class TaskState:
     partitions: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ConsumerGroupState, ...] = ()
+    odd_groups: int = 0
     workers: tuple[WorkerState, ...] = ()
     workers_total: int = 0
     stored_bytes: int = 0

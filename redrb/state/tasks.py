@@ -63,6 +63,7 @@ class _Part:
     put: int
     figures: Mapping[str, int]
     groups: Mapping[str, ConsumerGroupState]
+    odd_groups: int
     workers: tuple[WorkerState, ...]
     workers_total: int
     memory_bytes: int | None
@@ -141,6 +142,7 @@ def _part(found: Observed, announced: Announced) -> _Part:
         put=found.put,
         figures=found.figures,
         groups={group.name: _group(group, found) for group in found.groups},
+        odd_groups=found.odd_groups,
         workers=tuple(worker for worker in read if worker is not None),
         workers_total=found.workers_total,
         memory_bytes=found.memory_bytes,
@@ -182,6 +184,7 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
         partitions=_partitions(first),
         settings={name: text for name, text in shown.items() if name not in _HIDDEN},
         groups=groups,
+        odd_groups=max(part.odd_groups for part in parts),
         workers=with_holdings(in_order(_merged([part.workers for part in parts])), groups),
         workers_total=max(part.workers_total for part in parts),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,

@@ -17,6 +17,7 @@ from torch import nn
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
+from redrb.doctor.checkup import Checkup
 from redrb.keys import WeightKeys
 from redrb.state.findings import findings_of, tasks, workers
 from redrb.state.rates import SHORTEST_S
@@ -234,6 +235,24 @@ def test_a_ledger_that_does_not_balance(owner: Client, namespace: str, reader: S
         (finding,) = findings_of(reader.look())[:1]
         assert finding.code == "unbalanced-ledger"
         assert "-1 are not accounted for" in finding.summary
+
+
+def test_consumer_groups_of_other_programs_hide_no_figures(
+    owner: Client, namespace: str, reader: StateReader
+) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        lease = stream.take(1, timeout=0)
+        groups = stream._task.store.keys.groups
+        owner.at(groups).execute("SADD", groups, b"\xff", "a b")
+        checked = Checkup(owner, namespace, reader.look)
+        [task] = checked.state.tasks
+        assert [(each.name, each.stats.ledger.leased) for each in task.groups] == [("default", 1)]
+        [examined] = checked.examined
+        assert [each.name for each in examined.consumer_groups] == ["default"]
+        found = {each.code: each for each in findings_of(checked.state)}
+        assert "2 consumer groups of a name that none can have" in found["failed-check"].summary
+        lease.release()
 
 
 def test_weights(owner: Client, namespace: str, reader: StateReader) -> None:

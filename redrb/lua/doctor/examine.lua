@@ -60,8 +60,7 @@ local function report_task(all)
   }
 end
 
-local all, found = groups(), {}
-table.sort(all)
+local all, found = known_groups(), {}
 for _, group in ipairs(all) do -- bound: consumer groups
   if group > ask.after and #found < PAGE.examined_groups then
     found[#found + 1] = report_group(group)

@@ -109,6 +109,18 @@ local function groups()
   return all
 end
 
+-- Names of the consumer groups that redrb can have given, sorted, and how many others there are.
+local function known_groups()
+  local known, all = {}, groups()
+  for _, name in ipairs(all) do -- bound: consumer groups
+    if string.find(name, '^[%w%._/@+-]+$') then
+      known[#known + 1] = name
+    end
+  end
+  table.sort(known)
+  return known, #all - #known
+end
+
 local function exists()
   return redis.call('EXISTS', task) == 1
 end

@@ -10,8 +10,8 @@ if not exists() then
 end
 --@include staleness_counts
 local ask = cmsgpack.unpack(ARGV[1])
-local names, first, joined = groups(), ask.group ~= '' and ask.group or 'default', {}
-table.sort(names)
+local names, odd = known_groups()
+local first, joined = ask.group ~= '' and ask.group or 'default', {}
 local ordered = {first}
 for _, name in ipairs(names) do
   joined[name] = true
@@ -75,6 +75,7 @@ return {cmsgpack.pack({
   version = rules().version,
   figures = figures,
   groups = reported,
+  odd_groups = odd,
   workers_total = redis.call('ZCARD', key('workers')),
   seen_ms = seen,
   memory_bytes = memory,

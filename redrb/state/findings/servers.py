@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from redrb.connection.server_program import OLDEST_SERVER
 from redrb.state.findings.wording import (
+    counted,
     finding_of,
     server_command,
     server_finding,
@@ -31,6 +32,12 @@ def find(state: State) -> Iterator[Finding]:
         for each in named:
             if each.damage:
                 yield finding_of("failed-check", f"{kind} {each.name}", each.damage, command)
+    for task in state.tasks:
+        if task.odd_groups:
+            text = (
+                f"It has {counted(task.odd_groups, 'consumer group')} of a name that none can have."
+            )
+            yield finding_of("failed-check", f"task {task.name}", text, command)
     for server in state.servers:
         yield from _of_server(server)
 
