@@ -32,8 +32,8 @@ def cluster(request):
 
 
 @pytest.fixture
-def client(cluster):
-    with redrb.connect(cluster.url, retry_s=RETRY_S) as client:
+def client(cluster, request):
+    with redrb.connect(cluster.url, retry_s=getattr(request, "param", RETRY_S)) as client:
         yield client
 
 
@@ -234,6 +234,7 @@ def test_changes_reach_all_partitions_that_can_be_reached(cluster, victim, names
         stream.close()
 
 
+@pytest.mark.parametrize("client", [1.0], indirect=True)
 def test_heartbeats_of_a_stopped_cluster_are_logged_once_and_then_that_it_is_over(
     cluster, stream, monkeypatch, caplog
 ):
