@@ -26,8 +26,8 @@ from benchmarks.machine import machine
 from benchmarks.plots import PALETTE
 from benchmarks.server import private_server
 from redrb.algorithms import generate
+from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts
 from redrb.errors import AdmissionTimeout
-from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts
 
 BOUNDS = (0, 1, 4)
 MAKERS = 2

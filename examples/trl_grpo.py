@@ -87,7 +87,7 @@ def train(url: str, output: str) -> None:
     """Train on the makers' groups, and publish the policy after each step."""
     from trl import GRPOConfig, GRPOTrainer
 
-    from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts
+    from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts
 
     with redrb.connect(url) as client, task(client) as stream:
         with (

@@ -13,6 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+_MAY_PASS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE}
+)
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether the same file may be written later: the disk is full, read-only or failing."""
+    return error.errno in _MAY_PASS
+
+
 _RANDOM = re.compile(r"[0-9a-f]{32}")
 _LOCK = "lock"
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)

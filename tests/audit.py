@@ -15,7 +15,7 @@ import pytest
 from redrb import ExperienceStream, Status
 from redrb.connection.transport import Pipeline
 from redrb.stream.heartbeat import Heartbeat
-from redrb.stream.task.facts import Facts, unpack_facts
+from redrb.stream.task.entries import Facts, unpack_facts
 
 BASE = "9999999999999-"
 _MANY = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from redrb.cli import _parser
+from redrb.cli.__main__ import _parser
+from redrb.cli.processes import stage
 from redrb.recipe.command_line import general_parser
-from redrb.state.model import Finding
-from redrb.workers import stage
+from redrb.watch.state.model import Finding
 
 OF_SYSTEM = {"cat", "echo", "kill", "pip", "ps", "timedatectl"}
 WITHOUT_URL = {"acl"}

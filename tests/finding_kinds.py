@@ -9,5 +9,7 @@ from typing import Any
 
 def finding_kinds(*rooms: str) -> dict[str, dict[str, Any]]:
     """Return severity, cause and repairs by code, of "state" or "doctor"."""
-    declared = tomllib.loads((files("redrb.state.findings") / "kinds.toml").read_text("utf-8"))
+    declared = tomllib.loads(
+        (files("redrb.watch.state.findings") / "kinds.toml").read_text("utf-8")
+    )
     return {code: kind for room in rooms for code, kind in declared[room].items()}

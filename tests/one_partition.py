@@ -5,7 +5,7 @@ from __future__ import annotations
 from redrb import ExperienceStream
 from redrb.stream.open_task import OpenTask
 from redrb.stream.partitions.partition import Partition
-from redrb.stream.task.numbering import ONE_PARTITION
+from redrb.stream.task.entries import ONE_PARTITION
 from redrb.stream.task.reach import Reach
 
 

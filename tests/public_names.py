@@ -16,27 +16,28 @@ from pathlib import Path
 from types import FunctionType as Function
 from typing import Any
 
-from redrb import cli, errors
-from redrb.workers import maker, stage, trainer
+from redrb import errors
+from redrb.cli import __main__ as cli
+from redrb.cli.processes import maker, stage, trainer
 
 GOLDEN = Path(__file__).parent / "unit" / "golden" / "public_names.txt"
 
 MODULES = (
     "redrb",
     "redrb.algorithms",
-    "redrb.browse",
+    "redrb.watch.groups",
     "redrb.codec",
-    "redrb.engines",
-    "redrb.episodes",
+    "redrb.train.engines",
+    "redrb.train.episodes",
     "redrb.experience",
-    "redrb.interop.coati",
-    "redrb.interop.torchrl",
-    "redrb.interop.trl",
+    "redrb.compat.coati",
+    "redrb.compat.torchrl",
+    "redrb.compat.trl",
     "redrb.recipe",
-    "redrb.replay",
-    "redrb.runtime",
+    "redrb.compat.xtuner",
+    "redrb.train",
     "redrb.stream",
-    "redrb.tracing",
+    "redrb.stream.tracing",
     "redrb.weights",
 )
 """Modules that users import from."""

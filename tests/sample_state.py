@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from redrb.experience import Status
-from redrb.state.findings import findings_of
-from redrb.state.histogram import Histogram
-from redrb.state.history import History
-from redrb.state.model import (
+from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
+from redrb.watch.state.findings import findings_of
+from redrb.watch.state.histogram import Histogram
+from redrb.watch.state.history import History
+from redrb.watch.state.model import (
     ConsumerGroupState,
     Rates,
     ServerState,
@@ -18,8 +19,7 @@ from redrb.state.model import (
     WeightsState,
     WorkerState,
 )
-from redrb.state.observer import View
-from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
+from redrb.watch.state.observer import View
 
 
 def sample_state(now: float = 1_795_000_000.0) -> State:

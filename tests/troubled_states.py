@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from redrb.state.histogram import Histogram
-from redrb.state.model import State
+from redrb.watch.state.histogram import Histogram
+from redrb.watch.state.model import State
 from tests.sample_state import sample_state
 
 

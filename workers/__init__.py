@@ -1,1 +1,1 @@
-"""The processes of a job in a checkout: `python -m workers.maker RECIPE`; see `redrb.workers`."""
+"""The processes of a job in a checkout: `python -m workers.maker RECIPE`."""

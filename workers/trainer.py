@@ -1,6 +1,6 @@
 """`python -m workers.trainer`: the command `redrb-trainer` in a checkout."""
 
-from redrb.workers.trainer import run
+from redrb.cli.processes.trainer import run
 
 if __name__ == "__main__":
     run()

@@ -13,9 +13,9 @@ import redrb
 from benchmarks.options import Options
 from benchmarks.server import private_server
 from redrb.connection import Client
-from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
 from redrb.stream.task.calls import Announce
+from redrb.watch.state.reader import StateReader
 
 CONSUMER_GROUPS = (1, 16)
 WORKERS = 100

@@ -20,10 +20,10 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 import redrb
-from redrb.commands.top.app import Top
+from redrb.cli.top.app import Top
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
-from redrb.state.observer import Observer
+from redrb.watch.state.observer import Observer
 
 FOLDER = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"

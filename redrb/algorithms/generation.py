@@ -6,16 +6,87 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from redrb.algorithms.completions import Completions
-from redrb.algorithms.decoding import decoder_of
-from redrb.algorithms.models import device_of
+from redrb.algorithms.models import (
+    GRIDS,
+    NO_INPUTS,
+    ModelInputs,
+    call,
+    device_of,
+    forward_names,
+    output_tensor,
+    positions,
+)
 from redrb.algorithms.prompts import further_keys, prompt_inputs, read_prompts
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, RecordError
+
+NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""`(newest [B, T], attention_mask [B, S]) -> logits [B, V]`, called in the order of the tokens."""
+
+
+def decoder_of(
+    model: nn.Module, *, use_cache: bool = True, inputs: ModelInputs = NO_INPUTS
+) -> NextToken:
+    """Return a function that gives the next logits of one new batch, one call a token."""
+    names = forward_names(model)
+    cache = next((name for name in ("cache", "past_key_values") if name in names), None)
+    if not use_cache or cache is None or "use_cache" not in names:
+        return _whole(model, names, inputs)
+    if names & inputs.others.keys() & GRIDS:  # positions are not those of the mask
+        return _whole(model, names, inputs)
+    options: dict[str, Any] = {"use_cache": True}
+    if "logits_to_keep" in names:
+        options["logits_to_keep"] = 1
+
+    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+        nonlocal inputs
+        if "position_ids" in names:
+            options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
+        output = call(model, newest, attention_mask, inputs=inputs, **options)
+        inputs = NO_INPUTS  # later calls find them in the cache
+        options[cache] = getattr(output, cache, None)
+        if options[cache] is None:
+            raise RecordError(
+                f"{type(model).__name__} returned no {cache} with use_cache=True: put it into eval "
+                "mode, or turn its gradient checkpointing off to sample."
+            )
+        return _last(output, model, newest.shape[0])
+
+    return next_token
+
+
+def _whole(model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> NextToken:
+    """Return a function that computes all tokens so far at each call."""
+    options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+    if "actions" in names:
+        options["actions"] = None
+    seen: Tensor | None = None
+
+    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+        nonlocal seen, inputs
+        if seen is not None:
+            inputs = inputs.extended(newest.shape[1])
+        seen = newest if seen is None else torch.cat([seen, newest], 1)
+        output = call(model, seen, attention_mask, inputs=inputs, **options)
+        return _last(output, model, newest.shape[0])
+
+    return next_token
+
+
+def _last(output: object, model: nn.Module, batch: int) -> Tensor:
+    """Return the logits after the last token, `[B, V]`."""
+    logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
+    if logits.dim() != 3 or logits.shape[0] != batch:
+        raise RecordError(
+            f"the actor {type(model).__name__} answered with shape {list(logits.shape)}, not "
+            f"[{batch}, S, V]."
+        )
+    return logits[:, -1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +187,7 @@ def generate(
     same numbers, so the ratio of fresh experience is 1. The model stays in its mode.
 
     Args:
-        model: A causal model, as in `redrb.algorithms.models` and `redrb.algorithms.decoding`.
+        model: A causal model, as in `redrb.algorithms.models` and `redrb.algorithms.generation`.
         prompts: Token ids, int64 `[B, P]`, or a mapping with `input_ids` and `attention_mask`, such
             as a tokenizer returns, padded on either side. Without a mask, `pad_token_id` tokens at
             the beginning and the end are padding. Further keys of the mapping, lists or tensors
@@ -135,7 +206,7 @@ def generate(
         num_beams: 1: completions are sampled, not searched for.
         early_stopping, prepare_inputs_fn, update_model_kwargs_fn: Accepted as in coati, without
             effect: sampling ends when every completion has ended, and
-            `redrb.algorithms.decoding` knows how models are called.
+            `redrb.algorithms.generation` knows how models are called.
 
     Raises:
         ConfigError: An option is out of range, or no length limit is given.

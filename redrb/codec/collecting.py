@@ -14,7 +14,7 @@ from torch import Tensor
 from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import Cell, Columns, EncodedColumn
-from redrb.codec.schema import FIELD_CODES
+from redrb.codec.layout import FIELD_CODES
 from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
 from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from redrb.codec.layout import GroupLayout
-from redrb.codec.schema import parse_schema
+from redrb.codec.layout import GroupLayout, parse_schema
 from redrb.codec.wire import PREFIX
-from redrb.damage import Reading
 from redrb.experience.padding import MASKS
+from redrb.unpacking import Reading
 
 
 def misfits(layouts: Sequence[GroupLayout]) -> list[int]:

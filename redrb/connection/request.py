@@ -11,8 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 from redrb.connection.client import Client, Sent
 from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Pipeline, Reply
-from redrb.damage import Reading
 from redrb.forks import mark
+from redrb.unpacking import Reading
 
 T = TypeVar("T")
 

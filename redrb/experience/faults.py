@@ -13,7 +13,7 @@ from typing import Any
 _log = logging.getLogger("redrb")
 
 _PACKAGE = Path(__file__).parents[1]
-_RECIPES = _PACKAGE / "recipes"
+_RECIPES = _PACKAGE / "recipe" / "examples"
 _ASYNCIO = Path(traceback.__file__).parent / "asyncio"
 
 

@@ -24,9 +24,8 @@ import msgspec
 
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Pipeline, Reply
-from redrb.damage import Reading
 from redrb.lua import scripts
-from redrb.unpacking import unpack
+from redrb.unpacking import Reading, unpack
 
 R = TypeVar("R")
 

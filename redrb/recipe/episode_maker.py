@@ -20,18 +20,18 @@ from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.engines import Generation
-from redrb.episodes import EpisodeMaker
-from redrb.episodes.groups import Episode, samples_of
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
-from redrb.metrics.events import Write
 from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
-from redrb.runtime.following import MakerWeights
+from redrb.train.engines import Generation
+from redrb.train.episodes import EpisodeMaker
+from redrb.train.episodes.groups import Episode, samples_of
+from redrb.train.following import MakerWeights
+from redrb.watch.metrics.events import Write
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from redrb.connection import Client
     from redrb.experience import BufferItem
-    from redrb.metrics.events import Write
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.local_engine import LocalEngine
+    from redrb.watch.metrics.events import Write
 
 
 class EpisodeRecipe(GRPORecipe):

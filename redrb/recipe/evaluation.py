@@ -15,13 +15,13 @@ from torch import distributed, nn
 from redrb.algorithms import Reward, generate
 from redrb.algorithms.calls import GRACE_S, submit
 from redrb.algorithms.models import device_of
-from redrb.engines import Generation
-from redrb.episodes.groups import EpisodeRunner
 from redrb.errors import ConfigError
 from redrb.recipe.episode_maker import encoded_prompt, episode_of, reward_of
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.prompts import prompt_batch
-from redrb.runtime.world import group_device, rank_here, world_size_here
+from redrb.train.engines import Generation
+from redrb.train.episodes.groups import EpisodeRunner
+from redrb.train.world import group_device, rank_here, world_size_here
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe

@@ -16,10 +16,10 @@ from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
 from redrb.algorithms.calls import Calls
 from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.models import evaluating
-from redrb.episodes.groups import samples_of
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
 from redrb.recipe.prompts import prompt_batch
+from redrb.train.episodes.groups import samples_of
 
 if TYPE_CHECKING:
     from redrb.recipe.language import LanguageRecipe

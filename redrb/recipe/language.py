@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redrb.algorithms import Completion, GRPOStep, PPOStep, Reward
     from redrb.experience import Experience
-    from redrb.runtime import ExperienceMaker
+    from redrb.train import ExperienceMaker
 
 
 class LanguageRecipe(Recipe, StepSettings):

@@ -17,7 +17,7 @@ from redrb.checks import did_you_mean, install_command
 from redrb.errors import ConfigError
 from redrb.recipe.recipe import Recipe
 
-SHIPPED = "redrb.recipes"
+SHIPPED = "redrb.recipe.examples"
 """Package of the recipes that redrb has."""
 
 OF_EXTRA = ("gymnasium", "transformers")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from redrb.algorithms import generate
-from redrb.engines.engine import Finish, Generation
 from redrb.recipe.prompts import padded
+from redrb.train.engines.engine import Finish, Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,20 +20,19 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop, checked_stop_seconds
 from redrb.errors import StoreError
 from redrb.experience import Experience
-from redrb.metrics.events import Write
 from redrb.recipe.groups import RolloutGroups
-from redrb.recipe.job_settings import agreed_settings
+from redrb.recipe.job_settings import agreed_settings, settings_of_maker
 from redrb.recipe.prompts import endless
-from redrb.recipe.task_settings import settings_of_maker
-from redrb.runtime import MakerEvents, Strategy
-from redrb.runtime.following import MakerWeights
-from redrb.runtime.maker import Maker, maker_stream
 from redrb.stream import ExperienceStream
+from redrb.train import MakerEvents, Strategy
+from redrb.train.following import MakerWeights
+from redrb.train.maker import Maker, maker_stream
+from redrb.watch.metrics.events import Write
 from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
-    from redrb.episodes import EpisodeMaker
     from redrb.recipe.recipe import Recipe
+    from redrb.train.episodes import EpisodeMaker
 
 
 class StepTimes:

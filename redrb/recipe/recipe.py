@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from redrb.connection import Client
     from redrb.experience import BufferItem, Experience
-    from redrb.metrics.events import Write
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.maker import RecipeMaker
-    from redrb.runtime import ExperienceMaker
+    from redrb.train import ExperienceMaker
+    from redrb.watch.metrics.events import Write
 
 Prompt: TypeAlias = Mapping[str, Any]
 """What one group is made of; for language models `redrb.recipe.language` says its keys."""

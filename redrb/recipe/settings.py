@@ -218,4 +218,6 @@ def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
 
 def _origin(recipe: type[RecipeSettings], name: str) -> str:
     owner = owner_of(recipe, name)
-    return "default" if owner.__module__.startswith("redrb.recipe.") else f"recipe {owner.__name__}"
+    ours, shipped = "redrb.recipe.", "redrb.recipe.examples."
+    base = owner.__module__.startswith(ours) and not owner.__module__.startswith(shipped)
+    return "default" if base else f"recipe {owner.__name__}"

@@ -19,20 +19,18 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
-from redrb.metrics.events import Write
-from redrb.recipe.job_settings import agreed_settings
+from redrb.recipe.job_settings import agreed_settings, settings_of_trainer
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
-from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
-from redrb.runtime import AccelerateStrategy, Stateful
-from redrb.runtime.checkpoint import DeclaredSettings
-from redrb.runtime.sharded_models import give_all_ranks
-from redrb.runtime.trainer import Trainer, staleness
-from redrb.runtime.world import any_rank, rank_here, world_size_here
 from redrb.stream import ExperienceStream
+from redrb.train import AccelerateStrategy, Stateful
+from redrb.train.checkpoint import DeclaredSettings
+from redrb.train.trainer import Trainer, staleness
+from redrb.train.world import any_rank, give_all_ranks, rank_here, world_size_here
+from redrb.watch.metrics.events import Write
 from redrb.weights import WeightPublisher, WeightSubscriber
-from redrb.weights.tensors.wrapping import unwrapped
+from redrb.weights.tensors.names import unwrapped
 
 
 class RecipeTrainer(Trainer):
@@ -50,7 +48,7 @@ class RecipeTrainer(Trainer):
         if recipe.shard and ranks == 1:
             raise ConfigError(
                 "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
-                "redrb.workers.trainer, or leave it out."
+                "redrb.cli.processes.trainer, or leave it out."
             )
         strategy = AccelerateStrategy(
             recipe.device or None,

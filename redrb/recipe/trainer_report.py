@@ -10,11 +10,11 @@ from typing import Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.experience import Experience
-from redrb.metrics.events import Write
 from redrb.recipe.recipe import Recipe
-from redrb.runtime import TrainerEvents
-from redrb.runtime.trainer import Trainer
-from redrb.runtime.world import mean_over_ranks, rank_here
+from redrb.train import TrainerEvents
+from redrb.train.trainer import Trainer
+from redrb.train.world import mean_over_ranks, rank_here
+from redrb.watch.metrics.events import Write
 from redrb.weights import WeightVersion
 
 _log = logging.getLogger("redrb")

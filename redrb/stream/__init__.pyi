@@ -4,11 +4,11 @@ from .put.filters import reward_variance as reward_variance
 from .saving.saving import SavedTask as SavedTask
 from .stream import ExperienceStream as ExperienceStream
 from .take.lease import Lease as Lease
-from .take.lease_part import Expiry as Expiry
+from .take.partition_lease import Expiry as Expiry
 from .task.dead_letters import DeadLetter as DeadLetter
 from .task.expiration import Staleness as Staleness
 from .task.expiration import StalenessReport as StalenessReport
-from .task.history import StoredGroup as StoredGroup
+from .task.groups import StoredGroup as StoredGroup
 from .task.ledger import AdmissionStats as AdmissionStats
 from .task.ledger import Ledger as Ledger
 from .task.ledger import PartStats as PartStats

@@ -25,8 +25,8 @@ from redrb.keys import check_name
 from redrb.staging import staging
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
-from redrb.stream.task.inspection import existing_task
-from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.entries import Numbering
+from redrb.stream.task.lookup import existing_task
 from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]

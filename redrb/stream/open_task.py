@@ -21,19 +21,30 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
-from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.settings import divided
+from redrb.stream.partitions.partition import Partition, divided
 from redrb.stream.saving.resuming import resume
 from redrb.stream.saving.saving import AnyPath, SavedTask, save
 from redrb.stream.task.calls import Settled
-from redrb.stream.task.dead_letters import DeadLetter, letters_in, with_samples
+from redrb.stream.task.dead_letters import (
+    DeadLetter,
+    change_letters,
+    drop,
+    letters_in,
+    requeue,
+    with_samples,
+)
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import StalenessReport
-from redrb.stream.task.group_changes import move, settle, update_priorities
-from redrb.stream.task.history import StoredGroup, history, read_groups
-from redrb.stream.task.inspection import count_waiting, summed_stats
+from redrb.stream.task.groups import (
+    StoredGroup,
+    history,
+    move,
+    read_groups,
+    settle,
+    update_priorities,
+)
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.letter_changes import change_letters, drop, requeue
+from redrb.stream.task.lookup import count_waiting, summed_stats
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import OnExpired, SettingArguments

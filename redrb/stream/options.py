@@ -36,7 +36,7 @@ class StreamOptions:
         if self.reader is not None and not callable(self.reader):
             raise ConfigError(
                 f"reader={self.reader!r:.80}: give a function of a group's samples, such as "
-                "redrb.replay.RolloutReader()."
+                "redrb.compat.xtuner.RolloutReader()."
             )
         self._set("lease_ms", checked_int("lease_ms", self.lease_ms, LEAST_LEASE_MS))
         self._set("min_replicas", checked_int_or_none("min_replicas", self.min_replicas, 0))

@@ -28,6 +28,7 @@ from redrb.stream.arguments import (
     checked_least,
     checked_status,
 )
+from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
 from redrb.stream.closing import close_at_end, was_closed
 from redrb.stream.open_task import OpenTask
 from redrb.stream.options import StreamOptions
@@ -35,23 +36,20 @@ from redrb.stream.partitions.collector import Collector
 from redrb.stream.partitions.partition import Partition, open_partitions
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
-from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter
-from redrb.stream.put.in_flight import Puts
-from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
-from redrb.stream.put.writer import Writer
-from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
-from redrb.stream.ranks.ranks import Ranks
+from redrb.stream.put.writer import Puts, Writer
+from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
-from redrb.stream.task.origin import Origin, Source
+from redrb.stream.task.origin import Origin, SourceGroup
 from redrb.stream.task.settings import (
     LEASE_MS,
     SettingArguments,
@@ -126,7 +124,7 @@ class ExperienceStream(OpenTask):
                 error names all bad groups. "drop" stores the other groups; bad ones are logged, and
                 count as filtered.
             reader: Converts groups that a `ReplayBuffer` has put when they are taken, such as
-                `redrb.replay.RolloutReader()`. Default: taking one is a ConfigError.
+                `redrb.compat.xtuner.RolloutReader()`. Default: taking one is a ConfigError.
             settings: Settings that the task must have.
             create: False: never create the task, neither now nor when it was deleted meanwhile. A
                 call that needs the task raises UnknownTask then.
@@ -310,7 +308,7 @@ class ExperienceStream(OpenTask):
             StoreUnavailable: Redis stayed away; put the part again.
         """
         self._check_open()
-        part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
+        part = GroupPart.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
         # all parts of a group meet in one partition
         number = crc32(part.key.encode(errors="replace")) % len(self._partitions)
@@ -416,7 +414,7 @@ class ExperienceStream(OpenTask):
     def store_forwarded(
         self,
         groups: Sequence[list[BufferItem] | None],
-        sources: Sequence[Source],
+        sources: Sequence[SourceGroup],
         origin: Origin,
         options: ForwardOptions,
     ) -> list[int | None]:

@@ -32,7 +32,7 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.stream.admission import admitter
-from redrb.stream.parts import collector
+from redrb.stream.assembly import collector
 from redrb.weights.publishing import publisher
 from redrb.weights.reading import shared_copy
 from tests.chaos import options, payload

@@ -17,9 +17,9 @@ from redrb.errors import WeightTimeout
 from redrb.recipe import GRPORecipe, option
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.runtime import announcements as agreement
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
+from redrb.train import announcements as agreement
+from redrb.train.broadcast import Broadcast
+from redrb.train.following import MakerWeights
 from tests.counting_recipe import Counting
 
 SIX, TEN = {"base": "6", "digits": "4"}, {"base": "10", "digits": "4"}

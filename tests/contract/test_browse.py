@@ -13,11 +13,11 @@ import torch
 
 import redrb
 from redrb import BufferItem, Status
-from redrb.browse import Browser, Choice, Follower, GroupView, Page, as_json
-from redrb.browse.choice import LIMITS
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreUnavailable, UnknownTask
 from redrb.stream.task.entries import entry_id, member_of
+from redrb.watch.groups import Browser, Choice, Follower, GroupView, Page, as_json
+from redrb.watch.groups.choice import LIMITS
 from tests.conftest import Opener
 from tests.samples import numbered
 from tests.servers import Server, programs
@@ -191,7 +191,7 @@ def test_a_page_holds_the_samples_of_a_bounded_number_of_bytes(
     stream = open_stream()
     stream.put_many([[numbered(number)] for number in range(3)])
     stream.take(1, timeout=0).reject("bad")
-    monkeypatch.setattr("redrb.browse.browser.SHOWN_BYTES", 1)
+    monkeypatch.setattr("redrb.watch.groups.browser.SHOWN_BYTES", 1)
     for choice, count in ((Choice(), 2), (Choice(rank="best"), 2), (Choice(status="dead"), 1)):
         first, *others = browser.look(choice, full=True).groups
         assert (len(first.samples), len(others)) == (1, count - 1)

@@ -24,19 +24,19 @@ from redrb import (
     ReplayBuffer,
     StoreUnavailable,
 )
+from redrb.cli.run.job import delete_namespace
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys, maker_key, trainer_key
-from redrb.launch.job import delete_namespace
-from redrb.runtime.announcements import (
+from redrb.stream.saving import resuming
+from redrb.stream.saving.restoring import Restoring
+from redrb.stream.take.forwarding import Forwarded, ForwardOptions
+from redrb.train.announcements import (
     Announcement,
     AnnouncementReader,
     announce,
 )
-from redrb.stream.saving import resuming
-from redrb.stream.saving.restoring import Restoring
-from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.one_partition import each_partition

@@ -13,7 +13,7 @@ from redrb import BatchTimeout, ExperienceStream, Status, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.stream import heartbeat
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL

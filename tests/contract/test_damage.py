@@ -14,21 +14,21 @@ import torch
 
 import redrb
 from redrb import BatchTimeout, ExperienceStream
-from redrb.browse import Browser, Choice, as_json
 from redrb.connection import Client
-from redrb.dashboard.feed import encoded, view_data
-from redrb.dashboard.groups import TaskGroups, group_choice
-from redrb.doctor.checkup import Checkup
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
-from redrb.state.findings import findings_of
-from redrb.state.model import State
-from redrb.state.observer import Observer, View
-from redrb.state.reader import StateReader
 from redrb.stream.saving.saving import save_task
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import task_contents
 from redrb.stream.task.store import TaskStore
+from redrb.watch.doctor.checkup import Checkup
+from redrb.watch.groups import Browser, Choice, as_json
+from redrb.watch.page.feed import encoded, view_data
+from redrb.watch.page.groups import TaskGroups, group_choice
+from redrb.watch.state.findings import findings_of
+from redrb.watch.state.model import State
+from redrb.watch.state.observer import Observer, View
+from redrb.watch.state.reader import StateReader
 from tests.samples import numbered
 
 JUNK = (

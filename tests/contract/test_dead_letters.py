@@ -11,9 +11,9 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream, RateLimit, StoreFull
-from redrb.browse import Browser, Choice
 from redrb.connection import Client
 from redrb.stream.task.calls import Fill
+from redrb.watch.groups import Browser, Choice
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
 

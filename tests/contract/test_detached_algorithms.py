@@ -24,9 +24,9 @@ from redrb import (
     WeightSubscriber,
 )
 from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
+from redrb.compat.coati import TrainerPerformanceEvaluator
 from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
-from redrb.interop.coati import TrainerPerformanceEvaluator
 from redrb.weights import LoraConfig
 from tests.networks import VOCABULARY, LoraLinear, TokenNetwork
 

@@ -16,14 +16,14 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import latency, servers
-from redrb.doctor.checkup import Checkup, Report, report_on
-from redrb.doctor.repairs import Repair, repair
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.state.model import State, TaskState, WeightsState
-from redrb.state.reader import server_state
 from redrb.stream.task.store import TaskStore
+from redrb.watch.doctor import latency, servers
+from redrb.watch.doctor.checkup import Checkup, Report, report_on
+from redrb.watch.doctor.repairs import Repair, repair
+from redrb.watch.state.model import State, TaskState, WeightsState
+from redrb.watch.state.reader import server_state
 from tests.audit import kill_consumer
 from tests.clocks import ClockedServer
 from tests.clusters import RedisCluster

@@ -13,17 +13,17 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import repairs, takeover
-from redrb.doctor.checkup import Checkup
-from redrb.doctor.examination import examine
-from redrb.doctor.repairs import Repair, repair
 from redrb.errors import StoreError, StoreFull
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.state.reader import StateReader
 from redrb.stream.admission.calls import BeatMaker
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.store import TaskStore
+from redrb.watch.doctor import repairs, takeover
+from redrb.watch.doctor.checkup import Checkup
+from redrb.watch.doctor.examination import examine
+from redrb.watch.doctor.repairs import Repair, repair
+from redrb.watch.state.reader import StateReader
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 from tests.scenes import silence, until

@@ -15,8 +15,8 @@ from torch import nn
 
 from redrb import Client, DetachedTrainer, Experience, ExperienceMakerHolder, Strategy
 from redrb.keys import trainer_key
-from redrb.runtime import announcements as job_end
-from redrb.runtime.announcements import AnnouncementReader
+from redrb.train import announcements as job_end
+from redrb.train.announcements import AnnouncementReader
 from tests.signals import sigterm_after
 
 

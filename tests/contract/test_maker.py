@@ -10,9 +10,9 @@ from torch import nn
 
 from redrb import Client, ConfigError, Experience, ExperienceStream, MakerCallback
 from redrb.connection.stop import Stop
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
-from redrb.runtime.maker import Maker, maker_stream
+from redrb.train.broadcast import Broadcast
+from redrb.train.following import MakerWeights
+from redrb.train.maker import Maker, maker_stream
 
 
 class Numbers:

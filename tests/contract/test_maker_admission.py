@@ -26,7 +26,7 @@ from redrb import (
     TrainerCallback,
 )
 from redrb.algorithms import Completions
-from redrb.runtime.rights import split_rows
+from redrb.train.rights import split_rows
 from tests.networks import TokenNetwork
 from tests.samples import numbered
 

@@ -17,8 +17,8 @@ from redrb import Client, ExperienceMakerHolder, ExperienceStream, GRPOMakerHold
 from redrb.connection.stop import Stop
 from redrb.errors import WeightMismatch
 from redrb.experience import Experience
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
+from redrb.train.broadcast import Broadcast
+from redrb.train.following import MakerWeights
 from tests.contract.test_weights_standby import Versioned, blocked
 from tests.networks import LoraLinear
 from tests.scenes import until

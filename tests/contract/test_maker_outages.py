@@ -16,9 +16,9 @@ from redrb.connection.messages import post
 from redrb.connection.stop import Stop
 from redrb.errors import SendFailed, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import maker_key
-from redrb.runtime import AccelerateStrategy, strategy
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
+from redrb.train import AccelerateStrategy, strategy
+from redrb.train.broadcast import Broadcast
+from redrb.train.following import MakerWeights
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
 from tests.signals import sigterm_after

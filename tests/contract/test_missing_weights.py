@@ -12,11 +12,11 @@ from torch import nn
 
 from redrb import Client, WeightPublisher, WeightSubscriber
 from redrb.connection.stop import Stop
-from redrb.engines import weights as engine_weights
-from redrb.engines.weights import EngineWeights
 from redrb.errors import WeightTimeout
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
+from redrb.train.broadcast import Broadcast
+from redrb.train.engines import weights as engine_weights
+from redrb.train.engines.weights import EngineWeights
+from redrb.train.following import MakerWeights
 from redrb.weights.reading import missing
 
 Waiting = Callable[[Client, str, str], None]

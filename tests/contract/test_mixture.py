@@ -25,7 +25,7 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost
 from redrb.connection import Client, deadline
 from redrb.errors import RecordError
 from redrb.stream.mixture import Mixture, MixtureLease
-from redrb.stream.mixture.ratio import Ratio, Split
+from redrb.stream.mixture.mixture import Ratio, Split
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers

@@ -141,16 +141,16 @@ TOGETHER = {
 """Pages that are reached only if others are small, too."""
 
 CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
-    "redrb.browse.follower.NEWEST": (reports.followed,),
-    "redrb.browse.walk._REQUEST_GROUPS": (reports.browsed,),
-    "redrb.doctor.examination._PAGE": (
+    "redrb.watch.groups.follower.NEWEST": (reports.followed,),
+    "redrb.watch.groups.walk._REQUEST_GROUPS": (reports.browsed,),
+    "redrb.watch.doctor.examination._PAGE": (
         doctor.many_unknown,
         doctor.late_rights_repaired,
         doctor.dead_consumers_repaired,
         doctor.dead_makers_repaired,
     ),
-    "redrb.doctor.checkup.MOST_NAMES": (doctor.tasks_unread,),
-    "redrb.doctor.registry_names.MOST_NAMES": (doctor.names_left,),
+    "redrb.watch.doctor.checkup.MOST_NAMES": (doctor.tasks_unread,),
+    "redrb.watch.doctor.registry_names.MOST_NAMES": (doctor.names_left,),
     "redrb.registry.NAMES_OF_A_CALL": (doctor.names_left,),
     "redrb.stream.put.pending.CHUNK_BYTES": (groups.put_in_chunks,),
     "redrb.stream.put.pending.CHUNK_GROUPS": (groups.put_in_chunks,),
@@ -164,13 +164,13 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
     "redrb.stream.task.dead_letters.PAGE_BYTES": (reports.found_letters, reports.browsed),
     "redrb.stream.task.expiration.CALLBACK_GROUPS": (groups.expired_on_call,),
     "redrb.stream.task.expiration.EXPIRE_GROUPS": (groups.expired_on_call,),
-    "redrb.stream.task.history.PAGE_GROUPS": (reports.read_by_id,),
-    "redrb.stream.task.group_changes.GROUPS_OF_A_CALL": (
+    "redrb.stream.task.groups.PAGE_GROUPS": (reports.read_by_id,),
+    "redrb.stream.task.groups.GROUPS_OF_A_CALL": (
         groups.priorities_changed,
         groups.moved,
         groups.settled,
     ),
-    "redrb.stream.task.letter_changes.LETTERS_OF_A_CALL": (
+    "redrb.stream.task.dead_letters.LETTERS_OF_A_CALL": (
         groups.requeued,
         groups.letters_dropped,
     ),
@@ -179,28 +179,28 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
 
 
 NO_PAGES = {
-    "redrb.browse.choice.MOST_GROUPS": "what a user may ask for",
-    "redrb.browse.choice.MOST_LOOKED": "where a look says that it ends",
-    "redrb.browse.choice.MOST_RANKED": "what a user may ask for",
-    "redrb.browse.tokenizer._MOST_BYTES": "the size of a file",
-    "redrb.browse.tokenizer._MOST_PENDING": "bytes of one character",
-    "redrb.doctor.repairs._MOST_PAGES": "calls after which a repair says that there is more",
-    "redrb.doctor.repairs._MOST_PINS": "calls after which a repair says that there is more",
-    "redrb.state.workers.MOST_WORKERS": "a figure is of so many workers, and says so",
-    "redrb.state.history.MOST_POINTS": "points of a curve",
-    "redrb.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
-    "redrb.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
-    "redrb.state.tasks._MOST_SENT": "requests under way at a time",
-    "redrb.state.weights._MOST_READ": "versions and readers that are counted",
-    "redrb.state.workers._MOST_NAME": "the length of a text",
+    "redrb.watch.groups.choice.MOST_GROUPS": "what a user may ask for",
+    "redrb.watch.groups.choice.MOST_LOOKED": "where a look says that it ends",
+    "redrb.watch.groups.choice.MOST_RANKED": "what a user may ask for",
+    "redrb.watch.groups.tokens._MOST_BYTES": "the size of a file",
+    "redrb.watch.groups.tokens._MOST_PENDING": "bytes of one character",
+    "redrb.watch.doctor.repairs._MOST_PAGES": "calls after which a repair says that there is more",
+    "redrb.watch.doctor.repairs._MOST_PINS": "calls after which a repair says that there is more",
+    "redrb.watch.state.workers.MOST_WORKERS": "a figure is of so many workers, and says so",
+    "redrb.watch.state.history.MOST_POINTS": "points of a curve",
+    "redrb.watch.state.reader.MOST_NAMES": "a finding counts the tasks that are not read",
+    "redrb.watch.state.tasks._MOST_PARTITIONS": "largest number that a task may have",
+    "redrb.watch.state.tasks._MOST_SENT": "requests under way at a time",
+    "redrb.watch.state.weights._MOST_READ": "versions and readers that are counted",
+    "redrb.watch.state.workers._MOST_NAME": "the length of a text",
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
     "redrb.stream.partitions.partition.MOST_PARTITIONS": "what a user may ask for",
-    "redrb.stream.parts.part.MOST_KEY_BYTES": "the length of a key",
-    "redrb.stream.parts.part.MOST_PARTS": "what a user may ask for",
-    "redrb.stream.ranks.rank_requests.MOST_RANKS": "what a user may ask for",
+    "redrb.stream.assembly.calls.MOST_KEY_BYTES": "the length of a key",
+    "redrb.stream.assembly.calls.MOST_PARTS": "what a user may ask for",
+    "redrb.stream.ranks.ranks.MOST_RANKS": "what a user may ask for",
     "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
     "redrb.stream.saving.records.MAX_GROUPS": "consumer groups of a file that is accepted",
-    "redrb.stream.task.facts.MAX_COUNT": "the size of a number",
+    "redrb.stream.task.entries.MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",
     "redrb.stream.saving.file._CHUNK_BYTES": "how a file is read",
     "redrb.stream.saving.records.MOST_ANCESTORS": "incarnations that a task remembers",
@@ -210,8 +210,8 @@ NO_PAGES = {
     "redrb.stream.task.queries.MOST_CONDITIONS": "the size of a query",
     "redrb.stream.task.queries.MOST_DEPTH": "the size of a query",
     "redrb.stream.task.queries.MOST_VALUES": "the size of a query",
-    "redrb.stream.task.similar_tasks.MOST_NAMES": "names in an error",
-    "redrb.stream.task.similar_tasks.NAMES_COMPARED": "names of which similar ones are found",
+    "redrb.stream.task.lookup.MOST_NAMES": "names in an error",
+    "redrb.stream.task.lookup.NAMES_COMPARED": "names of which similar ones are found",
     "redrb.stream.task.tags.MOST_BYTES": "the size of a tag",
     "redrb.stream.task.tags.MOST_INTEGER": "the size of a number",
     "redrb.stream.task.tags.MOST_TAGS": "what a user may ask for",
@@ -268,7 +268,7 @@ def test_every_page_has_a_trial():
 
 def test_every_page_of_the_client_has_a_trial():
     root = Path(redrb.__file__).parent
-    packages = ("stream", "browse", "doctor", "state")
+    packages = ("stream", "watch")
     found = set()
     for path in [
         root / "registry.py",

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import redrb
-from redrb.engines import Trajectory
 from redrb.experience import make_experience_batch
 from redrb.recipe.episode_maker import encoded_prompt
+from redrb.recipe.examples.multiturn import Multiturn, added
 from redrb.recipe.local_engine import LocalEngine
-from redrb.recipes.multiturn import Multiturn, added
-from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.following import MakerWeights
+from redrb.train.broadcast import Broadcast
+from redrb.train.engines import Trajectory
+from redrb.train.following import MakerWeights
 
 RESULT, END = 7, 4
 """A token of the tool, which the policy may also sample; the token that ends a turn."""

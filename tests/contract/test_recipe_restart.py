@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from redrb import Client, ExperienceStream, TaskMismatch, WeightSubscriber
-from redrb.launch.job import delete_namespace
+from redrb.cli.run.job import delete_namespace
 from redrb.recipe import option
-from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
+from redrb.recipe.job_settings import settings_of_maker, settings_of_trainer
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.runtime.checkpoint import Position
 from redrb.stream import TaskSettings
+from redrb.train.checkpoint import Position
 from tests.counting_recipe import Counting
 from tests.samples import numbered
 

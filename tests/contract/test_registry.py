@@ -14,17 +14,17 @@ import torch
 
 import redrb
 from redrb import ExperienceStream, registry
+from redrb.compat.xtuner import ReplayBuffer
 from redrb.connection import Client
 from redrb.errors import TaskInUse, UnknownTask
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
-from redrb.replay import ReplayBuffer
-from redrb.state.alive import task_use
-from redrb.state.reader import StateReader
 from redrb.stream import heartbeat
 from redrb.stream.export import export_task
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
+from redrb.watch.state.alive import task_use
+from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
+from redrb.compat.xtuner import ReplayBuffer
+from redrb.compat.xtuner.rollout_packing import pack_group
+from redrb.compat.xtuner.taking import release
 from redrb.connection import Client
 from redrb.errors import DecodeError, RecordError
-from redrb.replay import ReplayBuffer
-from redrb.replay.rollout_packing import pack_group
-from redrb.replay.taking import release
 from redrb.stream.saving import resuming, saving
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit

@@ -21,8 +21,8 @@ from redrb import (
     ExperienceStream,
     Mixture,
 )
+from redrb.compat.xtuner import ReplayBuffer, RolloutReader, rollout_sample
 from redrb.errors import RecordError
-from redrb.replay import ReplayBuffer, RolloutReader, rollout_sample
 from tests.samples import numbered
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from redrb import ConfigError, Status, StoreFull
+from redrb.compat.xtuner import ReplayBuffer
 from redrb.connection import Client
-from redrb.replay import ReplayBuffer
 
 
 def rollout(number: int) -> dict[str, Any]:

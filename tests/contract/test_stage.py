@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from redrb import BufferItem, ConfigError, ExperienceStream
-from redrb.runtime import Stage
+from redrb.train import Stage
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

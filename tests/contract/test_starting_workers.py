@@ -14,15 +14,15 @@ from torch import nn
 
 import redrb
 from redrb import environment
+from redrb.cli.processes.stage import main
 from redrb.connection import Client
-from redrb.episodes import EpisodeMaker
 from redrb.errors import StoreUnavailable
+from redrb.recipe.examples.arithmetic import Arithmetic
+from redrb.recipe.examples.multiturn import Multiturn
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.recipes.arithmetic import Arithmetic
-from redrb.recipes.multiturn import Multiturn
-from redrb.state.model import WorkerState
-from redrb.state.observer import Observer
-from redrb.workers.stage import main
+from redrb.train.episodes import EpisodeMaker
+from redrb.watch.state.model import WorkerState
+from redrb.watch.state.observer import Observer
 
 MOST_S = 2.0
 """Longer than an announcement at once, and shorter than the time until the first heartbeat."""
@@ -137,7 +137,7 @@ class Scorer:
 
 
 def test_a_stage_whose_function_loads_a_model(client, monkeypatch):
-    monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
+    monkeypatch.setattr("redrb.train.stage.Stage.run", lambda _: None)
     monkeypatch.setenv("REDRB_URL", client.url)
     assert main([f"{__name__}:Scorer", "--from=rollouts", "--to=scored"]) == 0
 

@@ -15,11 +15,11 @@ import pytest
 import redrb
 from redrb.connection import Client
 from redrb.errors import StoreDenied, UnknownTask
-from redrb.state.model import Staleness, WorkerState
-from redrb.state.observer import LOOK_S, Observer
-from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
 from redrb.stream.task.calls import Announce
+from redrb.watch.state.model import Staleness, WorkerState
+from redrb.watch.state.observer import LOOK_S, Observer
+from redrb.watch.state.reader import StateReader
 from tests.samples import numbered
 from tests.servers import Server
 

@@ -17,12 +17,12 @@ from torch import nn
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor.checkup import Checkup
 from redrb.keys import WeightKeys
-from redrb.state.findings import findings_of, tasks, workers
-from redrb.state.rates import SHORTEST_S
-from redrb.state.reader import StateReader
 from redrb.stream.task.settings import NO_BOUND
+from redrb.watch.doctor.checkup import Checkup
+from redrb.watch.state.findings import findings_of, tasks, workers
+from redrb.watch.state.rates import SHORTEST_S
+from redrb.watch.state.reader import StateReader
 from tests.samples import numbered
 from tests.servers import Server
 

@@ -18,13 +18,11 @@ import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
-from redrb.doctor.calls import Examine
 from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.lua.calls import Found
-from redrb.state.calls import Observe
-from redrb.stream.partitions.turn import AskTurn
-from redrb.stream.parts.calls import FindDue, FinishParts
+from redrb.stream.assembly.calls import FindDue, FinishParts
+from redrb.stream.partitions.collector import AskTurn
 from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving import resuming
@@ -53,6 +51,8 @@ from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from redrb.stream.task.store import TaskStore
+from redrb.watch.doctor.calls import Examine
+from redrb.watch.state.calls import Observe
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of
 

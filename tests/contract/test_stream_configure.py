@@ -17,12 +17,12 @@ from uuid import uuid4
 import pytest
 
 from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, RateLimit, TaskMismatch
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
 from redrb.experience import Status
-from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
+from redrb.stream.orders import GroupFacts
 from redrb.stream.take.calls import Take
 from redrb.stream.task import configuring
 from redrb.stream.task.calls import Fill

@@ -12,7 +12,7 @@ from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection.request import Request
 from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
-from redrb.stream.task import group_changes
+from redrb.stream.task import groups as stored_groups
 from redrb.stream.task.calls import DropGroup
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
@@ -300,7 +300,7 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(open_stream,
 
 @pytest.mark.parametrize("page", [2, 100])
 def test_a_lease_of_which_a_checkpoint_ends_some_groups_is_lost(open_stream, monkeypatch, page):
-    monkeypatch.setattr(group_changes, "GROUPS_OF_A_CALL", page)
+    monkeypatch.setattr(stored_groups, "GROUPS_OF_A_CALL", page)
     holder, resumed = open_stream(), open_stream()
     holder.put_many([[numbered(number)] for number in range(5)])
     lease, other = holder.take(3, timeout=0), holder.take(1, timeout=0)

@@ -11,7 +11,7 @@ import torch
 
 from redrb import ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
-from redrb.orders import GroupFacts, Prioritized, Score
+from redrb.stream.orders import GroupFacts, Prioritized, Score
 from redrb.stream.task.entries import member_of
 from tests.audit import audit
 from tests.frequencies import check_frequencies

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost, Status, StoreFull
 from redrb.connection import Client
-from redrb.orders import GroupFacts, Order, Prioritized, Score
 from redrb.stream import Expiry
+from redrb.stream.orders import GroupFacts, Order, Prioritized, Score
 from redrb.stream.take.cause import Cause
 from tests.audit import audit, beats_of_steps, kill_consumer
 from tests.samples import numbered

@@ -20,7 +20,7 @@ from redrb.errors import DecodeError, LeaseLost, TaskMismatch, WrongStep
 from redrb.stream.export import export_task
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.producer import Producer
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from tests.audit import audit, kill_consumer
 from tests.one_partition import each_partition
 from tests.samples import numbered, numbers

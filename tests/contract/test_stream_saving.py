@@ -23,7 +23,7 @@ from redrb.experience import Status
 from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, Kind
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskReader
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.entries import unpack_facts
 from redrb.stream.task.rate import RateLimit
 from tests.audit import audit
 from tests.samples import numbered, numbers

@@ -9,10 +9,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from redrb import ConfigError, ExperienceStream, tracing
+from redrb import ConfigError, ExperienceStream
 from redrb.codec import encode_groups, parse_group
-from redrb.codec.trace import GroupTrace, trace_of, with_trace
+from redrb.codec.metadata import GroupTrace, trace_of, with_trace
 from redrb.experience import Status
+from redrb.stream import tracing
 from tests.samples import numbered
 
 TRACE = GroupTrace(f"00-{1:032x}-{2:016x}-01", 1_795_000_000_000_000_000)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from redrb import BufferItem, Client, Experience, ExperienceStream, WeightSubscriber
-from redrb.runtime import Stateful
-from redrb.runtime.fresh_batches import FitEnded
-from redrb.runtime.trainer import Trainer
+from redrb.train import Stateful
+from redrb.train.fresh_batches import FitEnded
+from redrb.train.trainer import Trainer
 from tests.samples import numbered
 
 

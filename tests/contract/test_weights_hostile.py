@@ -12,7 +12,7 @@ import torch
 import redrb
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
-from redrb.state.reader import StateReader
+from redrb.watch.state.reader import StateReader
 from redrb.weights.publishing import staging
 from redrb.weights.wire.chunks import checksum_of
 from tests.published import bits, keys_of, prefix

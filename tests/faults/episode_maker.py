@@ -10,8 +10,8 @@ from typing import Any
 
 import redrb
 from redrb import BufferItem, ExperienceStream
-from redrb.engines import Engine, SGLangEngine, Trajectory
-from redrb.episodes import EpisodeMaker
+from redrb.train.engines import Engine, SGLangEngine, Trajectory
+from redrb.train.episodes import EpisodeMaker
 
 LEASE_MS = 2000
 GROUPS, GROUP_SIZE, LENGTH = 4, 2, 6

@@ -16,8 +16,8 @@ import torch
 
 import redrb
 from redrb import BufferItem, ExperienceStream
-from redrb.runtime import Stage
 from redrb.stream.take.lease import Lease
+from redrb.train import Stage
 
 LEASE_MS = 400
 DEATHS = ["working", "stored", ""]

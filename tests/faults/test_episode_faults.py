@@ -13,8 +13,8 @@ import pytest
 
 import redrb
 from redrb.connection import Client
-from redrb.engines import Generation, Trajectory
-from redrb.episodes import EpisodeMaker
+from redrb.train.engines import Generation, Trajectory
+from redrb.train.episodes import EpisodeMaker
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import (
     GROUP_SIZE,

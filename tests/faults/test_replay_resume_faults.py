@@ -27,7 +27,7 @@ ROUNDS = 8
 Found = dict[str, set[int]]
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["redrb.replay"])
+processes.set_forkserver_preload(["redrb.compat.xtuner"])
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import msgpack
 
 from redrb.connection.messages import _unpacked
 from redrb.errors import DecodeError
-from redrb.state.workers import worker_state
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.entries import unpack_facts
+from redrb.watch.state.workers import worker_state
 
 
 def one_input(data: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pytest
 
 import redrb
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
 
 Run: TypeAlias = Callable[..., tuple[int, str, str]]

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 import redrb
-from redrb.interop.coati import TrainerPerformanceEvaluator
+from redrb.compat.coati import TrainerPerformanceEvaluator
 
 STEPS = 6
 
@@ -22,7 +22,7 @@ class Trainer(redrb.DetachedTrainer):
 
     def __init__(self, *args: Any, at: int, number: int, **options: Any) -> None:
         torch.manual_seed(0)
-        self.model = redrb.runtime.AccelerateStrategy("cpu").prepare(nn.Linear(1, 1))
+        self.model = redrb.train.AccelerateStrategy("cpu").prepare(nn.Linear(1, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
         self.at, self.number = at, number
         self.steps = 0

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 
 from redrb.algorithms.models import evaluating
 from redrb.experience import BufferItem
+from redrb.recipe.examples.multiturn import Multiturn
 from redrb.recipe.local_engine import LocalEngine
-from redrb.recipes.multiturn import Multiturn
 
 
 class SlowTool(Multiturn):

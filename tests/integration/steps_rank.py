@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 import redrb
-from redrb.runtime import AccelerateStrategy
+from redrb.train import AccelerateStrategy
 from tests.networks import PlainActor, seeded
 
 STEPS, GROUPS = 4, 4

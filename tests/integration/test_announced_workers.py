@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redrb
-from redrb.state.model import WorkerState
-from redrb.state.observer import Observer, View
+from redrb.watch.state.model import WorkerState
+from redrb.watch.state.observer import Observer, View
 from tests.conftest import REAL
 
 LEASE_MS = 1500
@@ -26,7 +26,7 @@ def test_processes_of_a_job_announce_themselves_and_their_end(
     def start(kind: str, worker: str, *options: str) -> subprocess.Popen[bytes]:
         words = [
             "-m",
-            f"redrb.workers.{kind}",
+            f"redrb.cli.processes.{kind}",
             "sorting",
             "--url",
             real_url,

@@ -15,7 +15,7 @@ from tests.servers import programs
 
 RUN_COMMANDS = """
 import json, sys
-from redrb.cli import main
+from redrb.cli.__main__ import main
 for words in json.loads(sys.argv[1]):
     try:
         status = main(words)

@@ -16,7 +16,7 @@ import redis
 import yaml
 
 import redrb
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from tests.servers import Server, programs
 from tests.tools import need
 

@@ -13,7 +13,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream, StoreUnavailable
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import connecting
 from redrb.connection.server_cli import cli_options
 from redrb.errors import ConfigError, StoreDenied, UnsupportedServer

@@ -14,9 +14,9 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
-from redrb.dashboard.guard import TOKEN_HEADER
+from redrb.watch.page.guard import TOKEN_HEADER
 from tests.dashboards import TOKEN, Dashboard
 from tests.samples import numbered
 
@@ -100,7 +100,7 @@ def test_a_redis_that_is_away_is_an_error_at_the_start(capsys: pytest.CaptureFix
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("redrb.dashboard.")]:
+    for name in [name for name in sys.modules if name.startswith("redrb.watch.page.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["dashboard", "--port", "0"]) == 2
@@ -116,7 +116,7 @@ def test_without_json_people_get_url_and_token(
     async def served(*given: Any) -> None:
         given[-1]()
 
-    monkeypatch.setattr("redrb.dashboard.server.serve", served)
+    monkeypatch.setattr("redrb.watch.page.server.serve", served)
     words = ["dashboard", "--url", real_url, "--namespace", namespace, "--port", "0"]
     tokens = set()
     for _ in range(2):

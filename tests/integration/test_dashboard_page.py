@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sy
 
 import redrb
 from redrb import BufferItem, ExperienceStream
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
 from tests.dashboards import TOKEN, Dashboard
 from tests.samples import numbered

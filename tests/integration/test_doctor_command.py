@@ -14,7 +14,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
 from tests.samples import numbered
 from tests.servers import Server

@@ -18,10 +18,17 @@ import torch
 
 import redrb
 from redrb import BufferItem, Client, ExperienceStream, Lease
-from redrb.engines import Engine, EngineWeights, Generation, SGLangEngine, Trajectory, VLLMEngine
-from redrb.episodes import EpisodeMaker
 from redrb.errors import ConfigError, EngineError, RecordError, SendFailed
-from redrb.runtime.broadcast import Broadcast
+from redrb.train.broadcast import Broadcast
+from redrb.train.engines import (
+    Engine,
+    EngineWeights,
+    Generation,
+    SGLangEngine,
+    Trajectory,
+    VLLMEngine,
+)
+from redrb.train.episodes import EpisodeMaker
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica

@@ -17,10 +17,11 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
 import redrb
-from redrb import ExperienceStream, cli
+from redrb import ExperienceStream
+from redrb.cli import __main__ as cli
 from redrb.environment import PREFIX, child_environment
-from redrb.metrics.collector import StateCollector
-from redrb.state.observer import LOOK_S, Observer
+from redrb.watch.metrics.metric import StateCollector
+from redrb.watch.state.observer import LOOK_S, Observer
 from tests.samples import numbered
 from tests.servers import programs
 
@@ -69,7 +70,7 @@ def test_a_port_in_use_is_named(real_url, monkeypatch, capsys):
 
 @pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
 def test_a_stopped_redis_hangs_no_scrape(real_url, own_server, namespace, monkeypatch):
-    monkeypatch.setattr("redrb.metrics.collector.FRESH_S", 1.0)
+    monkeypatch.setattr("redrb.watch.metrics.metric.FRESH_S", 1.0)
     redis, registry = own_server(), CollectorRegistry()
     with (
         redrb.connect(redis.url) as client,

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import redrb
 from redrb import ExperienceStream
-from redrb.browse import Browser, Choice
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreUnavailable
+from redrb.watch.groups import Browser, Choice
 from tests.samples import numbered
 from tests.servers import programs
 

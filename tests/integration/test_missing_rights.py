@@ -22,8 +22,7 @@ from redrb.keys import maker_key
 from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
-from redrb.runtime.announcements import AnnouncementReader
-from redrb.stream.partitions.turn import AskTurn
+from redrb.stream.partitions.collector import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
@@ -43,6 +42,7 @@ from redrb.stream.task.calls import (
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import read_settings
+from redrb.train.announcements import AnnouncementReader
 from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.wire.calls import Advance
 from tests.samples import numbered

@@ -16,7 +16,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection.server_cli import cli_options
 from redrb.environment import child_environment
 from tests.clusters import RedisCluster

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import redrb
-from redrb.state.findings import findings_of
-from redrb.state.model import State
-from redrb.state.reader import StateReader
+from redrb.watch.state.findings import findings_of
+from redrb.watch.state.model import State
+from redrb.watch.state.reader import StateReader
 from tests.samples import numbered
 
 BEGIN = """
@@ -43,7 +43,7 @@ child = os.fork()
 if not child:
     sys.exit(0)
 os.waitpid(child, 0)
-print(redrb.state.reader.StateReader(client, sys.argv[2]).look().tasks[0].workers[0].life)
+print(redrb.watch.state.reader.StateReader(client, sys.argv[2]).look().tasks[0].workers[0].life)
 """
 
 
@@ -85,7 +85,7 @@ def test_a_program_without_close_has_ended(run, owner, namespace, program):
 
 
 def test_a_forked_child_that_ends_ends_no_worker_of_its_parent(run):
-    ended = run("import redrb.state.reader\n" + COPIES)
+    ended = run("import redrb.watch.state.reader\n" + COPIES)
     assert (ended.returncode, ended.stdout) == (0, "live\n"), ended.stderr
 
 

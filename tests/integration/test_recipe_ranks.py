@@ -11,7 +11,7 @@ import pytest
 
 import redrb
 from redrb.environment import PREFIX, child_environment
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from tests.servers import programs
 
 GROUPS = 4
@@ -32,9 +32,9 @@ def test_two_ranks_train_a_recipe(real_url: str, namespace: str, tmp_path: Path,
     environment = child_environment(without=PREFIX, REDRB_URL=real_url, OMP_NUM_THREADS="1")
     log = tmp_path / "metrics"
     commands = [
-        [*ranks, "-m", "redrb.workers.trainer", *flags, *training, *FLAGS[mode]]
+        [*ranks, "-m", "redrb.cli.processes.trainer", *flags, *training, *FLAGS[mode]]
         + ["--metrics", str(log)],
-        [sys.executable, "-m", "redrb.workers.maker", *flags],
+        [sys.executable, "-m", "redrb.cli.processes.maker", *flags],
     ]
     trainer, maker = (
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

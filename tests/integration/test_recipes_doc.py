@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from redrb import cli
+from redrb.cli import __main__ as cli
 from redrb.recipe import GRPORecipe
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load

@@ -11,7 +11,7 @@ from typing import Any
 
 import redrb
 from redrb import ExperienceStream, Status
-from redrb.replay import ReplayBuffer
+from redrb.compat.xtuner import ReplayBuffer
 
 TASKS = ("math", "code")
 GROUPS = 30

@@ -14,14 +14,14 @@ import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
-from redrb.engines import Generation, Trajectory
+from redrb.cli.__main__ import main
 from redrb.environment import PREFIX, child_environment
-from redrb.episodes import EpisodeMaker
 from redrb.errors import StoreDenied
 from redrb.keys import registry_key
 from redrb.stream.mixture import Mixture
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
+from redrb.train.engines import Generation, Trajectory
+from redrb.train.episodes import EpisodeMaker
 from tests.contract.test_maker_holder import Holder, Linear, Trainer, prompts
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import GROUP_SIZE, engine_of, episode, opened
@@ -76,8 +76,8 @@ def test_trainer_and_maker(log_in, start, namespace, refused, tmp_path):
     trainer, maker = log_in("trainer", **JOB), log_in("maker", **JOB)
     for target in ("4", "8"):  # the second trainer goes on from the first one's checkpoint
         flags = ["--target-reward", target, "--checkpoints", str(tmp_path)]
-        training = start(trainer, "redrb.workers.trainer", RECIPE, *flags)
-        making = start(maker, "redrb.workers.maker", RECIPE, "--worker", "maker-1")
+        training = start(trainer, "redrb.cli.processes.trainer", RECIPE, *flags)
+        making = start(maker, "redrb.cli.processes.maker", RECIPE, "--worker", "maker-1")
         said = training.communicate(timeout=280)[0]
         assert f"has reached the target {target}" in said, said
         assert making.communicate(timeout=60) is not None
@@ -119,7 +119,9 @@ def test_a_stage(log_in, start, store, namespace, refused):
     ):
         source.put_many([[numbered(number)] for number in range(3)])
         function = "tests.contract.test_stage:score"
-        stage = start(client, "redrb.workers.stage", function, "--from", "math", "--to", "scored")
+        stage = start(
+            client, "redrb.cli.processes.stage", function, "--from", "math", "--to", "scored"
+        )
         assert numbers(target.take(3, timeout=60)) == [0, 1, 2]
         stage.send_signal(signal.SIGTERM)
         assert stage.wait(30) == 0, stage.communicate()

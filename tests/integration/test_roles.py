@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 
 import redrb
 from redrb import ExperienceStream, Stage
-from redrb.browse import Follower
-from redrb.cli import main
-from redrb.commands.arguments import ROLES
+from redrb.cli.__main__ import main
+from redrb.cli.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
 from redrb.keys import TaskKeys, reference_weights, registry_key
 from redrb.registry import Registry
-from redrb.state.reader import StateReader
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
+from redrb.watch.groups import Follower
+from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.reading import missing
 from tests.integration.conftest import SECRET, LogIn

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import redrb
-from redrb import cli
+from redrb.cli import __main__ as cli
 from redrb.environment import PREFIX, child_environment
 from tests.disks import fill, read_only, small_disk
 from tests.terminals import Terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redrb.commands import completion
+from redrb.cli import completion
 from tests.terminals import Terminal
 from tests.tools import need
 

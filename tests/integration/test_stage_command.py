@@ -10,8 +10,8 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
+from redrb.cli.processes.stage import main
 from redrb.environment import PREFIX, child_environment
-from redrb.workers.stage import main
 from tests.contract.test_stage import score
 from tests.samples import numbered
 
@@ -29,7 +29,7 @@ class Needy:
 
 
 def test_a_mistyped_task_is_reported(real_url, namespace, capsys, monkeypatch):
-    monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
+    monkeypatch.setattr("redrb.train.stage.Stage.run", lambda _: None)
     monkeypatch.setenv("REDRB_URL", real_url)
     with (
         redrb.connect(real_url) as client,

@@ -14,7 +14,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.commands import stats
+from redrb.cli import stats
 from tests.samples import numbered
 
 

@@ -96,10 +96,10 @@ def test_a_signal_ends_it_and_restores_the_terminal(
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
 def test_an_exception_restores_the_terminal(filled: str, namespace: str) -> None:
     program = (
-        "import redrb.commands.top.app as room\n"
+        "import redrb.cli.top.app as room\n"
         "def fail(*_): raise RuntimeError('a fault')\n"
         "room.task_table = fail\n"
-        "from redrb.cli import main\n"
+        "from redrb.cli.__main__ import main\n"
         f"raise SystemExit(main(['top', '--namespace', {namespace!r}]))"
     )
     with Terminal([sys.executable, "-c", program], REDRB_URL=filled) as terminal:

@@ -21,7 +21,7 @@ from torchrl.data import RandomSampler, ReplayBuffer
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
-from redrb.interop.torchrl import TaskSampler, TaskStorage, TaskWriter, task_buffer
+from redrb.compat.torchrl import TaskSampler, TaskStorage, TaskWriter, task_buffer
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.servers import programs
 trl = pytest.importorskip("trl")
 from transformers import TrainerCallback  # noqa: E402
 
-from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts  # noqa: E402
+from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts  # noqa: E402
 from tests.trl_jobs import ScriptedMaker, config, making, tiny_model, tokenizer  # noqa: E402
 
 pytestmark = [

@@ -35,7 +35,7 @@ def parts(monkeypatch):
     from trl.experimental import async_grpo
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    from redrb.interop.trl import PublishedWeights, TaskRolloutWorker, placeholder_prompts
+    from redrb.compat.trl import PublishedWeights, TaskRolloutWorker, placeholder_prompts
 
     kernel = SimpleNamespace(flash_attn_varlen_func=attention)
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)

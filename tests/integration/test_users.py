@@ -10,8 +10,8 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
-from redrb.commands.acl import PASSWORD
+from redrb.cli.__main__ import main
+from redrb.cli.acl import PASSWORD
 from redrb.connection import Client
 from redrb.errors import StoreDenied
 from tests.integration.conftest import SECRET

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import redrb
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.connection import Client
 from redrb.errors import PublisherFenced, WeightError
-from redrb.state.reader import StateReader
+from redrb.watch.state.reader import StateReader
 from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import file_transfer

@@ -11,7 +11,7 @@ import torch
 
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
 from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.publishing import committer

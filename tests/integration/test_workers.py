@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import redrb
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 from tests.servers import programs
 from tests.worker_processes import WorkerProcess
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import trl
 
 import redrb
-from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts
+from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts
 from tests.trl_jobs import config, tiny_model, tokenizer
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import redrb
-from redrb.runtime.sharded_models import whole_tensors
+from redrb.train.world import whole_tensors
 
 PLACES: dict[str, list[Placement]] = {
     "rows": [Shard(0)],

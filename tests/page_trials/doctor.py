@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redrb import ExperienceStream
-from redrb.doctor import registry_names, repairs
-from redrb.doctor.checkup import Checkup
-from redrb.doctor.examination import Examination, examine
-from redrb.doctor.registry_names import left_names, remove_name
 from redrb.errors import StoreError
 from redrb.registry import Registry
-from redrb.state.model import State
-from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
+from redrb.watch.doctor import registry_names, repairs
+from redrb.watch.doctor.checkup import Checkup
+from redrb.watch.doctor.examination import Examination, examine
+from redrb.watch.doctor.registry_names import left_names, remove_name
+from redrb.watch.state.model import State
+from redrb.watch.state.reader import StateReader
 from tests.audit import kill_consumer
 from tests.page_trials.bench import Bench, is_acknowledged, train
 from tests.page_trials.waiting import RIGHTS, admit

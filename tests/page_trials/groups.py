@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, Status
-from redrb.doctor.calls import RemoveOrphans
 from redrb.stream.put import receiver
 from redrb.stream.task.calls import Fill, Requeue
 from redrb.stream.task.origin import Look
+from redrb.watch.doctor.calls import RemoveOrphans
 from tests.audit import audit
 from tests.page_trials.bench import LONG, Bench, put, train, until
 from tests.samples import numbers

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 import redrb
-from redrb.browse import Browser, Choice, Follower
 from redrb.keys import WeightKeys
-from redrb.state.calls import Observe
 from redrb.stream.task.calls import Announce
+from redrb.watch.groups import Browser, Choice, Follower
+from redrb.watch.state.calls import Observe
 from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.wire.calls import FindSteps
 from redrb.weights.wire.lora_config import LoraConfig

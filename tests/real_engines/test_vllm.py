@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 import redrb
 from redrb import BufferItem, Client, ExperienceStream
-from redrb.engines import Engine, EngineWeights, Trajectory, VLLMEngine
-from redrb.episodes import EpisodeMaker
+from redrb.train.engines import Engine, EngineWeights, Trajectory, VLLMEngine
+from redrb.train.episodes import EpisodeMaker
 from tests.real_engines.conftest import PROMPT, VLLM, RealVLLM, log_probs
 
 pytestmark = [

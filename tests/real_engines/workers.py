@@ -14,8 +14,8 @@ from typing import Any
 
 import redrb
 from redrb import BufferItem, ExperienceStream
-from redrb.engines import Engine, EngineWeights, Trajectory, VLLMEngine
-from redrb.episodes import EpisodeMaker
+from redrb.train.engines import Engine, EngineWeights, Trajectory, VLLMEngine
+from redrb.train.episodes import EpisodeMaker
 
 TASK, TOKENS, GROUP, GROUPS = "math", 24, 4, 4
 """The task; new tokens of a sample, samples of a group, groups of a step."""
@@ -105,7 +105,7 @@ def train(job: Job) -> None:
     from transformers.trainer_utils import get_last_checkpoint
     from trl import GRPOConfig, GRPOTrainer
 
-    from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts
+    from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts
 
     torch.set_num_threads(1)
     checkpoints = Path(job.folder) / "trl"

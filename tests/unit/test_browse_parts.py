@@ -15,16 +15,15 @@ import tokenizers
 import torch
 
 from redrb import BufferItem
-from redrb.browse import Tokenizer
-from redrb.browse.calls import Browsed
-from redrb.browse.choice import LIMITS, Limits
-from redrb.browse.images import images_of
-from redrb.browse.plain_values import PlainValues
-from redrb.browse.records import GroupView, SampleView, TokensView, as_json
-from redrb.browse.samples import Samples
+from redrb.cli.group_screen import everything
 from redrb.codec import encode_groups
-from redrb.commands.group_screen import everything
 from redrb.errors import ConfigError
+from redrb.watch.groups import Tokenizer
+from redrb.watch.groups.calls import Browsed
+from redrb.watch.groups.choice import LIMITS, Limits
+from redrb.watch.groups.records import GroupView, SampleView, TokensView, as_json
+from redrb.watch.groups.samples import Samples
+from redrb.watch.groups.values import PlainValues, images_of
 
 
 def png_pixels(data: bytes) -> np.ndarray:

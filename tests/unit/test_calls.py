@@ -14,9 +14,9 @@ import msgpack
 import msgspec
 
 import redrb
-from redrb.browse.calls import Browse
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import load
+from redrb.watch.groups.calls import Browse
 
 
 def all_calls() -> list[type[Call[Any]]]:

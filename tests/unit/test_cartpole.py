@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from redrb.experience import Experience
-from redrb.recipes.cartpole import Cartpole
+from redrb.recipe.examples.cartpole import Cartpole
 
 
 def batch(advantages: torch.Tensor) -> Experience:

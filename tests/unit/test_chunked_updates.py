@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from redrb.compat.coati.updates import ChunkedUpdates
 from redrb.errors import WeightError, WeightMismatch
-from redrb.interop.coati.updates import ChunkedUpdates
-from redrb.runtime.following import LockedModels
+from redrb.train.following import LockedModels
 from redrb.weights import LoraConfig
 from redrb.weights.tensors.names import models_tensors
 

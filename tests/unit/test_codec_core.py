@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from redrb.codec import kernels
 
 CORE = "redrb.codec._core"

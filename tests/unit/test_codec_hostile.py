@@ -24,7 +24,7 @@ from redrb.codec import (
     parse_group,
     parse_groups,
 )
-from redrb.codec.schema import FIELD_CODES
+from redrb.codec.layout import FIELD_CODES
 from redrb.codec.wire import PREFIX, batch_limit
 from redrb.errors import DecodeError, EncodeError, RecordError
 from redrb.experience.records import BufferItem, Side, named_tensors

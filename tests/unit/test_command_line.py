@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from redrb import cli
-from redrb.commands import completion, run, settings
+from redrb.cli import __main__ as cli
+from redrb.cli import completion, settings
+from redrb.cli.run import command as run
 from tests.tools import need
 
 FILES = {"redrb run": run.parser, "redrb settings": settings.parser}
@@ -75,7 +76,7 @@ def test_commands_start_quickly():
 
 def test_commands_that_look_at_redis_import_little_beside_its_client():
     """The modules of `redis` take most of their start: compared, a busy machine changes nothing."""
-    top = "import redrb.cli, redrb.connection, redrb.state.observer, redrb.commands.top.pages"
+    top = "import redrb.cli, redrb.connection, redrb.watch.state.observer, redrb.cli.top.pages"
     shares = [_python_s(top) / _python_s("import redis, rich.console") for _ in range(2)]
     assert min(shares) < 3
     program = f"import sys; {top}; print(*sys.modules)"
@@ -88,7 +89,7 @@ def test_commands_that_look_at_redis_import_little_beside_its_client():
 
 
 def _processor_s(words: list[str]) -> float:
-    return _python_s(f"import sys; from redrb.cli import main; main({words!r})")
+    return _python_s(f"import sys; from redrb.cli.__main__ import main; main({words!r})")
 
 
 def _python_s(program: str) -> float:

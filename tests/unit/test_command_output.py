@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from redrb.commands import output
-from redrb.commands.output import age, percent, show, size, table
-from redrb.commands.watching import _folded
-from redrb.state.findings.wording import counted
+from redrb.cli import output
+from redrb.cli.output import age, percent, show, size, table
+from redrb.cli.watching import _folded
+from redrb.watch.state.findings.wording import counted
 
 
 def lines_of(*parts: Any, **options: Any) -> list[str]:

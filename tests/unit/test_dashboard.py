@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from redrb.browse.choice import Choice
-from redrb.dashboard.app import make_app
-from redrb.dashboard.feed import MOST_PAGES, Feed, encoded
-from redrb.dashboard.groups import MOST_BODY, MOST_BYTES, Letters, TaskGroups, fitting
-from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
-from redrb.dashboard.server import MOST_CONNECTIONS, bound_socket, serve
 from redrb.errors import StoreUnavailable, UnknownTask
-from redrb.state.history import History
-from redrb.state.model import State
-from redrb.state.observer import Observer, View
+from redrb.watch.groups.choice import Choice
+from redrb.watch.page.app import make_app
+from redrb.watch.page.feed import MOST_PAGES, Feed, encoded
+from redrb.watch.page.groups import MOST_BODY, MOST_BYTES, Letters, TaskGroups, fitting
+from redrb.watch.page.guard import TOKEN_HEADER, hosts_of
+from redrb.watch.page.server import MOST_CONNECTIONS, bound_socket, serve
+from redrb.watch.state.history import History
+from redrb.watch.state.model import State
+from redrb.watch.state.observer import Observer, View
 from tests.sample_state import sample_state
 
 ROOT = Path(__file__).parents[2]
@@ -369,13 +369,13 @@ def test_wheels_have_the_files_of_the_page() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = settings["package-data"]["redrb"]
     packaged = {path for pattern in patterns for path in (ROOT / "redrb").glob(pattern)}
-    files = set((ROOT / "redrb" / "dashboard" / "static").iterdir())
+    files = set((ROOT / "redrb/watch/page/static").iterdir())
     assert len(files) > 10
     assert files <= packaged
 
 
 def test_the_page_asks_no_other_host() -> None:
-    for path in ROOT.glob("redrb/dashboard/static/*"):
+    for path in ROOT.glob("redrb/watch/page/static/*"):
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in text.replace("// ", ""), path.name
         assert "innerHTML" not in text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from redrb.cli import main
+from redrb.cli.__main__ import main
 from tests.finding_kinds import finding_kinds
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from redrb.engines import engine as engines
-from redrb.engines.engine import Engine, Part
+from redrb.train.engines import engine as engines
+from redrb.train.engines.engine import Engine, Sampled
 
 MOST = 6
 
@@ -32,19 +32,19 @@ class Server(Engine):
         self.label = "default"
         self.sent = 0
 
-    async def _request(self, tokens: list[int], most: int, **_: Any) -> Part:
+    async def _request(self, tokens: list[int], most: int, **_: Any) -> Sampled:
         self.sent += 1
         await self.arrives.wait()
         await self.running.wait()
         found: list[int] = []
         for _token in range(most):
             if not self.running.is_set():
-                return Part(found, [0.0] * len(found), "abort", self.label)
+                return Sampled(found, [0.0] * len(found), "abort", self.label)
             found.append(self.have)
             if len(found) == 2:
                 self.begun.set()
             await asyncio.sleep(0)
-        return Part(found, [0.0] * len(found), "length", self.label)
+        return Sampled(found, [0.0] * len(found), "length", self.label)
 
     async def _pause(self) -> None:
         self.running.clear()

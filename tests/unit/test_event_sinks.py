@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from redrb import Experience
-from redrb.metrics.events import TensorBoardLog, WandbLog, numbers_of
-from redrb.runtime import MakerEvents, TrainerEvents
-from redrb.workers.event_sinks import open_sinks
+from redrb.cli.processes.event_sinks import open_sinks
+from redrb.train import MakerEvents, TrainerEvents
+from redrb.watch.metrics.events import TensorBoardLog, WandbLog, numbers_of
 from tests.counting_recipe import Counting
 
 

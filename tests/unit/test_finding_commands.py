@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from redrb.connection.server_cli import cli_words
-from redrb.state.findings import connection_finding, findings_of
-from redrb.state.findings.wording import worker_command
-from redrb.state.model import State
+from redrb.watch.state.findings import connection_finding, findings_of
+from redrb.watch.state.findings.wording import worker_command
+from redrb.watch.state.model import State
 from tests.finding_commands import check_command
 from tests.troubled_states import (
     TROUBLES,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from redrb.state.findings import findings_of
-from redrb.state.histogram import Histogram
-from redrb.state.model import SEVERITIES, WorkerState
-from redrb.state.tasks import with_holdings
-from redrb.state.workers import in_order
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
+from redrb.watch.state.findings import findings_of
+from redrb.watch.state.histogram import Histogram
+from redrb.watch.state.model import SEVERITIES, WorkerState
+from redrb.watch.state.tasks import with_holdings
+from redrb.watch.state.workers import in_order
 from tests.finding_kinds import finding_kinds
 from tests.sample_state import sample_state
 from tests.troubled_states import (
@@ -86,7 +86,7 @@ def test_the_advice_about_a_dead_worker_fits_its_program() -> None:
         return found.command
 
     assert command("redrb-maker").startswith("redrb-maker RECIPE")
-    assert command("redrb.workers.supervised").startswith("redrb-maker RECIPE")
+    assert command("redrb.cli.processes.supervised").startswith("redrb-maker RECIPE")
     assert command("train.py").startswith("ps -o pid,stat,etime,args -p ")
 
 

@@ -13,10 +13,10 @@ STEPS: list[tuple[str, set[str]]] = [
     ("import redrb, redrb.weights", {"torch", "numpy", "redis"}),
     ("from redrb import cli; ended(cli.main, ['--help'])", {"torch", "numpy", "redis", "rich"}),
     ("ended(cli.main, ['settings', 'sorting'])", {"torch"}),
-    ("from redrb.workers import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
+    ("from redrb.cli.processes import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
     ("import redrb.algorithms", {"transformers"}),
     (
-        "import redrb.workers.trainer, redrb.workers.maker, redrb.runtime.callbacks",
+        "import redrb.cli.processes.trainer, redrb.cli.processes.maker, redrb.train.callbacks",
         {"prometheus_client", "tensorboard", "wandb", "opentelemetry"},
     ),
     ("import redrb.recipe.maker, redrb.recipe.trainer", {"torch.distributed.tensor"}),

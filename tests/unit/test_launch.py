@@ -24,21 +24,21 @@ from rich.console import Console
 from torch import nn
 
 import redrb
+from redrb.cli.processes import maker, trainer
+from redrb.cli.processes.metrics_log import MetricsLog, RecordFile
+from redrb.cli.run.folder import Owner, RunFolder
+from redrb.cli.run.history import JobEvents
+from redrb.cli.run.job import Job, delete_job
+from redrb.cli.run.process import Death, OnEnd, WorkerProcess, _event
+from redrb.cli.run.report import progress_line, summary, table
+from redrb.cli.run.server import RunServer, server_for, watch_advice
+from redrb.cli.run.supervisor import ProcessState, Supervisor, _Process
 from redrb.connection import Client
 from redrb.connection.embedded import EmbeddedServer
 from redrb.errors import ConfigError
-from redrb.launch.folder import Owner, RunFolder
-from redrb.launch.history import History
-from redrb.launch.job import Job, delete_job
-from redrb.launch.process import Death, OnEnd, WorkerProcess, _event
-from redrb.launch.report import progress_line, summary, table
-from redrb.launch.server import RunServer, server_for, watch_advice
-from redrb.launch.supervisor import State, Supervisor, _Process
+from redrb.recipe.examples.sorting import Sorting
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
-from redrb.recipes.sorting import Sorting
-from redrb.workers import maker, trainer
-from redrb.workers.metrics_log import MetricsLog, RecordFile
 from tests.counting_recipe import Counting
 from tests.disks import fill, small_disk
 from tests.samples import numbered
@@ -116,7 +116,7 @@ def test_the_end_of_the_trainer_is_the_end_of_the_run() -> None:
     assert run.supervisor.over == ""  # groups wait for the trainer
     run.end("trainer", 0)
     assert run.supervisor.over == "the trainer has ended"
-    assert run.supervisor.states["trainer"] is State.DONE
+    assert run.supervisor.states["trainer"] is ProcessState.DONE
 
 
 def test_a_trainer_that_fails_without_makers_is_not_restarted() -> None:
@@ -141,7 +141,7 @@ def test_a_server_that_waits_for_its_restart_is_started_before_the_workers_end()
     run.supervisor.end_workers(60, makers_s=60)
     assert started == [[]]  # before the makers were asked to end
     assert run.started["maker-1"][0].asked == ["terminate"]
-    assert run.supervisor.states["the server"] is State.RUNNING
+    assert run.supervisor.states["the server"] is ProcessState.RUNNING
 
 
 def test_a_maker_that_hangs_is_killed_before_the_time_of_the_trainer_is_up() -> None:
@@ -151,11 +151,11 @@ def test_a_maker_that_hangs_is_killed_before_the_time_of_the_trainer_is_up() -> 
     run.supervisor.end_workers(10_000, makers_s=0)
     assert run.started["maker-1"][0].asked[:2] == ["terminate", "kill"]
     assert run.started["trainer"][0].asked == ["terminate"]
-    assert run.supervisor.states["trainer"] is State.DONE
+    assert run.supervisor.states["trainer"] is ProcessState.DONE
 
 
 def test_seconds_of_a_trainer_that_starts_again_follow_those_before() -> None:
-    history = History()
+    history = JobEvents()
     step = {"event": "step", "samples": 4, "weight_version": 1}
     step |= {"staleness_mean": 0.0, "staleness_max": 0, "wait_for_batch_s": 1.0}
     for seconds, trained_s in ((1.0, 1.0), (3.0, 3.0), (0.5, 3.5), (2.0, 5.0)):
@@ -165,7 +165,7 @@ def test_seconds_of_a_trainer_that_starts_again_follow_those_before() -> None:
 
 
 def test_steps_that_a_restarted_trainer_repeats_count_once() -> None:
-    history = History()
+    history = JobEvents()
     for step in (1, 2, 3, 3, 4):  # killed after step 3, with a checkpoint of step 2
         history.add({"event": "step", "step": step, "samples": 4, "seconds": 1.0})
     assert history.steps == 4
@@ -175,9 +175,9 @@ def test_steps_that_a_restarted_trainer_repeats_count_once() -> None:
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", [1], True])
 @pytest.mark.parametrize("missing", [False, True])
 def test_no_event_breaks_the_line_or_the_figures(value: Any, missing: bool) -> None:
-    history = History()
+    history = JobEvents()
     for kind in ("evaluation", "step", "publish", "put", "end", "finished", "death", value):
-        names = re.findall(r'"(\w+)"', inspect.getsource(History))
+        names = re.findall(r'"(\w+)"', inspect.getsource(JobEvents))
         history.add({"event": kind} if missing else {**dict.fromkeys(names, value), "event": kind})
     history.add({"event": "evaluation", "reward": 0.5, "seconds": 2.0, "weight_version": 3})
     assert (history.reward_first, history.reward_last) == (0.5, 0.5)
@@ -245,10 +245,10 @@ def test_workers_of_a_run_that_was_killed_keep_the_folder_until_they_end(
             pass_fds=[folder.workers_lock],
         )
     with worker:
-        monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 0.1)
+        monkeypatch.setattr("redrb.cli.run.folder.WORKERS_END_S", 0.1)
         with pytest.raises(ConfigError, match=r"an earlier run in .*fuser"), folder.used():
             pass
-        monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 60.0)
+        monkeypatch.setattr("redrb.cli.run.folder.WORKERS_END_S", 60.0)
         end = threading.Timer(0.2, worker.kill)
         end.start()
         with folder.used():
@@ -266,7 +266,7 @@ def test_the_server_of_a_run_keeps_the_folder_until_it_has_ended(
             server.lock = folder.workers_lock
             server.start(lambda _: None)
         with closing(server):
-            monkeypatch.setattr("redrb.launch.folder.WORKERS_END_S", 0.1)
+            monkeypatch.setattr("redrb.cli.run.folder.WORKERS_END_S", 0.1)
             with pytest.raises(ConfigError, match="an earlier run"), folder.used():
                 pass
         monkeypatch.undo()

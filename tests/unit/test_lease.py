@@ -14,7 +14,7 @@ from redrb.experience import BufferItem
 from redrb.stream import Lease
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import Cause
-from redrb.stream.take.lease_part import Draw, LeasePart
+from redrb.stream.take.partition_lease import Draw, PartitionLease
 from tests.samples import numbered, numbers
 
 Ended = tuple[str, tuple[int, ...], int, bool]
@@ -75,10 +75,10 @@ class Ending:
 
 def part(
     holder: Recorder, groups: dict[int, list[BufferItem]], draw: Draw | None = None
-) -> LeasePart:
+) -> PartitionLease:
     blobs = [group.blob for group in encode_groups(list(groups.values()))]
     layouts = parse_groups(blobs)
-    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
+    return PartitionLease("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
 
 
 @pytest.fixture

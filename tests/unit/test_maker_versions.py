@@ -7,7 +7,7 @@ import torch
 
 from redrb.experience import BufferItem, make_experience_batch
 from redrb.experience.rows import select_rows
-from redrb.runtime.maker import Maker
+from redrb.train.maker import Maker
 
 
 def _batch(*versions):

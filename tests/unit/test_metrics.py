@@ -16,16 +16,23 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from redrb import cli
-from redrb.metrics.collector import AGE, FRESH_S, UP, StateCollector
-from redrb.metrics.metric import DEAD_S, METRICS, MOST_WORKERS
-from redrb.state.model import State
-from redrb.state.observer import View
+from redrb.cli import __main__ as cli
+from redrb.watch.metrics.metric import (
+    AGE,
+    DEAD_S,
+    FRESH_S,
+    METRICS,
+    MOST_WORKERS,
+    UP,
+    StateCollector,
+)
+from redrb.watch.state.model import State
+from redrb.watch.state.observer import View
 from tests.sample_state import sample_state
 from tests.tools import need
 
 ROOT = Path(__file__).parents[2]
-RESOURCES = files("redrb.metrics")
+RESOURCES = files("redrb.watch.metrics")
 ALWAYS = {name: frozenset({"namespace"}) for name, _ in (UP, AGE)}
 LABELS = ALWAYS | {metric.name: frozenset({"namespace", *metric.labels}) for metric in METRICS}
 """The labels of each metric."""

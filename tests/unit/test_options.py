@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from redrb import cli
-from redrb.commands.demo import DemoSettings
+from redrb.cli import __main__ as cli
+from redrb.cli.processes import maker, trainer
+from redrb.cli.run.demo import DemoSettings
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
 from redrb.options import add_options, settings_from
+from redrb.recipe.examples.sorting import Sorting
 from redrb.recipe.job_settings import JobSettings, MakerSettings, TrainerSettings
-from redrb.recipes.sorting import Sorting
-from redrb.workers import maker, trainer
 
 ALL = (DemoSettings, JobSettings, MakerSettings, Sorting, TrainerSettings)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrb import ConfigError, Status
-from redrb.orders import GroupFacts, Prioritized, Stalest, checked_score
+from redrb.stream.orders import GroupFacts, Prioritized, Stalest, checked_score
 
 FACTS = GroupFacts(policy_version=None, priority=1e90, samples=1, nbytes=9, status=Status.COMPLETED)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from redrb.state.model import ConsumerGroupState, ServerState, State, TaskState, WorkerState
-from redrb.state.rates import WINDOW_S, RateWindow
 from redrb.stream.task.ledger import Ledger, StreamStats
+from redrb.watch.state.model import ConsumerGroupState, ServerState, State, TaskState, WorkerState
+from redrb.watch.state.rates import WINDOW_S, RateWindow
 
 
 def state(

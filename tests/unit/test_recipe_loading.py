@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from redrb import cli
+from redrb.cli import __main__ as cli
 from redrb.errors import ConfigError
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load, shipped
@@ -99,7 +99,7 @@ def test_a_missing_extra_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [WithoutTransformers(), *sys.meta_path])
     file = folder / "lacking_recipe.py"
-    monkeypatch.setattr("redrb.commands.new.find_spec", lambda _name: None)
+    monkeypatch.setattr("redrb.cli.new.find_spec", lambda _name: None)
     assert cli.main(["new", "grpo", str(file)]) == 0
     assert "pip install 'gymnasium>=" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="transformers is not installed: pip install "):

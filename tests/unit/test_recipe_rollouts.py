@@ -22,7 +22,7 @@ from redrb.errors import UnknownTask
 from redrb.recipe import Recipe
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.stream import StreamStats
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 
 Events = list[tuple[str, dict[str, Any]]]
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from redrb import cli
-from redrb.commands.settings import without_password
+from redrb.cli import __main__ as cli
+from redrb.cli.settings import without_password
 from redrb.errors import ConfigError
 from redrb.recipe import GRPORecipe, option
 from redrb.recipe.job_settings import JobSettings

@@ -10,7 +10,7 @@ import torch
 
 import redrb
 from redrb.experience import make_experience_batch, split_experience_batch
-from redrb.recipes.vision import Vision
+from redrb.recipe.examples.vision import Vision
 from redrb.stream import ExperienceStream
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import redrb
-from redrb import cli
+from redrb.cli import __main__ as cli
 from redrb.recipe.command_line import parse
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.lookup import task_stats
 
 SMALL = {
     "arithmetic": ("--supervised-steps", "5", "--width", "16", "--prompts-per-step", "8"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redrb import ConfigError
-from redrb.replay.executor import ReplayExecutor
+from redrb.compat.xtuner.executor import ReplayExecutor
 
 
 def run(scenario: Callable[[ReplayExecutor], Awaitable[None]], threads: int = 2) -> None:

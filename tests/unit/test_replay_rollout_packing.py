@@ -17,10 +17,10 @@ import torch
 
 from redrb import BufferItem, ConfigError, Status
 from redrb.codec import decode_items, encode_groups, parse_group
+from redrb.compat.xtuner.rollout_fields import as_declared, check_declared
+from redrb.compat.xtuner.rollout_packing import META, pack_group, unpack_group
+from redrb.compat.xtuner.values import TAG, pack_value, unpack_value
 from redrb.errors import DecodeError, EncodeError, RecordError
-from redrb.replay.rollout_objects import as_declared, check_declared
-from redrb.replay.rollout_packing import META, pack_group, unpack_group
-from redrb.replay.values import TAG, pack_value, unpack_value
 
 
 def through_the_codec(items: list[BufferItem]) -> list[BufferItem]:

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from redrb import ConfigError, Status
-from redrb.errors import RecordError
-from redrb.replay.rollout_fields import (
+from redrb.compat.xtuner.rollout_fields import (
     checked_status,
     find_status,
     status_of,
     steps_of,
     write_status,
 )
-from redrb.replay.staleness import (
+from redrb.compat.xtuner.staleness import (
     FRESHEST,
     Thresholds,
     expire,
@@ -30,6 +29,7 @@ from redrb.replay.staleness import (
     version_to_order_by,
     write_staleness,
 )
+from redrb.errors import RecordError
 
 
 def rollout(**fields: Any) -> dict[str, Any]:

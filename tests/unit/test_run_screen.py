@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 import redrb
-from redrb.commands.top.job import JobScreen, show_job
-from redrb.launch.history import History
-from redrb.launch.report import progress_line, summary, table
+from redrb.cli.run.history import JobEvents
+from redrb.cli.run.report import progress_line, summary, table
+from redrb.cli.run.screen import JobScreen, show_job
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
 from tests.unit.test_top_screen import WHERE, Observer, drawn, shown
@@ -27,8 +27,8 @@ def event(worker: str, event: str, **values: Any) -> dict[str, Any]:
     return {"event": event, "worker": worker, "time": time.time(), **values}
 
 
-def with_events() -> History:
-    history = History()
+def with_events() -> JobEvents:
+    history = JobEvents()
     history.add(event("trainer", "evaluation", reward=float("nan"), weight_version=1, seconds=1))
     put = dict.fromkeys(("step_s", "admission_s", "send_s", "backpressure_s"), 0.1)
     history.add(event("maker-1", "put", step=7, groups=32, **put))
@@ -40,7 +40,7 @@ def with_events() -> History:
 
 def test_a_job_that_stands_still_has_no_rate() -> None:
     now = 100.0
-    history = History(_clock=lambda: now)
+    history = JobEvents(_clock=lambda: now)
     for seconds in (1, 2, 3):
         history.add(event("trainer", "step", seconds=seconds, samples=64, step=seconds))
     assert "64 samples/s  staleness" in progress_line(3.0, history, None)
@@ -54,7 +54,7 @@ def test_a_job_that_stands_still_has_no_rate() -> None:
 
 def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     now = 100.0
-    history = History(_clock=lambda: now)
+    history = JobEvents(_clock=lambda: now)
     for seconds in (60, 120):
         history.add(event("trainer", "step", seconds=seconds, samples=60, step=1))
     now += 100
@@ -82,7 +82,7 @@ def test_faults_are_said_once_and_counted_in_the_report() -> None:
 
 
 def test_the_report_tells_the_seconds_of_all_runs_from_those_of_this_run() -> None:
-    history = History()
+    history = JobEvents()
     history.add({"event": "step", "samples": 100, "seconds": 1.0})
     history.add({"event": "finished", "seconds": 40.0})
     history.begin_run()
@@ -165,7 +165,7 @@ def test_a_fault_of_a_run_is_raised_after_its_screen(monkeypatch: pytest.MonkeyP
 
 
 def test_the_table_says_what_waiting_groups_are(namespace: str) -> None:
-    history = History()
+    history = JobEvents()
     history.reward_first, history.reward_last = 0.1, 0.9
     with (
         redrb.connect(f"fake://{namespace}") as client,

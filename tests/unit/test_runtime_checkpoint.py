@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from redrb import BufferItem, make_experience_batch
+from redrb.cli.processes.process import exit_status
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
-from redrb.runtime.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
-from redrb.workers.process import exit_status
+from redrb.train.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
 from tests.disks import fill, read_only, small_disk
 
 

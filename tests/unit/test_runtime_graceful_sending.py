@@ -9,8 +9,8 @@ import pytest
 
 from redrb.connection.stop import Stop
 from redrb.errors import SendFailed, StoreUnavailable
-from redrb.runtime.graceful_sending import GracefulSender
 from redrb.stream.sending import ExperienceSender
+from redrb.train.graceful_sending import GracefulSender
 
 
 class FullSender:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redrb import Experience
-from redrb.interop.coati import (
+from redrb.compat.coati import (
     ExperienceMakerPerformanceEvaluator,
     TrainerPerformanceEvaluator,
     performance,

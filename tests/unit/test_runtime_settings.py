@@ -17,11 +17,11 @@ from redrb import (
     ExperienceMakerHolder,
     ExperienceStream,
 )
+from redrb.compat.coati.performance import parameters_of
 from redrb.connection.stop import Stop
-from redrb.interop.coati.performance import parameters_of
-from redrb.runtime.checkpoint import Checkpoints, Position
-from redrb.runtime.strategy import Strategy, place_models
-from redrb.runtime.trainer import Trainer
+from redrb.train.checkpoint import Checkpoints, Position
+from redrb.train.strategy import Strategy, place_models
+from redrb.train.trainer import Trainer
 
 
 class Idle(Trainer):

@@ -14,8 +14,8 @@ from redrb.algorithms import GRPOStep
 from redrb.algorithms.models import forward_names
 from redrb.errors import ConfigError
 from redrb.experience import Experience
-from redrb.runtime import AccelerateStrategy, Strategy
-from redrb.runtime.trainer import staleness
+from redrb.train import AccelerateStrategy, Strategy
+from redrb.train.trainer import staleness
 from tests.networks import PlainActor, seeded
 
 accelerate_state = pytest.importorskip("accelerate.state")

@@ -9,7 +9,7 @@ from pathlib import Path
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.scripts import load, scripts_in
 
-FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "weights"),)
+FOLDERS = (*("admission", "put", "assembly", "take", "ranks", "task", "saving", "weights"),)
 READING = (
     *("saving/records", "saving/restore_look", "saving/snapshot", "task/archived", "task/count"),
     *("task/floor", "task/observe", "task/stats", "task/versions"),

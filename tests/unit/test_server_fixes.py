@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from redrb.doctor import server_fixes
-from redrb.state.model import ServerState
+from redrb.watch.doctor import server_fixes
+from redrb.watch.state.model import ServerState
 
 IN_MAY = {"23479", "23631", "25243"}
 OF_REDIS = {*IN_MAY, "66373", "81934"}

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from redrb.algorithms import action_log_probs, generate
-from redrb.recipe.prompts import padded
-from redrb.recipes.sorting import Sorting
-from redrb.recipes.sorting.digits import (
+from redrb.recipe.examples.sorting import Sorting
+from redrb.recipe.examples.sorting.digits import (
     EOS,
     FIRST_DIGIT,
     MAX_NEW_TOKENS,
@@ -23,7 +22,8 @@ from redrb.recipes.sorting.digits import (
     show,
     target,
 )
-from redrb.recipes.sorting.policy import Actor, Critic, warm_start
+from redrb.recipe.examples.sorting.policy import Actor, Critic, warm_start
+from redrb.recipe.prompts import padded
 
 
 def digits(*values: int) -> list[int]:

@@ -22,7 +22,7 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.errors import DecodeError, RecordError
-from redrb.stream.task.facts import unpack_facts
+from redrb.stream.task.entries import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

@@ -12,8 +12,8 @@ import pytest
 import redrb
 from redrb import BufferItem, ConfigError, ExperienceStream, RateLimit
 from redrb.connection import Client
-from redrb.orders import Stalest
 from redrb.stream import TaskSettings
+from redrb.stream.orders import Stalest
 from redrb.stream.task.settings import SettingArguments
 from tests.samples import numbered, numbers
 

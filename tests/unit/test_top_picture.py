@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from redrb.commands.output import show
-from redrb.commands.top.columns import Column, fitted
-from redrb.commands.top.pages import picture, task_page
-from redrb.commands.top.tables import staleness_table, task_table, weights_table, worker_table
-from redrb.commands.top.text import amount, line, rate, short, sparkline, wrapped
-from redrb.state.findings import connection_finding
-from redrb.state.history import History
-from redrb.state.model import Staleness, State, WorkerState
-from redrb.state.observer import View
+from redrb.cli.output import show
+from redrb.cli.top.pages import picture, task_page
+from redrb.cli.top.tables import staleness_table, task_table, weights_table, worker_table
+from redrb.cli.top.text import Column, amount, fitted, line, rate, short, sparkline, wrapped
 from redrb.stream.task.ledger import Ledger, StreamStats
+from redrb.watch.state.findings import connection_finding
+from redrb.watch.state.history import History
+from redrb.watch.state.model import Staleness, State, WorkerState
+from redrb.watch.state.observer import View
 from tests.sample_state import history_of, sample_state, view_of
 
 HOSTILE = "\x1b[2J\x07\u202e\n\u0000錆\u0301" * 20

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from redrb.commands import top
-from redrb.state.history import History
-from redrb.state.observer import View
+from redrb.cli import top
+from redrb.watch.state.history import History
+from redrb.watch.state.observer import View
 from tests.sample_state import sample_state
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from redrb.commands.top.app import Top
-from redrb.state.history import History
-from redrb.state.model import State
-from redrb.state.observer import View
+from redrb.cli.top.app import Top
+from redrb.watch.state.history import History
+from redrb.watch.state.model import State
+from redrb.watch.state.observer import View
 from tests.sample_state import history_of, sample_state, view_of
 from tests.unit.test_top_picture import HOSTILE
 

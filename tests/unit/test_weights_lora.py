@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
-from redrb.weights.files.adapter_folder import exchange, load_adapter, save_adapter
+from redrb.weights.files.adapter_folder import exchange, load_adapter, lora_of_state, save_adapter
 from redrb.weights.lora.adapter import adapter_of
-from redrb.weights.lora.adapter_state import lora_of_state
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.merging import LoraMerger, merged
 from redrb.weights.wire.lora_config import LoraConfig

@@ -17,9 +17,9 @@ from redrb.weights.wire.layout import Layout, TensorEntry
 from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import (
     Blob,
+    ChunkSource,
     Delta,
     Manifest,
-    Source,
     decode_manifest,
     pack_hashes,
 )
@@ -56,7 +56,7 @@ FULL = Manifest(
     layout_id=LAYOUT.id,
     tensors=LAYOUT.tensors,
     checksums=CHECKSUMS,
-    sources=(Source(2, 0, 1), Source(3, 1, 3)),
+    sources=(ChunkSource(2, 0, 1), ChunkSource(3, 1, 3)),
     spread=0,
 )
 ANCHOR = msgspec.structs.replace(FULL, delta=DELTA, spread=16)
@@ -357,7 +357,7 @@ def test_many_tensors_are_read_quickly():
     layout = Layout(tensors, 64 * len(tensors), 1 << 22)
     manifest = msgspec.structs.replace(
         FULL, names=len(tensors), nbytes=layout.nbytes, chunk_bytes=1 << 22, tensors=tensors,
-        layout_id=layout.id, checksums=bytes(8), sources=(Source(1, 0, 1),),
+        layout_id=layout.id, checksums=bytes(8), sources=(ChunkSource(1, 0, 1),),
     )  # fmt: skip
     error, took = decoded(msgspec.msgpack.encode(manifest))
     assert (error, took < 3) == (None, True)

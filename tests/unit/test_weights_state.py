@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import WeightError
+from redrb.weights.publishing.publisher import lay_out, published_tensors
 from redrb.weights.reading.targets import LoadTarget, named_tensors
-from redrb.weights.tensors.published_state import lay_out, published_tensors
-from redrb.weights.tensors.shard import TensorShard, plain
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes, TensorShard, plain
 from redrb.weights.wire.layout import Layout, TensorEntry, runs_of
 from tests.published import bits, every_kind
 
@@ -27,7 +26,7 @@ def layout_of(state, chunk_bytes=CHUNK):
 def live_state(state, chunk_bytes=CHUNK):
     layout = layout_of(state, chunk_bytes)
     own = [entry.name for entry in layout.tensors if entry.alias is None]
-    return State(layout, {name: plain(state[name]) for name in own})
+    return StateBytes(layout, {name: plain(state[name]) for name in own})
 
 
 def content(state):
@@ -59,7 +58,7 @@ def test_live_tensors_are_read_as_they_lie():
 
 def test_private_memory_begins_as_zeros_and_holds_written_bytes():
     state = every_kind(rows=2)
-    source, copy = live_state(state), State(layout_of(state))
+    source, copy = live_state(state), StateBytes(layout_of(state))
     assert not any(content(copy))
     for index in range(source.layout.chunks):
         copy.write(index, source.read(index))
@@ -72,7 +71,7 @@ def test_private_memory_begins_as_zeros_and_holds_written_bytes():
 
 def test_tensors_of_a_copy_share_its_memory():
     state = {"a": torch.zeros(100), "b": torch.zeros(7, dtype=torch.bfloat16)}
-    copy = State(layout_of(state))
+    copy = StateBytes(layout_of(state))
     dict(named_tensors(copy))["b"][3] = 1.0
     assert sum(map(bool, content(copy))) == 2  # 0x3f80
 
@@ -82,7 +81,7 @@ def test_part_of_it_live_and_part_not():
     state["none"] = torch.empty(0, 3)
     layout, source = layout_of(state), live_state(state)
     live = {"b": torch.zeros(37), "d": torch.zeros(37)}
-    mixed = State(layout, live)
+    mixed = StateBytes(layout, live)
     for index in range(layout.chunks):
         mixed.write(index, source.read(index))
     mixed.finish()
@@ -97,7 +96,7 @@ def test_live_tensors_of_more_precision_are_cast_on_the_way(dtype):
     state = {"a": torch.randn(300).bfloat16(), "n": torch.arange(300)}
     source = live_state(state)
     live = {"a": torch.zeros(300, dtype=dtype), "n": torch.zeros(300, dtype=torch.int64)}
-    target = State(source.layout, live)
+    target = StateBytes(source.layout, live)
     assert target.segments(0) is None
     for index in range(source.layout.chunks):
         target.write(index, source.read(index))
@@ -113,13 +112,13 @@ def test_nothing_that_lies_together_is_copied():
     segments = source.segments(1)
     assert [segment.ctypes.data for segment in segments] == [tensor.data_ptr() + (1 << 10)]
     assert source.read(1).ctypes.data == tensor.data_ptr() + (1 << 10)
-    own = State(source.layout)
+    own = StateBytes(source.layout)
     assert own.segments(2)[0].ctypes.data == own.memory.ctypes.data + (2 << 10)
 
 
 def test_read_bytes_may_be_changed_and_written():
     live = torch.zeros(64)
-    state = State(layout_of({"a": live}), {"a": live})
+    state = StateBytes(layout_of({"a": live}), {"a": live})
     chunk = state.read(0)
     chunk[:4] = np.frombuffer(np.float32(5).tobytes(), np.uint8)
     state.write(0, chunk)
@@ -130,7 +129,7 @@ def test_reading_in_threads_does_not_mix():
     """What is cast is put together in memory of each thread."""
     tensors = {"a": torch.randn(4000)}
     layout = lay_out(published_tensors(tensors), CHUNK, torch.bfloat16)
-    state = State(layout, tensors)
+    state = StateBytes(layout, tensors)
     wanted = [state.read(index).tobytes() for index in range(layout.chunks)]
     wrong = []
 
@@ -150,7 +149,7 @@ def test_reading_in_threads_does_not_mix():
 
 def test_autograd_knows_the_written_tensors():
     live = {name: torch.zeros(200, requires_grad=True) for name in "ab"}
-    state = State(layout_of(live), live)
+    state = StateBytes(layout_of(live), live)
     losses = {name: (tensor**2).sum() for name, tensor in live.items()}
     state.write(0, np.ones(CHUNK, np.uint8))  # of `a`
     state.finish()
@@ -161,7 +160,7 @@ def test_autograd_knows_the_written_tensors():
 
 def test_a_state_without_memory_has_no_other_tensors():
     layout = layout_of({"a": torch.zeros(3)})
-    state = State(layout, {"a": torch.zeros(3)})
+    state = StateBytes(layout, {"a": torch.zeros(3)})
     other = TensorEntry("b", "float32", (3,), 0)
     with pytest.raises((WeightError, KeyError)):
         state.value(other)
@@ -171,14 +170,14 @@ def test_a_state_that_no_memory_holds_is_reported():
     entry = TensorEntry("a", "uint8", (1 << 52,), 0)
     layout = Layout((entry,), 1 << 52, 1 << 46)
     with pytest.raises(WeightError, match="not enough memory"):
-        State(layout)
+        StateBytes(layout)
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128], ids=str
 )
 def test_a_state_of_no_bytes(dtype):
-    state = State(layout_of({"a": torch.empty(0, 3, dtype=dtype)}))
+    state = StateBytes(layout_of({"a": torch.empty(0, 3, dtype=dtype)}))
     (found,) = named_tensors(state)
     assert (found[1].shape, found[1].dtype) == ((0, 3), dtype)
 
@@ -194,7 +193,7 @@ def test_any_box_is_loaded(shape, start, size, dtype):
     torch.manual_seed(0)
     tensor = torch.randint(0, 100, shape).to(dtype)
     layout = layout_of({"a": tensor}, CHUNK)
-    state = State(layout)
+    state = StateBytes(layout)
     state.value(layout.tensors[0]).copy_(tensor)
     assert torch.equal(dict(named_tensors(state))["a"], tensor)
     start = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
@@ -206,7 +205,7 @@ def test_any_box_is_loaded(shape, start, size, dtype):
     wanted = LoadTarget({"a": target}, True)
     needed = wanted.chunks(layout)
     assert needed <= set(range(layout.chunks))
-    partial = State(layout)  # with the chunks that are needed, and no others
+    partial = StateBytes(layout)  # with the chunks that are needed, and no others
     for index in needed:
         partial.write(index, state.read(index))
     wanted.load(partial)

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
+from redrb.weights.publishing.publisher import lay_out, published_tensors
 from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.fitting import check_fits, checked_strict, target_shards
 from redrb.weights.tensors.names import models_tensors, module_tensors
-from redrb.weights.tensors.published_state import lay_out, published_tensors
-from redrb.weights.tensors.shard import TensorShard, flat_view, plain
-from redrb.weights.tensors.shard import load_in_place as load_box
+from redrb.weights.tensors.state import TensorShard, flat_view, plain
+from redrb.weights.tensors.state import load_in_place as load_box
 from redrb.weights.wire.layout import CHUNK_BYTES
 
 

@@ -8,10 +8,15 @@ from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from redrb.errors import EncodeError
+from redrb.weights.publishing.publisher import published_tensors
 from redrb.weights.tensors.fitting import target_shards
-from redrb.weights.tensors.names import models_tensors, module_tensors
-from redrb.weights.tensors.published_state import published_tensors
-from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
+from redrb.weights.tensors.names import (
+    inside,
+    models_tensors,
+    module_tensors,
+    plain_name,
+    unwrapped,
+)
 
 
 def compiled(module: nn.Module) -> nn.Module:

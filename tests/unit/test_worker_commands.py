@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import redrb
+from redrb.cli.processes import maker, trainer
 from redrb.experience.records import STANDARD_FIELDS
+from redrb.recipe.examples.sorting import Sorting
+from redrb.recipe.examples.sorting.policy import Actor, Critic
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.recipes.sorting import Sorting
-from redrb.recipes.sorting.policy import Actor, Critic
-from redrb.runtime.broadcast import Broadcast
-from redrb.workers import maker, trainer
+from redrb.train.broadcast import Broadcast
 
 UNABLE = """
 from transformers import CTRLConfig

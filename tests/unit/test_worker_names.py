@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from redrb.cli.processes.process import leaving_on_signals
+from redrb.cli.run.history import JobEvents
 from redrb.errors import ConfigError
-from redrb.launch.history import History
 from redrb.recipe.job_settings import JobSettings
-from redrb.workers.process import leaving_on_signals
 
 
 def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
@@ -25,7 +25,7 @@ def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signals) -> None:
     code = (
-        "from redrb.workers.process import leaving_on_signals\n"
+        "from redrb.cli.processes.process import leaving_on_signals\n"
         "import threading\n"
         "with leaving_on_signals():\n"
         "    print('ready', flush=True)\n"
@@ -45,7 +45,7 @@ def test_signals_are_handled_as_before_afterwards() -> None:
 
 
 def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
-    history = History()
+    history = JobEvents()
     assert (history.trainer_wait_share, history.share_of_makers(history.send_s)) == (0.0, 0.0)
     for seconds, waited in ((5.0, 4.0), (6.0, 0.25), (7.0, 0.25)):
         step = {"samples": 4, "weight_version": 1, "staleness_mean": 0.0, "staleness_max": 0}

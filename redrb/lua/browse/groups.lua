@@ -1,8 +1,8 @@
 -- Read where groups stand, for people who look at them: a page. Writes nothing.
 -- KEYS[1] stream
--- ARGV    the call `Browse` of redrb/browse/calls.py
+-- ARGV    the call `Browse` of redrb/watch/groups/calls.py
 -- Returns its reply, and behind it the facts of each group, '' where there are none
---@include task facts tags pools pending plan where capacity counted
+--@include task facts tags pools pending plan where capacity put_record
 
 local ask = cmsgpack.unpack(ARGV[1])
 local group, source, at = ask.group, ask.source, ask.place

@@ -1,9 +1,9 @@
 -- Read what `redrb doctor` compares: what a task counts, what is stored, and what nobody looks after any
 -- more. Writes nothing.
 -- KEYS[1] stream
--- ARGV    the call `Examine` of redrb/doctor/calls.py
+-- ARGV    the call `Examine` of redrb/watch/doctor/calls.py
 -- Returns its reply
---@include task clock facts pending uncounted
+--@include task clock facts pending unrecorded
 
 local ask, left = cmsgpack.unpack(ARGV[1]), left_without_settings()
 if not exists() and left == 0 then

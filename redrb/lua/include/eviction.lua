@@ -1,5 +1,5 @@
 -- Deletes waiting groups to make room, many at a time; leased groups never go.
---@include task counted facts pools history groups pending candidates
+--@include task put_record facts pools history groups pending candidates
 
 -- What becomes of candidates if they go: fates[i] is 'history'; 'stored', for a group that waits and that
 -- nobody leases; else it stays. waits[group][i] is the pool in which it waits for a consumer group.

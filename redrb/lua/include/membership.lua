@@ -68,7 +68,7 @@ local function join(group, start)
   if redis.call('SISMEMBER', key('groups'), group) == 1 then
     return join_page(group)
   end
-  --@include uncounted pending counted
+  --@include unrecorded pending put_record
   check_puts()
   local found = by_name(redis.call('XINFO', 'GROUPS', stream)) -- bound: consumer groups
   if found[group] then -- the names were lost, so all come back

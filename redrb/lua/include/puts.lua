@@ -1,5 +1,5 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
---@include task counted facts pools uncounted
+--@include task put_record facts pools unrecorded
 
 -- Take entries that the task does not count out of the stream and the pools. Their facts go first: if this
 -- fails midway, the entries that are left are no groups.

@@ -1,5 +1,5 @@
 -- Counts waiting groups by staleness, and reads versions of groups, with work that does not depend on their
--- number. Each function returns `StalenessCounts` of redrb/state/calls.py.
+-- number. Each function returns `StalenessCounts` of redrb/watch/state/calls.py.
 --@include task facts pools
 
 local MOST_EXACT = 32 -- a larger staleness counts as the next one

@@ -1,6 +1,6 @@
 -- Steps that have parts: a step ends when all ranks have acknowledged it, and is formed anew when a part
 -- failed too often.
---@include task pending leases takeover ranks endings
+--@include task pending leases takeover ranks finishing
 
 -- Forget the parts of a step. `leave` is called with the slot and the rank of each.
 local function forget_parts(group, step, world, leave)

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Evict` of redrb/stream/put/calls.py
 -- Returns its reply
---@include task counted clock capacity candidates eviction epochs puts waiters permissions
+--@include task put_record clock capacity candidates eviction epochs puts waiters permissions
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.

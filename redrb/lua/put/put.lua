@@ -4,7 +4,7 @@
 -- ARGV    the call `Put` of redrb/stream/put/calls.py; then the facts of each entry: include/facts.lua
 -- Returns its reply, or an error NOPERM: the user may not run a command that puts need; checked at a
 --         producer's first put
---@include task counted facts pools arrival refusal
+--@include task put_record facts pools arrival refusal
 
 local ask = cmsgpack.unpack(ARGV[1])
 local known = redis.call('HMGET', puts, ask.producer, 'last', 'put', 'samples_put', 'bytes_put', 'epoch')

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `AskRoom` of redrb/stream/put/calls.py
 -- Returns its reply
---@include task counted clock capacity waiters waking puts permissions
+--@include task put_record clock capacity waiters waking puts permissions
 
 check_permissions(KEYS[1])
 begin_writing()

@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `FinishPart` of redrb/stream/ranks/calls.py
 -- Returns its reply. Repeated, it changes nothing more, and nothing is lost.
---@include task waking ranks endings steps rejections
+--@include task waking ranks finishing steps rejections
 
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])

@@ -2,7 +2,7 @@
 -- a group.
 -- KEYS[1] stream
 -- Returns the page: how many were removed
---@include task counted puts uncounted waking permissions
+--@include task put_record puts unrecorded waking permissions
 
 if not exists() then
   return cmsgpack.pack({found = 0})

@@ -3,8 +3,8 @@
 -- number of groups comes from ledgers; samples and bytes are counted anew. If the records of producers are
 -- lost, puts that were under way are not recognized, so the epoch is one that none of them names.
 -- KEYS[1] stream
--- Returns the reply of the call `RebuildPuts` of redrb/doctor/calls.py
---@include task counted puts uncounted ledger pending permissions
+-- Returns the reply of the call `RebuildPuts` of redrb/watch/doctor/calls.py
+--@include task put_record puts unrecorded ledger pending permissions
 
 if not exists() or not fault_of_puts() then
   return cmsgpack.pack({found = 0})

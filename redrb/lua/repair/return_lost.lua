@@ -1,7 +1,7 @@
 -- Requeue groups, a page at a time, that a slot of a consumer leases which the task does not know. A consumer
 -- that is known again, by its heartbeat, keeps its leases.
 -- KEYS[1] stream
--- ARGV    the call `ReturnLost` of redrb/doctor/calls.py
+-- ARGV    the call `ReturnLost` of redrb/watch/doctor/calls.py
 -- Returns the page: entries requeued
 --@include task waking leases permissions
 

@@ -1,9 +1,9 @@
 -- Rebuild the settings of a task whose key was lost, as those of a task that was given none. Its field
 -- `rebuilt` lets processes give them again: task/open.lua.
 -- KEYS[1] stream
--- ARGV    the call `RebuildSettings` of redrb/doctor/calls.py
+-- ARGV    the call `RebuildSettings` of redrb/watch/doctor/calls.py
 -- Returns its reply; repeated, it changes nothing
---@include task settings uncounted permissions
+--@include task settings unrecorded permissions
 
 if left_without_settings() > 0 then
   check_permissions(stream)

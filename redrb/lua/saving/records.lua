@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `ReadRecords` of redrb/stream/saving/calls.py
 -- Returns its reply, and behind it the facts of each group, '' if it has none
---@include task counted groups pending
+--@include task put_record groups pending
 
 if not exists() then
   return {cmsgpack.pack({last = -1})}

@@ -1,7 +1,7 @@
 -- Read a task without its groups in order to save it. Writes nothing.
 -- KEYS[1] stream
 -- Returns the reply of the call `ReadTask` of redrb/stream/saving/calls.py
---@include task settings ledger pending uncounted
+--@include task settings ledger pending unrecorded
 
 if not exists() then
   return cmsgpack.pack({exists = false})

@@ -20,7 +20,7 @@ if outcome ~= 'ack' and outcome ~= 'expire' and held == token then -- others may
   redis.call('HSET', key('leases', group), slot, token .. ' part')
 end
 if outcome == 'ack' or outcome == 'expire' then
-  --@include endings
+  --@include finishing
   end_held(group, slot, seqs, outcome, ask.samples, held == token)
 elseif outcome == 'reject' then
   --@include rejections

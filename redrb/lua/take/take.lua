@@ -3,7 +3,7 @@
 -- ARGV    the call `Take` of redrb/stream/take/calls.py
 --         Repeated with the same token, a take returns the batch that it leased.
 -- Returns its reply
---@include task clock facts pools heartbeats claims
+--@include task clock facts pools heartbeats leasing
 --@before take/finish take/recheck
 
 begin_writing()
@@ -119,7 +119,7 @@ if free < least then
   wake_others(pool, where, here, ttl_ms, now)
   local others, fates = 0
   if ask.report then
-    --@include ledger fates
+    --@include ledger outcomes
     others, fates = waiting_in_all_pools(group) - here, fates_of(group, pool)
   end
   local blocked = redis.call('ZCARD', key('queue', '#room'))

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Configure` of redrb/stream/task/calls.py
 -- Returns its reply; repeated, it changes nothing
---@include task settings misfits changing uncounted permissions
+--@include task settings misfits changing unrecorded permissions
 
 check_permissions(KEYS[1])
 begin_writing()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Look` of redrb/stream/task/origin.py
 -- Returns its reply; groups that may come back: include/dead_letters.lua
---@include task counted
+--@include task put_record
 
 -- The reply has at most PAGE.buried_ids ids; if there are more of them, the floor is below the next one.
 

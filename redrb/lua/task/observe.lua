@@ -1,9 +1,9 @@
 -- Read what a task holds and who works on it, at one moment. Writes nothing. Its work does not depend on the
 -- number of groups.
 -- KEYS[1] stream
--- ARGV    the call `Observe` of redrb/state/calls.py
+-- ARGV    the call `Observe` of redrb/watch/state/calls.py
 -- Returns its reply, and behind it name and announcement of each worker: include/announcements.lua
---@include task clock facts ledger pending figures announcements
+--@include task clock facts ledger pending counters announcements
 
 if not exists() then
   return {cmsgpack.pack({put = 0})}

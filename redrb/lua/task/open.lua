@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Open` of redrb/stream/task/calls.py
 -- Returns its reply
---@include task settings producers misfits changing uncounted permissions
+--@include task settings producers misfits changing unrecorded permissions
 
 check_permissions(KEYS[1])
 begin_writing()

@@ -5,7 +5,7 @@
 -- ARGV    the call `Requeue` of redrb/stream/task/calls.py
 -- Returns its reply; there is more if it has read its bytes of letters, or has removed entries of failed
 --         transactions. Repeated, it requeues none again.
---@include task counted facts pools history groups dead_letters puts waking permissions
+--@include task put_record facts pools history groups dead_letters puts waking permissions
 
 check_permissions(stream)
 begin_writing()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Stats` of redrb/stream/task/calls.py
 -- Returns its reply
---@include task clock ledger pending figures
+--@include task clock ledger pending counters
 
 local ask, figures = cmsgpack.unpack(ARGV[1]), {}
 local group = ask.group

@@ -18,8 +18,7 @@ from redrb.experience.records import Side
 from redrb.forks import in_child
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.arguments import AnyStatus, checked_least, checked_status
-from redrb.stream.feeding.placing import Placer
-from redrb.stream.feeding.prefetcher import Prefetcher
+from redrb.stream.feeding.prefetcher import Placer, Prefetcher
 
 
 class ExperienceLoader:

@@ -5,25 +5,164 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import msgspec
 
 from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
-from redrb.stream.partitions.collection import Collection, fill, spread
+from redrb.lua.calls import Call
 from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.turn import Turn
-from redrb.stream.take.calls import Look, LookReply, TakeRequest
+from redrb.stream.take.calls import Look, LookReply, TakeReply, TakeRequest
+from redrb.stream.take.endings import end_parts
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
+from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.take.taker import fates_seen_by
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.wakes import wait_for_any
 
+TURN_MS = 5000
+"""Silence of the take whose turn it is after which the turn passes to the next take."""
+
 _log = logging.getLogger("redrb")
+
+
+class AskTurn(Call[Literal["turn", "wait", "ended"]], frozen=True):
+    """Ask for the turn of a consumer group, keep it, or end it; "wait": another take has it.
+
+    Attributes:
+        turn_ms: How long the turn lasts unless the caller asks again; 0: end it, leave the queue.
+        queue_ms: How long the caller keeps its place in the queue.
+    """
+
+    script: ClassVar = "take/turn"
+    group: str
+    caller: str
+    turn_ms: int
+    queue_ms: int
+
+
+class Turn:
+    """The turn of one take, in the first partition; every method may be repeated."""
+
+    def __init__(self, store: TaskStore, group: str) -> None:
+        self._store = store
+        self._group = group
+        self._caller = uuid.uuid4().hex
+
+    def ask(self) -> bool:
+        """Ask for the turn, or keep it for `TURN_MS` more; while another take has it, queue."""
+        ask = AskTurn(self._group, self._caller, TURN_MS, QUEUE_TTL_MS)
+        return self._store.call(ask) == "turn"
+
+    def wait(self) -> None:
+        """Block until it may be this take's turn."""
+        self._store.wait_for_wake(self._caller)
+
+    def end(self) -> None:
+        """End the turn, or leave the queue; while Redis is away both end by themselves, soon."""
+        try:
+            with Deadline(repeat_s=SHORT_OUTAGE_S):
+                self._store.call(AskTurn(self._group, self._caller, 0, 0))
+        except StoreError as error:
+            _log.warning("a take that is over keeps its turn for %.0f s: %s", TURN_MS / 1000, error)
+
+
+@dataclass(slots=True)
+class Collection:
+    """An unfinished batch: its parts are leased, and released again if it stays incomplete.
+
+    Attributes:
+        waiter: Name of the take in the queues of the partitions.
+        parts: Leased groups, in the order in which they were leased.
+        short: Partition -> its last reply, if it had too few groups.
+        left: Partition -> groups that wait there still, as far as is known.
+        expired: Groups that turned out to be too stale.
+        queued: Whether the take may be in queues.
+    """
+
+    request: TakeRequest
+    waiter: str = field(default_factory=lambda: f"take-{uuid.uuid4().hex}")
+    parts: list[PartitionLease] = field(default_factory=list)
+    short: dict[int, TakeReply] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
+    expired: int = 0
+    queued: bool = False
+
+    def __len__(self) -> int:
+        """Return the number of groups that are leased."""
+        return sum(map(len, self.parts))
+
+    @property
+    def missing(self) -> int:
+        """Groups that the full batch lacks."""
+        return self.request.count - len(self)
+
+    def note(self, partition: int, reply: TakeReply) -> None:
+        """Note what a partition has replied."""
+        self.expired += reply.expired
+        self.left[partition] = reply.left
+        if reply.outcome == "short":
+            self.short[partition] = reply
+        else:
+            self.short.pop(partition, None)
+
+    def release(self) -> None:
+        """Requeue the groups of an incomplete batch."""
+        parts, self.parts = self.parts, []
+        with Deadline(SHORT_OUTAGE_S):
+            errors = end_parts("release", [(part, part.ids) for part in parts])
+        for part in parts:
+            if part in errors:
+                _log.warning(
+                    "task %r, partition %d: a part of a batch is requeued later: %s",
+                    *(part.task, part.number, errors[part]),
+                )
+                part.abandon()
+
+    def fates(self, leased_here: Sequence[int]) -> Mapping[str, int]:
+        """Return where the groups of the task are; empty if a partition has groups still.
+
+        Args:
+            leased_here: Groups that the consumer leases in each partition, those of this take
+                included: they count as available.
+        """
+        if len(self.short) < len(leased_here):
+            return {}
+        total: Counter[str] = Counter()
+        for number, reply in self.short.items():
+            leased = leased_here[number]
+            total.update(fates_seen_by(reply.fates, reply.amount, leased_here=leased))
+        if total:
+            total["available"] += len(self)
+            total["leased_here"] -= len(self)
+        return total
+
+
+def spread(groups: int, partitions: list[int]) -> dict[int, int]:
+    """Return how many of some groups to take of each partition, about as many of each."""
+    whole, more = divmod(groups, len(partitions)) if partitions else (0, 0)
+    shares = {number: whole + (place < more) for place, number in enumerate(partitions)}
+    return {number: share for number, share in shares.items() if share}
+
+
+def fill(groups: int, left: Mapping[int, int]) -> dict[int, int]:
+    """Return how many of some groups to take of each partition, the fullest first."""
+    shares: dict[int, int] = {}
+    for number in sorted(left, key=lambda one: -left[one]):
+        share = min(groups, left[number])
+        if share > 0:
+            shares[number] = share
+            groups -= share
+    return shares
+
 
 LEAST_SHARE = 16
 """Groups that are worth a request: a smaller batch is taken from fewer partitions, if it can be."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from redrb.errors import RankLost, WrongStep
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.ranks.calls import RankStep
-from redrb.stream.ranks.rank_requests import Balance
+from redrb.stream.ranks.ranks import Balance
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.lease import Lease
 

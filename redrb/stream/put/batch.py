@@ -4,19 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgpack
 import msgspec
 
 from redrb.codec import EncodedGroup
-from redrb.errors import RedrbError
-from redrb.stream.put.index_values import NO_VALUES, IndexValues
-from redrb.stream.put.options import PutOptions
+from redrb.errors import ConfigError, RedrbError
+from redrb.experience import BufferItem, Status
+from redrb.stream.orders import Fifo, GroupFacts, checked_score
+from redrb.stream.put.options import NO_SOURCES, PutOptions, Sources
 from redrb.stream.put.rights import NO_RIGHTS, Rights
-from redrb.stream.put.sources import NO_SOURCES, Sources
+from redrb.stream.task.description import TaskDescription
+from redrb.stream.task.tags import TagValue, tag_values
 
 if TYPE_CHECKING:
-    from redrb.tracing.spans import PutSpan
+    from redrb.stream.tracing.spans import PutSpan
+
+
+@dataclass(frozen=True, slots=True)
+class IndexValues:
+    """Values of groups, for the settings that a task had when they were prepared.
+
+    Attributes:
+        newest: Version of each group's newest token; None if no rule of the task looks at it.
+        tag_names: Tags that the task declares.
+        tags: Values of these tags for each group.
+    """
+
+    newest: Sequence[int | None] | None = None
+    tag_names: Sequence[str] = ()
+    tags: Sequence[Sequence[TagValue]] = ()
+
+    def part(self, start: int, end: int) -> Self:
+        """Return the values of some of the groups."""
+        newest = None if self.newest is None else self.newest[start:end]
+        return type(self)(newest, self.tag_names, self.tags[start:end])
+
+
+NO_VALUES = IndexValues()
+
+
+def reads_samples(description: TaskDescription, options: PutOptions) -> bool:
+    """Return whether `index_values` must look at the samples of groups."""
+    return bool(description.tags or options.tags or description.by_token)
+
+
+def index_values(
+    description: TaskDescription, groups: Sequence[Sequence[BufferItem]], options: PutOptions
+) -> IndexValues:
+    """Return the values that a task indexes.
+
+    Raises:
+        ConfigError: `options` have a tag that the task does not declare.
+        RecordError: A tag of the samples cannot be indexed.
+    """
+    newest, names = None, description.tags
+    tags: list[list[TagValue]] = []
+    if description.by_token:
+        newest = [_newest_version(group, options.policy_version) for group in groups]
+    if names or options.tags:
+        tags = [tag_values(names, group, options.tags) for group in groups]
+    return IndexValues(newest, names, tags)
+
+
+def _newest_version(group: Sequence[BufferItem], default: int | None) -> int | None:
+    """Return the version of the newest token of the sample in which that version is oldest."""
+    # A group expires by its tokens when all tokens of one sample are too stale. Only tokens that
+    # the action mask counts are looked at; a sample without such tokens never expires by them.
+    newest = [_newest_token(item, default) for item in group]
+    known = [version for version in newest if version is not None]
+    return min(known) if known else None
+
+
+def _newest_token(item: BufferItem, default: int | None) -> int | None:
+    versions, mask = item.token_versions, item.action_mask
+    if versions is None or not versions.numel():
+        return item.policy_version if item.policy_version is not None else default
+    versions = versions.long()
+    counted = versions if mask is None else versions.masked_fill(mask == 0, -1)
+    newest = int(counted.max())
+    return newest if newest >= 0 else None
+
 
 NO_OPTIONS = PutOptions()
 
@@ -110,3 +179,48 @@ class PutBatch:
             rights=self.rights.part(start, end),
             sources=self.sources.part(start, end),
         )
+
+
+def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
+    """Return the facts of each group, packed as the script `put/put` reads them.
+
+    Raises:
+        ConfigError: This process was not given the `Order` object of the task.
+    """
+    order = description.order
+    if order is None:
+        raise ConfigError(
+            "this task has an order that is not built in: open the stream with the same Order "
+            "object as order= to put here."
+        )
+    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
+    newest = values.newest or [None] * len(batch.groups)
+    tags = values.tags or [()] * len(batch.groups)
+    rights = batch.rights.numbers or [None] * len(batch.groups)
+    by_arrival = isinstance(order, Fifo)
+    packed = []
+    for group, token, group_tags, right in zip(batch.groups, newest, tags, rights, strict=True):
+        version, status = group.policy_version, group.status
+        facts: dict[str, Any] = {
+            "size": group.nbytes,
+            "samples": group.samples,
+        }
+        if status is not Status.COMPLETED:
+            facts["status"] = status.value
+        if not by_arrival:
+            seen = GroupFacts(version, priority, group.samples, group.nbytes, status, right)
+            score = checked_score(order, seen)
+            if score != "arrival":
+                facts["score"] = score if isinstance(score, str) else float(score)
+        if priority is not None:
+            facts["priority"] = float(priority)
+        if version is not None:
+            facts["version"] = version
+        if token is not None:
+            facts["newest"] = token
+        if group_tags:
+            named = zip(values.tag_names, group_tags, strict=True)
+            if indexed := {name: value for name, value in named if value is not None}:
+                facts["tags"] = indexed  # left out when empty, because Lua packs {} as a list
+        packed.append(pack(facts))
+    return packed

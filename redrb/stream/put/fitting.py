@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from redrb.codec import decode_items, parse_group
 from redrb.errors import RecordError
-from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
+from redrb.stream.put.batch import NO_VALUES, PutBatch, index_values, reads_samples
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.refusals import OnBadGroup, log_dropped, misfit_errors, unversioned_errors
 from redrb.stream.task.description import TaskDescription

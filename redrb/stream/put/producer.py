@@ -9,21 +9,20 @@ from collections import deque
 
 from redrb.connection.deadline import WARN_EVERY_S, here
 from redrb.connection.request import Request
-from redrb.damage import Reading
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
 from redrb.forks import in_child
-from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.batch import PutBatch, packed_facts
 from redrb.stream.put.calls import AskRoom, PutReply, RoomReply
 from redrb.stream.put.fitting import fitted
-from redrb.stream.put.indexing import packed_facts
+from redrb.stream.put.options import SourcesRefused
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
-from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.unpacking import Reading
 
 _log = logging.getLogger("redrb")
 

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from redrb.connection.transport import Pipeline
-from redrb.damage import Reading
 from redrb.errors import LeaseLost, OutcomeUnknown
 from redrb.experience import BufferItem
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import Adopt
-from redrb.stream.put.in_flight import Puts
-from redrb.stream.put.items import Groups
-from redrb.stream.put.options import PutOptions
-from redrb.stream.put.sources import Sources, SourcesRefused
-from redrb.stream.task.origin import Look, Origin, OriginState, Source
+from redrb.stream.put.options import PutOptions, Sources, SourcesRefused
+from redrb.stream.put.preparer import Groups
+from redrb.stream.put.writer import Puts
+from redrb.stream.task.origin import Look, Origin, OriginState, SourceGroup
 from redrb.stream.task.task import Task
+from redrb.unpacking import Reading
 
 MOST_GROUPS = 256
 """Most groups of one put, dropped ones included: the script looks at the records of all."""
@@ -26,7 +25,7 @@ LOOK_EVERY = 64
 """Groups that are forwarded from an origin before it is asked which of its groups have gone."""
 
 
-Pair: TypeAlias = tuple[list[BufferItem] | None, Source]
+Pair: TypeAlias = tuple[list[BufferItem] | None, SourceGroup]
 """The samples of a group, None to count it as filtered, and its source."""
 
 
@@ -48,7 +47,7 @@ class Receiver:
     def receive(
         self,
         groups: Sequence[list[BufferItem] | None],
-        sources: Sequence[Source],
+        sources: Sequence[SourceGroup],
         origin: Origin,
         options: PutOptions,
     ) -> list[int | None]:
@@ -92,7 +91,9 @@ class Receiver:
                 self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
 
-    def _put(self, pairs: Sequence[Pair], origin: Origin, options: PutOptions) -> dict[Source, int]:
+    def _put(
+        self, pairs: Sequence[Pair], origin: Origin, options: PutOptions
+    ) -> dict[SourceGroup, int]:
         """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
         sources = [source for _, source in pairs]
         kept = [(group, source) for group, source in pairs if group]
@@ -115,7 +116,7 @@ class Receiver:
             return self._known(origin, sources)
         return dict.fromkeys(sources, 0) | dict(zip(batch.sources.kept, ids, strict=True))
 
-    def _known(self, origin: Origin, sources: Sequence[Source]) -> dict[Source, int]:
+    def _known(self, origin: Origin, sources: Sequence[SourceGroup]) -> dict[SourceGroup, int]:
         """Return the ids of those sources that were stored before."""
         store, made, found = self._task.store, Pipeline(), {}
         made.add("HGET", f"{store.keys.prefix}sources", origin.name)
@@ -133,7 +134,7 @@ class Receiver:
                     found[source] = int(stored)
         return found
 
-    def _adopt(self, origin: Origin, sources: Sequence[Source], row: str) -> None:
+    def _adopt(self, origin: Origin, sources: Sequence[SourceGroup], row: str) -> None:
         """Let the task accept sources that it takes for those of the past; else LeaseLost."""
         oldest = min(source.seq for source in sources)
         state = origin.store.call(Look(str(oldest)))

@@ -2,34 +2,223 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NoReturn, TypeAlias
 
+from msgspec.structs import replace
+
+from redrb.checks import checked_int
 from redrb.connection.deadline import Deadline, here
-from redrb.damage import Reading
-from redrb.errors import ConfigError, DecodeError, LeaseLost
+from redrb.connection.request import Request
+from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost, RankLost, WrongStep
 from redrb.forks import in_child
 from redrb.stream.ranks.calls import (
+    MOST_STEPS,
     RANKS,
     UNFINISHED,
     AskPart,
     AssignParts,
     EndAttempt,
     FinishPart,
+    Loss,
+    PartEnd,
     RankReply,
     RankStep,
 )
 from redrb.stream.ranks.dealing import deal
-from redrb.stream.ranks.rank_part import RankPart
-from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
-from redrb.stream.take.calls import Take, TakeReply, TakeRequest
+from redrb.stream.take.calls import Outcome, Take, TakeReply, TakeRequest
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.lease_part import Draw
+from redrb.stream.take.partition_lease import Draw
+from redrb.stream.take.taker import batch_timeout
 from redrb.stream.task.entries import first_ids, parse_entry
-from redrb.stream.task.inspection import count_waiting
-from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.lookup import count_waiting
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
+from redrb.unpacking import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """The holder of a rank's lease: its part of one step, kept until all ranks acknowledge.
+
+    Attributes:
+        consumer: The process that is this rank.
+    """
+
+    store: TaskStore
+    group: str
+    consumer: str
+    place: RankStep
+    whole: ClassVar[Collection[Outcome]] = ("ack", "release", "fail")
+
+    def end_request(
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
+    ) -> Request[str]:
+        """Return the request that ends the part, or rejects or expires groups of it.
+
+        The part is lost if another process is this rank, the step was formed anew, or the ranks
+        have ended.
+        """
+        if not ends and outcome in self.whole:
+            raise ConfigError(
+                f"{outcome}(ids): a rank's part ends as a whole. Call {outcome}() without ids; "
+                "reject(reason, ids) and expire(ids) take single groups out before."
+            )
+        part = (self.group, self.consumer, self.place.rank, self.place.step)
+        finish = FinishPart(*part, outcome, tuple(map(str, ids)), reason, samples)
+
+        def read(end: PartEnd) -> str:
+            if end.more:  # a page of the step's groups was acknowledged
+                *_, end = self.store.pages(replace(finish, seqs=()))
+            return self._reason(end.loss)
+
+        return self.store.request(finish, read)
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Keep the part for this rank."""
+        self.end_request("release", ids, reason=NO_CAUSE, samples=0, ends=True).result()
+
+    def _reason(self, loss: Loss) -> str:
+        """Return why the part is lost, and what to do; "" if it is not."""
+        if not loss:
+            return ""
+        if loss == "replaced":
+            return (
+                f"another process has taken rank {self.place.rank} over. Drop the result of "
+                "training on them, and give every process a different rank."
+            )
+        if loss == "anew":
+            return (
+                f"step {self.place.step} was formed anew, because deliveries of a part of it "
+                "failed too often. Drop the result of training on them, and take it again."
+            )
+        return (
+            f"rank {self.place.rank} was silent for longer than lease_ms, and step "
+            f"{self.place.step} has ended since, or the ranks began anew. Go on with the next step."
+        )
+
+    def abandon(self, ids: tuple[int, ...]) -> None:
+        """Do nothing: the part is kept for this rank."""
+
+
+Balance: TypeAlias = Literal["tokens"]
+"""Quantity that is about equal in all parts."""
+
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PartRequest:
+    """A rank's request for its part of a step's batch."""
+
+    place: RankStep
+    take: TakeRequest
+    balance: Balance | None
+
+    @property
+    def spec(self) -> str:
+        """Text of the request, which must be the same for all ranks."""
+        take = self.take
+        return f"{take.count} {take.least} {take.status} {self.balance or '-'} {take.where}"
+
+
+def checked_place(count: int, rank: object, world_size: object, step: object) -> RankStep:
+    """Return the rank and its step; raises ConfigError if one is missing or does not fit."""
+    if rank is None or world_size is None or step is None:
+        raise ConfigError("take(rank=, world_size=, step=) belong together: give all three.")
+    size = checked_int("world_size", world_size, 1)
+    place = RankStep(checked_int("rank", rank), size, checked_int("step", step))
+    if place.rank >= size or size > MOST_RANKS:
+        raise ConfigError(
+            f"rank={rank} of world_size={size}: ranks are 0 to world_size - 1, and at most "
+            f"{MOST_RANKS}."
+        )
+    if count % size:
+        raise ConfigError(
+            f"take({count}, world_size={size}): every rank gets as many groups as the others, so "
+            "count must be a multiple of world_size."
+        )
+    return place
+
+
+def checked_balance(balance: object) -> Balance | None:
+    """Return the quantity by which parts are balanced; raises ConfigError for another one."""
+    if balance is None or balance == "tokens":
+        return "tokens" if balance else None
+    raise ConfigError(f'balance={balance!r:.80}: use "tokens" or None.')
+
+
+def refuse(task: Task, group: str, request: PartRequest, reply: RankReply) -> NoReturn:
+    """Raise the error that a reply without a part means."""
+    if reply.outcome == "ended":
+        raise _ended(task, request, reply)
+    step = request.place.step
+    if reply.outcome == "done":
+        why = "all ranks have acknowledged it already"
+        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
+    if reply.outcome == "early":
+        why = f"step {reply.number} comes first, on every rank"
+        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
+    raise ConfigError(f"task {task.name!r}, consumer group {group!r}: {_refusal(request, reply)}")
+
+
+def _ended(
+    task: Task, request: PartRequest, reply: RankReply
+) -> RankLost | LeaseLost | BatchTimeout:
+    """Return the error of an attempt that ended for all ranks."""
+    place = request.place
+    if reply.reason == "lost":
+        return RankLost(task=task.name, step=place.step, ranks=reply.ranks)
+    if reply.reason == "anew":
+        return LeaseLost(
+            task=task.name,
+            ids=(),
+            why=f"deliveries of rank {place.rank}'s part failed too often, so step "
+            f"{place.step} is formed anew: take it again on all ranks.",
+        )
+    found = reply.last_look or TakeReply("short")
+    return batch_timeout(
+        *(task, request.take.least, found),
+        leased_here=None,
+        expired=found.expired,
+        missing_ranks=reply.ranks,
+    )
+
+
+def _refusal(request: PartRequest, reply: RankReply) -> str:
+    """Return why a request cannot be served, and how to change it."""
+    place = request.place
+    if reply.outcome == "unacked":
+        return (
+            f"{MOST_STEPS} steps, from step {reply.number} on, are not acknowledged by all ranks: "
+            "call lease.ack() after each optimizer step."
+        )
+    if reply.outcome == "differs":
+        return (
+            f"other ranks ask for {reply.spec!r} in step {place.step}, and rank {place.rank} for "
+            f"{request.spec!r} (count, at least, status, balance, query). All must ask for the "
+            "same."
+        )
+    if reply.outcome == "replaced":
+        return (
+            f"another process has taken rank {place.rank} over. Give every process a different "
+            "rank."
+        )
+    if reply.outcome == "held":
+        ranks = ", ".join(map(str, reply.ranks))
+        return (
+            f"ranks {ranks} of {reply.number} are alive and hold steps: stop them before you take "
+            f"with world_size={place.world_size} and count={request.take.count}, or use another "
+            "group=."
+        )
+    return (
+        f"{reply.number} groups are leased by takes without a rank: ranks cannot share their "
+        "consumer group, use another group=."
+    )
 
 
 class Ranks:
@@ -206,7 +395,7 @@ class Ranks:
                 self._store,
                 self._consumer,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
-                RankPart(self._store, self._consumer.group, self._consumer.name, place),
+                RankShare(self._store, self._consumer.group, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
                 draw=None if weights is None else Draw(weights, weights.pop(0)),

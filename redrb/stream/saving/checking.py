@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.experience import Status
-from redrb.orders import known_order
-from redrb.orders.order import MOST_WEIGHT
+from redrb.stream.orders import known_order
+from redrb.stream.orders.order import MOST_WEIGHT
 from redrb.stream.saving.file import Frame, Kind, SaveReader
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
@@ -29,7 +29,7 @@ from redrb.stream.saving.records import (
     TaskHeader,
     settings_of,
 )
-from redrb.stream.task.facts import MAX_COUNT, SavedFacts, unpack_facts
+from redrb.stream.task.entries import MAX_COUNT, SavedFacts, unpack_facts
 from redrb.stream.task.rate import rate_of
 from redrb.stream.task.settings import SETTINGS, WIRE_FORMAT, whole_number
 

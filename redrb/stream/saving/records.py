@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from redrb.experience import Status
-from redrb.stream.task.facts import MAX_COUNT, Count, SavedFacts, StatusName
+from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts, StatusName
 
 COUNTERS = (
     *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from redrb.connection.transport import Argument, Reply
-from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.calls import Notes, ReadRecords, ReadTask, TaskReply
 from redrb.stream.saving.records import (
@@ -24,9 +23,9 @@ from redrb.stream.saving.records import (
     TaskHeader,
     settings_of,
 )
-from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.facts import SavedFacts, unpack_facts
+from redrb.stream.task.entries import SavedFacts, entry_id, parse_entry, unpack_facts
 from redrb.stream.task.store import TaskStore
+from redrb.unpacking import Reading, whole
 
 PAGE_GROUPS = 32
 """Most groups that are read, or restored, in one step."""

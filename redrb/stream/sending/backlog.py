@@ -4,10 +4,109 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
 
 from redrb.connection.deadline import here
-from redrb.errors import ConfigError, SendFailed, StoreError
-from redrb.stream.sending.held_items import HeldItems
+from redrb.errors import ConfigError, RecordError, SendFailed, StoreError
+from redrb.experience import BufferItem, Experience
+from redrb.experience.records import batch_size, named_tensors
+from redrb.experience.rows import select_rows, with_tensors
+from redrb.stream.put.preparer import GroupedRows, Items, as_list
+
+
+@dataclass(frozen=True, slots=True)
+class HeldItems:
+    """The experience of one `send`.
+
+    Attributes:
+        groups: Groups in it, before filters.
+        nbytes: Bytes of its tensors.
+        copies: Events of copies from accelerators that may still be under way.
+    """
+
+    items: Experience | GroupedRows | list[BufferItem]
+    groups: int
+    nbytes: int
+    copies: Sequence[torch.cuda.Event] = field(default=())
+
+    @classmethod
+    def of(cls, items: Items | GroupedRows) -> HeldItems:
+        """Count groups and bytes; raises RecordError for other items, or fields of another type."""
+        if isinstance(items, Experience):
+            return cls(items, batch_size(items), _nbytes(items))
+        if isinstance(items, GroupedRows):
+            return cls(items, len(items.rows()), _nbytes(items.experience))
+        samples = [items] if isinstance(items, BufferItem) else as_list(items, "samples")
+        for item in samples:
+            if not isinstance(item, BufferItem):
+                raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
+        return cls(list(samples), min(1, len(samples)), sum(map(_nbytes, samples)))
+
+    def copied(self) -> HeldItems:
+        """Return a copy on the CPU, which shares no tensor with the caller.
+
+        From an accelerator of type "cuda" the copy is asynchronous: work that is queued later on
+        the device's current stream may change the tensors. Extras are not copied.
+        """
+        offload = _Offload()
+        items: Experience | GroupedRows | list[BufferItem]
+        if isinstance(self.items, Experience):
+            items = with_tensors(self.items, offload)
+        elif isinstance(self.items, GroupedRows):
+            items = GroupedRows(with_tensors(self.items.experience, offload))
+        else:
+            items = [with_tensors(item, offload) for item in self.items]
+        return replace(self, items=items, copies=offload.events())
+
+    def part(self, first: int, step: int) -> HeldItems:
+        """Return every `step`-th group from `first` on; views of tensors where rows are groups."""
+        if step == 1:
+            return self
+        groups = len(range(first, self.groups, step))
+        if isinstance(self.items, list):
+            return self if groups else replace(self, items=[], groups=0, nbytes=0)
+        if isinstance(self.items, GroupedRows):
+            chosen = [row for rows in self.items.rows()[first::step] for row in rows]
+            experience = select_rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
+            return HeldItems(GroupedRows(experience), groups, _nbytes(experience), self.copies)
+        every = range(first, self.groups, step)
+        experience = select_rows(self.items, every, lambda tensor: tensor[first::step])
+        return HeldItems(experience, groups, _nbytes(experience), self.copies)
+
+
+class _Offload:
+    """Copies tensors to the CPU."""
+
+    def __init__(self) -> None:
+        self._devices: set[torch.device] = set()
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            return tensor.clone()
+        if tensor.device.type != "cuda":
+            return tensor.cpu()
+        self._devices.add(tensor.device)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def events(self) -> list[torch.cuda.Event]:
+        """Return an event for each device, which occurs when its copies are made."""
+        events = []
+        for device in self._devices:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+        return events
+
+
+def _nbytes(record: BufferItem | Experience) -> int:
+    return sum(tensor.nbytes for tensor in named_tensors(record).values())
+
 
 _log = logging.getLogger("redrb")
 

@@ -17,12 +17,10 @@ from redrb.experience.records import Scalar
 from redrb.stream import ExperienceStream
 from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
-from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
-from redrb.stream.sending.backlog import Backlog
-from redrb.stream.sending.held_items import HeldItems
-from redrb.stream.sending.stream_sender import Job, StreamSender
-from redrb.stream.sending.stream_senders import StreamSenders
+from redrb.stream.put.preparer import GroupedRows, Items
+from redrb.stream.sending.backlog import Backlog, HeldItems
+from redrb.stream.sending.stream_senders import SendJob, StreamSender, StreamSenders
 
 MAX_GROUPS = 256
 """Default of `max_groups`."""
@@ -208,13 +206,13 @@ class ExperienceSender:
     ) -> None:
         """Give each stream its groups: every n-th of them with n streams, across calls."""
         senders = self._senders.each
-        count, jobs = len(senders), dict[StreamSender, Job]()
+        count, jobs = len(senders), dict[StreamSender, SendJob]()
         try:
             for number, (sender, admission) in enumerate(zip(senders, rights, strict=True)):
                 part = held.part(self._first(number), count)
                 if part.groups:
                     used = None if admission is None else admission.hand_over(part.groups)
-                    jobs[sender] = Job(part, replace(options, admission=used))
+                    jobs[sender] = SendJob(part, replace(options, admission=used))
             self._senders.hand_over(jobs)
         except BaseException:
             for job in jobs.values():

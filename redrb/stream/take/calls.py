@@ -59,7 +59,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
         expired: Groups that turned out to be too stale.
         others: Groups that wait with another status, where too few are waiting and the take is to
             report.
-        fates: Counts of all groups, likewise: `redrb/lua/include/fates.lua`.
+        fates: Counts of all groups, likewise: `redrb/lua/include/outcomes.lua`.
         members: The groups, if the task's order is not that of their ids.
         total_weight: Sum of the weights of all groups that waited; nan with a query.
         left: Groups that wait still, where a batch was leased for the first time.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from redrb import tracing
 from redrb.codec import GroupLayout, parse_groups
-from redrb.codec.trace import trace_of
-from redrb.damage import Reading
+from redrb.codec.metadata import trace_of
 from redrb.errors import DecodeError
 from redrb.experience import Status
+from redrb.stream import tracing
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
+from redrb.stream.take.partition_lease import Draw, Expiry, Holder, PartitionLease
 from redrb.stream.take.reading import is_rollouts, read_rollouts
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore
+from redrb.unpacking import Reading
 
 _log = logging.getLogger("redrb")
 
@@ -36,7 +36,7 @@ def claimed_part(
     draw: Draw | None = None,
     first_ids: Mapping[int, int] | None = None,
     least: int | None = None,
-) -> LeasePart | None:
+) -> PartitionLease | None:
     """Return the part of a lease that holds claimed entries.
 
     Groups that cannot be decoded go to the dead letters, with the reason.
@@ -86,7 +86,7 @@ def claimed_part(
         raise
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
-        return LeasePart(
+        return PartitionLease(
             *(store.task, good, holder),
             incarnation=incarnation,
             draw=draw,

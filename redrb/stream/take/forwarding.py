@@ -13,8 +13,8 @@ from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
-from redrb.stream.take.lease_part import LeasePart
-from redrb.stream.task.origin import Origin, Source
+from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.task.origin import Origin, SourceGroup
 
 ForwardedGroup: TypeAlias = BufferItem | Sequence[BufferItem] | Experience | None
 """The samples of one group; None filters it."""
@@ -41,7 +41,7 @@ class Target(Protocol):
     def store_forwarded(
         self,
         groups: Sequence[list[BufferItem] | None],
-        sources: Sequence[Source],
+        sources: Sequence[SourceGroup],
         origin: Origin,
         options: ForwardOptions,
     ) -> list[int | None]:
@@ -56,7 +56,7 @@ class Forwarded:
         groups: Their samples; None: filter the group.
     """
 
-    part: LeasePart
+    part: PartitionLease
     seqs: list[int]
     groups: list[list[BufferItem] | None]
 
@@ -64,7 +64,7 @@ class Forwarded:
         """Store the groups in the next task; returns their ids there."""
         part, trace = self.part, self.part.trace
         sources = [
-            Source(
+            SourceGroup(
                 part.first_ids.get(seq, seq),
                 _digest(part.layouts[seq]),
                 trace.parent_of(seq) if trace else "",
@@ -81,10 +81,10 @@ class Forwarded:
 
 
 def store_in_turn(
-    parts: Sequence[tuple[LeasePart, Mapping[Name, int], Target]],
+    parts: Sequence[tuple[PartitionLease, Mapping[Name, int], Target]],
     chosen: Mapping[Name, list[BufferItem] | None],
     options: ForwardOptions,
-) -> tuple[dict[Name, int | None], list[tuple[LeasePart, tuple[int, ...]]]]:
+) -> tuple[dict[Name, int | None], list[tuple[PartitionLease, tuple[int, ...]]]]:
     """Store the chosen groups in their next tasks, one part of the lease after the other.
 
     Args:

@@ -27,7 +27,7 @@ from redrb.stream.take.forwarding import (
     chosen_groups,
     store_in_turn,
 )
-from redrb.stream.take.lease_part import Expiry, LeasePart
+from redrb.stream.take.partition_lease import Expiry, PartitionLease
 
 Ids = TypeVar("Ids")
 
@@ -41,7 +41,7 @@ class PartsLease(ABC, Generic[Ids]):
     and the same call goes on with these.
     """
 
-    def __init__(self, parts: Sequence[LeasePart]) -> None:
+    def __init__(self, parts: Sequence[PartitionLease]) -> None:
         self._parts = tuple(parts)
         self._misfits: Chosen = []
         self._lost: dict[str, LeaseLost] = {}
@@ -229,7 +229,7 @@ class PartsLease(ABC, Generic[Ids]):
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
         """End groups of all parts, then raise the error of those that were not ended."""
-        unfinished: dict[LeasePart, StoreError] = {}
+        unfinished: dict[PartitionLease, StoreError] = {}
         for part, error in end_parts(outcome, chosen, reason).items():
             if isinstance(error, LeaseLost):
                 before = self._lost.get(part.task)
@@ -245,7 +245,7 @@ class PartsLease(ABC, Generic[Ids]):
                 lost[0].add_note(str(further))
             raise lost[0]
 
-    def _unfinished(self, errors: Mapping[LeasePart, StoreError]) -> StoreError:
+    def _unfinished(self, errors: Mapping[PartitionLease, StoreError]) -> StoreError:
         """Return the error of parts that could not be ended, and are still leased."""
         error, *others = errors.values()
         if isinstance(error, StoreUnavailable) and len(self._parts) > 1:
@@ -313,7 +313,7 @@ class Lease(PartsLease[Collection[int]]):
     and the others are requeued unharmed.
     """
 
-    def __init__(self, parts: Sequence[LeasePart], incarnation: str = "") -> None:
+    def __init__(self, parts: Sequence[PartitionLease], incarnation: str = "") -> None:
         """Make a lease.
 
         Args:
@@ -324,7 +324,7 @@ class Lease(PartsLease[Collection[int]]):
         self._incarnation = incarnation
 
     @property
-    def parts(self) -> tuple[LeasePart, ...]:
+    def parts(self) -> tuple[PartitionLease, ...]:
         """The parts of the lease, each with its holder in Redis."""
         return self._parts
 
@@ -460,7 +460,7 @@ def _cause(method: str, reason: object) -> Cause:
     return Cause.of(reason)
 
 
-def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:
+def select(parts: Sequence[PartitionLease], ids: Collection[int]) -> Chosen:
     """Find groups of one task, by id, in the parts of a lease; raises ConfigError for others."""
     wanted = dict.fromkeys(checked_ids(ids))
     held = [(part, part.named) for part in parts]

@@ -38,8 +38,8 @@ def read_rollouts(
     if reader is None:
         raise ConfigError(
             f"task {task!r}: group {seq} was put by a ReplayBuffer. Open the stream with a reader, "
-            "such as ExperienceStream(..., reader=redrb.replay.RolloutReader()), or take it with "
-            "ReplayBuffer.get. It stays where it is."
+            "such as ExperienceStream(..., reader=redrb.compat.xtuner.RolloutReader()), or take it "
+            "with ReplayBuffer.get. It stays where it is."
         )
     try:
         (encoded,) = encode_groups([reader(decode_items(layout))])

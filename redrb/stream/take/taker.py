@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
@@ -10,12 +12,66 @@ from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import LOST, Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
-from redrb.stream.take.fates import batch_timeout
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.lease_part import Draw, LeasePart
+from redrb.stream.take.partition_lease import Draw, PartitionLease
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
+
+_ENDED = ("acked", "expired", "filtered", "evicted", "dead")
+_RIGHTS = ("makers_waiting", "rights_known")
+
+
+def fates_seen_by(
+    counts: Mapping[str, int], available: int, *, leased_here: int | None
+) -> dict[str, int]:
+    """Return the attribute `fates` of `BatchTimeout`.
+
+    Args:
+        counts: From `redrb/lua/include/outcomes.lua`.
+        leased_here: Groups that the consumer of the take leases; None: ranks lease all.
+    """
+    if not counts:
+        return {}
+    fates = {name: counts[name] for name in ("put_ever", "filtered_ever", "put")}
+    fates["available"] = available
+    fates["unmatched"] = max(0, counts["pool"] - available)
+    fates["other_status"] = max(0, counts["waiting"] - counts["pool"])
+    leased = counts["leased"]
+    if leased_here is None:
+        fates["leased_by_ranks"] = leased
+    else:
+        fates["leased_here"] = min(leased_here, leased)
+        fates["leased_elsewhere"] = leased - fates["leased_here"]
+    fates |= {name: counts[name] for name in _RIGHTS if name in counts}
+    return fates | {name: counts[name] for name in _ENDED}
+
+
+def batch_timeout(
+    task: Task,
+    wanted: int,
+    reply: TakeReply,
+    *,
+    leased_here: int | None,
+    expired: int,
+    missing_ranks: tuple[int, ...] = (),
+) -> BatchTimeout:
+    """Return the error of a take whose time is up, by the reply to its last request."""
+    fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
+    return BatchTimeout(
+        task=task.name,
+        namespace=task.store.keys.namespace,
+        wanted=wanted,
+        available=reply.amount,
+        waited_s=here().waited_s,
+        blocked=reply.blocked,
+        expired=expired,
+        others=reply.others,
+        fates=fates,
+        unfinished=reply.outcome != "short",
+        missing_ranks=missing_ranks,
+        similar=() if fates.get("put_ever", 1) else task.similar(),
+    )
 
 
 class Taker:
@@ -126,7 +182,7 @@ class Taker:
                 return False
         return True
 
-    def conclude(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
+    def conclude(self, before: PartitionLease, slot: Slot, reply: TakeReply) -> None:
         """Close the lease that a take has acknowledged.
 
         Raises:
@@ -139,7 +195,7 @@ class Taker:
             slot.requeue([seq for seq, _ in reply.entries])
         before.note_ended("ack", before.ids, "" if reply.held else LOST)
 
-    def _part_of(self, ack: Lease | None) -> LeasePart | None:
+    def _part_of(self, ack: Lease | None) -> PartitionLease | None:
         """Return the part of a lease to acknowledge; it must be held by this consumer."""
         if ack is None:
             return None
@@ -153,7 +209,9 @@ class Taker:
             acknowledge_part(part, page)
         return part
 
-    def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:
+    def _full_batch(
+        self, slot: Slot, request: TakeRequest, before: PartitionLease | None
+    ) -> TakeReply:
         """Ask until the batch is full; returns the reply "taken", or "late"."""
         expired, deadline = 0, here()
         while True:
@@ -217,7 +275,7 @@ class Taker:
         slot: Slot,
         request: TakeRequest,
         ttl_ms: int,
-        before: LeasePart | None,
+        before: PartitionLease | None,
         waiter: str = "",
         *,
         report: bool,

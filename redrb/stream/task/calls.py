@@ -12,7 +12,7 @@ import msgspec
 
 from redrb.experience import Status
 from redrb.lua.calls import Call, Found, Page
-from redrb.orders import Score
+from redrb.stream.orders import Score
 from redrb.stream.task.description import StalenessRules
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
@@ -365,7 +365,7 @@ class Clear(Call[int | None], frozen=True):
 class Stats(Call[dict[str, int] | None], frozen=True):
     """Read the counters of the task and of one consumer group, consistently, by name.
 
-    `redrb/lua/include/figures.lua` has the names. None: there is no such task.
+    `redrb/lua/include/counters.lua` has the names. None: there is no such task.
     """
 
     script: ClassVar = "task/stats"

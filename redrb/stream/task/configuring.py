@@ -9,7 +9,7 @@ from typing import Any
 
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, TaskMismatch
-from redrb.orders import Fifo
+from redrb.stream.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
 from redrb.stream.task.rate import UNREAD_FILL
 from redrb.stream.task.settings import excluded_by_admission, stored_names

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from redrb.damage import Reading
-from redrb.orders import Order
+from redrb.stream.orders import Order
 from redrb.stream.task.settings import SETTINGS
+from redrb.unpacking import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,98 @@
-"""Entries of a task's stream: their ids, and the bytes of the group in each."""
+"""Entries of a task's stream: their ids, the bytes of each group, and its facts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, NotRequired, TypeAlias, TypedDict
 
+from msgspec import Meta
+
+from redrb.codec.wire import MAX_BLOB_BYTES, MAX_SAMPLES
 from redrb.connection.transport import Reply
-from redrb.damage import Reading
+from redrb.errors import DecodeError
+from redrb.experience import Status
+from redrb.stream.task.tags import MOST_BYTES
+from redrb.unpacking import Reading, unpack_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The ids of the groups of a task; of one with a single partition, the numbers there.
+
+    Each partition counts its groups from 1 on. The id of a group in the whole task is its number in
+    its partition times the number of partitions, plus the number of the partition.
+    """
+
+    partitions: int
+
+    def ids(self, partition: int, seqs: Iterable[int]) -> tuple[int, ...]:
+        """Return the ids of groups of one partition."""
+        if self.partitions == 1:
+            return tuple(seqs)
+        return tuple([seq * self.partitions + partition for seq in seqs])
+
+    def partition(self, group: int) -> int:
+        """Return the partition of a group."""
+        return group % self.partitions
+
+    def seq(self, group: int) -> int:
+        """Return the number of a group in its partition; 0 if there is no such group."""
+        return group // self.partitions
+
+    def by_partition(self, ids: Iterable[int]) -> dict[int, list[int]]:
+        """Return the numbers of groups in their partitions, by partition."""
+        found: dict[int, list[int]] = {}
+        for group in ids:
+            found.setdefault(self.partition(group), []).append(self.seq(group))
+        return found
+
+
+ONE_PARTITION = Numbering(1)
+
+MAX_COUNT: Final = 2**52
+"""Half of what doubles hold exactly: a resumed task counts on from here."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+
+Version: TypeAlias = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+
+StatusName: TypeAlias = Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)})\Z")]
+
+Number: TypeAlias = int | float
+
+
+class SavedFacts(TypedDict):
+    """The facts of a group, without the version that was the newest one when it was put."""
+
+    size: Annotated[int, Meta(ge=0, le=MAX_BLOB_BYTES)]
+    samples: Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
+    status: StatusName
+    score: NotRequired[Number | Literal["-arrival"]]
+    priority: NotRequired[Number]
+    version: NotRequired[Version]
+    newest: NotRequired[Version]
+    reads: NotRequired[Count]
+    tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
+
+
+class Facts(SavedFacts):
+    """The fields that `redrb/lua/include/facts.lua` describes."""
+
+    current: NotRequired[int]
+
+
+def unpack_facts(packed: bytes) -> Facts:
+    """Return the facts that Redis keeps; raises DecodeError if they are damaged."""
+    facts: Facts
+    facts, *current = unpack_sequence(packed, "record of a group") or [None]
+    if not isinstance(facts, dict):
+        raise DecodeError(f"the record of a group is not a map: {packed[:40]!r}")
+    facts.setdefault("status", Status.COMPLETED.value)
+    if current:
+        facts["current"] = current[0]
+    return facts
+
 
 ID_BASE = "9999999999999-"
 """Prefix of the ids of entries, see `redrb/lua/include/task.lua`."""

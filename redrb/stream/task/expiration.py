@@ -11,7 +11,6 @@ import msgspec
 
 from redrb.checks import check_choice
 from redrb.codec import decode_items, parse_group
-from redrb.damage import Reading
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.stream.task.calls import Discard, Expire, ExpireMode, ExpireReply, Versions
@@ -19,6 +18,7 @@ from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.entries import entry_id, parse_entry
 from redrb.stream.task.settings import OnExpired
 from redrb.stream.task.task import Task
+from redrb.unpacking import Reading
 
 EXPIRE_GROUPS = 50
 """Most groups that one script call expires."""

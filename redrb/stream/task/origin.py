@@ -11,14 +11,14 @@ from redrb.lua.calls import Call
 from redrb.stream.task.store import TaskStore
 
 
-class Source(NamedTuple):
+class SourceGroup(NamedTuple):
     """A leased group of another task.
 
     Attributes:
         seq: Its id there; its first one if it was a dead letter and has another id now.
         digest: Digest of its bytes: after a failover that lost the newest groups, another group may
             get the same id.
-        trace: Its span, as `redrb.tracing` names it; "": it is not traced.
+        trace: Its span, as `redrb.stream.tracing` names it; "": it is not traced.
     """
 
     seq: int

@@ -9,8 +9,8 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.registry import Registry
 from redrb.stream.task.calls import Clear
-from redrb.stream.task.inspection import existing_task, stats_of
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.lookup import existing_task, stats_of
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import caller
 
@@ -89,8 +89,8 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
 def remove_task(client: Client, task: str, *, namespace: str) -> int:
     """Delete a task with all its partitions, the first one last; returns the groups stored.
 
-    Processes that use it are not looked for: `redrb/state/alive.py` does that. A process that uses
-    the task later creates it anew, unless it has opened the task with `create=False`.
+    Processes that use it are not looked for: `redrb/watch/state/alive.py` does that. A process that
+    uses the task later creates it anew, unless it has opened the task with `create=False`.
 
     Raises:
         UnknownTask: There is no such task.

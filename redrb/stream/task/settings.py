@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from redrb.checks import check_choice, checked_int, checked_number
 from redrb.errors import ConfigError
-from redrb.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.arguments import checked_period_ms, period_text
+from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
 

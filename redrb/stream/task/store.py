@@ -9,13 +9,13 @@ from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
-from redrb.damage import Reading
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import scripted_request
-from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.entries import Numbering
 from redrb.stream.task.wakes import wait_for_any
+from redrb.unpacking import Reading
 
 P = TypeVar("P", bound=Page)
 R = TypeVar("R")

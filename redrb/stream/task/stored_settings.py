@@ -11,7 +11,6 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
-from redrb.damage import Reading
 from redrb.errors import ConfigError
 from redrb.stream.task.settings import (
     DIVIDED,
@@ -21,7 +20,7 @@ from redrb.stream.task.settings import (
     TaskSettings,
 )
 from redrb.stream.task.store import TaskStore
-from redrb.unpacking import unpack
+from redrb.unpacking import Reading, unpack
 
 
 @dataclass(frozen=True, slots=True)

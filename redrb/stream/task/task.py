@@ -18,6 +18,7 @@ from redrb.registry import Registry
 from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
 from redrb.stream.task.configuring import configure, open_task
 from redrb.stream.task.description import TaskDescription
+from redrb.stream.task.lookup import similar_tasks, unknown_task
 from redrb.stream.task.removal import clear, forget_name
 from redrb.stream.task.settings import (
     STORED_DEFAULTS,
@@ -25,7 +26,6 @@ from redrb.stream.task.settings import (
     TaskSettings,
     stored_names,
 )
-from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings, caller, read_settings, setting_text
 from redrb.weights.wire.calls import Advance

@@ -1,4 +1,4 @@
 """Published weights listed, compared, watched, deleted, and copied from and to files.
 
-The commands in `redrb/commands/weights/` print the results.
+The commands in `redrb/cli/weights/` print the results.
 """

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 
 from redrb.connection import Client
 from redrb.connection.client import scan
-from redrb.damage import Reading
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, is_name
 from redrb.registry import Registry
+from redrb.unpacking import Reading
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import RemoveVersions, foreign_keys_named, run

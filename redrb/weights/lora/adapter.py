@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.names import layer_name, pairs
-from redrb.weights.tensors.mismatch_message import listed
+from redrb.weights.tensors.fitting import listed
 from redrb.weights.wire.lora_config import LoraConfig
 
 

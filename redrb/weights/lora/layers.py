@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.lora.names import layer_name, lora_name
-from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
+from redrb.weights.tensors.names import inside, plain_name, unwrapped
 from redrb.weights.wire.lora_config import LoraConfig
 
 

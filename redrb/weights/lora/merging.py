@@ -20,8 +20,8 @@ from redrb.errors import EncodeError, WeightMismatch
 from redrb.weights.lora.adapter import layers_of, required_config
 from redrb.weights.lora.layers import LoraLayer, lora_layers
 from redrb.weights.lora.names import layer_name
-from redrb.weights.tensors.shard import synchronize
-from redrb.weights.tensors.wrapping import plain_name, unwrapped
+from redrb.weights.tensors.names import plain_name, unwrapped
+from redrb.weights.tensors.state import synchronize
 from redrb.weights.wire.lora_config import LoraConfig
 
 _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

@@ -12,11 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from redrb.errors import WeightError
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.chunks import checksum_of
-from redrb.weights.wire.delta import Bytes
-from redrb.weights.wire.delta_decoding import apply_block
-from redrb.weights.wire.delta_encoding import encode_block
+from redrb.weights.wire.delta import Bytes, apply_block, encode_block
 from redrb.weights.wire.manifest import Manifest
 
 CHANGED = "tensors changed while they were published: do not train until publish returns"
@@ -87,7 +85,7 @@ class Baseline:
         self._deltas = deltas
         self._anchor_every = anchor_every
         self._since_anchor = 0
-        self._state: State | None = None
+        self._state: StateBytes | None = None
         self._manifest: Manifest | None = None  # of the state, unless that is a mixture
         self.anchor: Anchor | None = None
 
@@ -98,7 +96,7 @@ class Baseline:
         """
         return difference is None or self._since_anchor + 1 >= self._anchor_every
 
-    def difference(self, source: State, newest: int) -> Difference | None:
+    def difference(self, source: StateBytes, newest: int) -> Difference | None:
         """Encode the changes from version `newest`, in several threads.
 
         Returns None if that version is not known, or the changes are too large; a few chunks are
@@ -129,7 +127,7 @@ class Baseline:
         checksums = tuple(found[index][1] for index in everything)
         return Difference(newest, before.state_hash, blocks, checksums)
 
-    def advance(self, staged: Anchor, source: State, difference: Difference | None) -> None:
+    def advance(self, staged: Anchor, source: StateBytes, difference: Difference | None) -> None:
         """Make a committed version the baseline; `difference` leads to its state, `source`."""
         manifest = staged.manifest
         whole = manifest.kind == "full"
@@ -154,10 +152,10 @@ class Baseline:
         """Forget the baseline: the next version is sent in full, with all its chunks."""
         self._manifest = self.anchor = None
 
-    def _copy(self, source: State, manifest: Manifest, difference: Difference | None) -> None:
+    def _copy(self, source: StateBytes, manifest: Manifest, difference: Difference | None) -> None:
         if self._state is None or self._state.layout != source.layout:
             self._state = None  # its memory is freed first
-            self._state = State(source.layout)
+            self._state = StateBytes(source.layout)
         state = self._state
         if difference is not None:
             for index, block in enumerate(difference.blocks):

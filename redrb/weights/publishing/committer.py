@@ -14,7 +14,7 @@ from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.staging import StagingAttempt
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import (
     Advance,
@@ -59,7 +59,7 @@ class Committer:
         """Become the owner of the name: the owner before can commit nothing more."""
         self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
 
-    def begin(self, version: int | None, source: State) -> StagingAttempt:
+    def begin(self, version: int | None, source: StateBytes) -> StagingAttempt:
         """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()

@@ -12,13 +12,13 @@ from redrb.connection import Client
 from redrb.errors import EncodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import Begun
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, Source, pack_hashes
+from redrb.weights.wire.manifest import Blob, ChunkSource, Delta, Manifest, pack_hashes
 
 _HEAD = 64 << 10
 """First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
@@ -41,7 +41,7 @@ class StagingAttempt:
     """
 
     def __init__(
-        self, client: Client, keys: WeightKeys, source: State, version: int, begun: Begun
+        self, client: Client, keys: WeightKeys, source: StateBytes, version: int, begun: Begun
     ) -> None:
         """Prepare to stage `source`."""
         self.version = version
@@ -83,7 +83,7 @@ class StagingAttempt:
             packed = struct.pack(f">{len(sizes)}I", *sizes)
             delta = Delta(difference.base, difference.before, packed, (blob,))
         checksums: tuple[int, ...] = known or ()
-        sources: tuple[Source, ...] = ()
+        sources: tuple[ChunkSource, ...] = ()
         heads: tuple[int, ...] = ()
         if whole:
             if anchor is not None and anchor.manifest.layout != layout:
@@ -119,7 +119,7 @@ class StagingAttempt:
 
     def _stage_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
-    ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[int, ...], tuple[ChunkSource, ...], tuple[int, ...]]:
         source = self._source
         self._chunks = range(source.layout.chunks)
         had = {
@@ -128,7 +128,7 @@ class StagingAttempt:
             for index in range(run.first, run.first + run.count)
         }
         hashes: list[_Hash] = []
-        runs: list[Source] = []
+        runs: list[ChunkSource] = []
         pool: list[Bytes] = []  # memory of the chunks of a batch that must be copied
 
         def outgoing() -> Iterator[Outgoing]:
@@ -147,9 +147,9 @@ class StagingAttempt:
                 hashes.append(_Hash(head, checksum))
                 token = had[index] if same else self.token
                 if runs and runs[-1].token == token:
-                    runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
+                    runs[-1] = ChunkSource(token, runs[-1].first, runs[-1].count + 1)
                 else:
-                    runs.append(Source(token, index, 1))
+                    runs.append(ChunkSource(token, index, 1))
                 if not same:
                     slot = (slot + 1) % BATCH
                     key = self._keys.chunk(token, index, self._spread)

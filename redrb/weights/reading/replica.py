@@ -10,11 +10,10 @@ import numpy as np
 from redrb.errors import DecodeError, StoreError, WeightCorrupt
 from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Pin, Step
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.calls import How
 from redrb.weights.wire.chunks import BATCH, Incoming, checksum_of
-from redrb.weights.wire.delta import Bytes
-from redrb.weights.wire.delta_decoding import apply_block
+from redrb.weights.wire.delta import Bytes, apply_block
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_at
 
@@ -23,7 +22,7 @@ _WINDOW_BYTES = 64 << 20
 
 
 def fetch_chunks(
-    pin: Pin, manifest: Manifest, state: State, needed: Collection[int] | None = None
+    pin: Pin, manifest: Manifest, state: StateBytes, needed: Collection[int] | None = None
 ) -> None:
     """Fetch the needed chunks of a whole state, default all, each straight to its place."""
     pin.fetch(_incoming(pin.catalogue.keys, manifest, state, needed))
@@ -31,7 +30,7 @@ def fetch_chunks(
 
 
 def _incoming(
-    keys: WeightKeys, manifest: Manifest, state: State, needed: Collection[int] | None
+    keys: WeightKeys, manifest: Manifest, state: StateBytes, needed: Collection[int] | None
 ) -> Iterator[Incoming]:
     pool: list[Bytes] = []
     gathered = 0
@@ -62,7 +61,7 @@ class Replica:
         torn: Whether a write to the state was begun since its user has set this to False.
     """
 
-    def __init__(self, state: State, needed: Collection[int] | None) -> None:
+    def __init__(self, state: StateBytes, needed: Collection[int] | None) -> None:
         """Begin without a version."""
         self.state = state
         self.needed = needed

@@ -33,7 +33,7 @@ from redrb.weights.reading.state_copies import (
     layout_of,
     states_of,
 )
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Manifest, pack_hashes
@@ -129,7 +129,7 @@ class SharedCopy:
                 return None
             return FetchedVersion(
                 steps[-1].described,
-                State(version.layout, memory=version.data) if version is not None else None,
+                StateBytes(version.layout, memory=version.data) if version is not None else None,
                 fetch_adapter(steps[-1], pin),
                 partial(self._loaded, version) if version is not None else None,
             )
@@ -195,7 +195,7 @@ class SharedCopy:
                 raise WeightCorrupt(f"version {target.version} was replaced by another one.")
         memory = self._memory(part, max(layout.nbytes, 1))
         data = np.frombuffer(memory, np.uint8)[: layout.nbytes]
-        replica = Replica(State(layout, memory=data), None)
+        replica = Replica(StateBytes(layout, memory=data), None)
         if base is not None:
             data[:] = base.data
             replica.manifest = base.manifest

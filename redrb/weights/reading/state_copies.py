@@ -11,7 +11,7 @@ from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step, fetching
 from redrb.weights.reading.replica import Replica, fetch_chunks
 from redrb.weights.reading.targets import LoadTarget, named_tensors
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import WeightVersion
@@ -42,7 +42,7 @@ class FetchedVersion:
     """
 
     described: WeightVersion
-    state: State | None
+    state: StateBytes | None
     adapter: Adapter | None
     loaded: Callable[[], None] | None = None
 
@@ -116,7 +116,7 @@ class PrivateCopy:
         """Return a replica for a layout: the present one if it has the needed chunks."""
         old = self._replica
         if old is None or old.layout != layout:
-            return Replica(State(layout), needed)
+            return Replica(StateBytes(layout), needed)
         if old.needed is None or (needed is not None and set(needed) <= set(old.needed)):
             return old
         if old.manifest is not None:  # the chunks that it lacks are not known to be of its version
@@ -159,7 +159,9 @@ class InPlaceCopy(PrivateCopy):
         old = self._replica if self._replica and self._replica.layout == layout else None
         # looked up each time, since the model may have new tensors
         live = self.selection.live(layout)
-        replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
+        replica = Replica(
+            StateBytes(layout, live, memory=old.state.memory if old else None), needed
+        )
         replica.torn = self.torn
         if old is not None and old.needed == needed:
             replica.manifest = old.manifest
@@ -187,6 +189,6 @@ def fetch_adapter(step: Step, pin: Pin) -> Adapter | None:
         return None
     if manifest.layout is None or manifest.adapter is None:
         raise DecodeError(f"version {manifest.version} is no adapter.")
-    state = State(manifest.layout)
+    state = StateBytes(manifest.layout)
     fetch_chunks(pin, manifest, state)
     return Adapter(dict(named_tensors(state)), manifest.adapter)

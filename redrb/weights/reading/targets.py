@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.tensors.fitting import Strict, check_fits, checked_strict, target_shards
 from redrb.weights.tensors.names import Target
-from redrb.weights.tensors.shard import TensorShard, load_in_place, synchronize
-from redrb.weights.tensors.state import State
+from redrb.weights.tensors.state import StateBytes, TensorShard, load_in_place, synchronize
 from redrb.weights.wire.layout import Layout
 
 
@@ -81,7 +80,7 @@ class LoadTarget:
                 found.setdefault(entry.alias or name, tensor)
         return found
 
-    def load(self, state: State, *, adopt: bool = False) -> None:
+    def load(self, state: StateBytes, *, adopt: bool = False) -> None:
         """Set all targets that do not hold the state already; the caller holds the lock."""
         all_modules = isinstance(self.target, nn.Module) or len(self.models) == len(self.target)
         entries = {entry.name: entry for entry in state.layout.tensors}
@@ -101,7 +100,7 @@ class LoadTarget:
         synchronize(self.targets[name].tensor for name in loaded)
 
 
-def named_tensors(state: State) -> list[tuple[str, Tensor]]:
+def named_tensors(state: StateBytes) -> list[tuple[str, Tensor]]:
     """Return all tensors of a state by name, which share its memory."""
     found: dict[str, Tensor] = {}
     for entry in state.layout.tensors:

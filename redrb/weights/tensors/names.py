@@ -1,18 +1,52 @@
-"""The tensors of modules, state dicts and pairs, by name."""
+"""The tensors of modules, state dicts and pairs by name, without the names of wrappers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch import Tensor, nn
 
 from redrb.errors import EncodeError
-from redrb.weights.tensors.wrapping import plain_name, unwrapped
+
+_PARTS: Final = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Names that wrappers give the wrapped module; other modules do not use such names."""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the plain model inside all wrappers; the module itself if it is not wrapped."""
+    while (inner := inside(module)) is not None:
+        module = inner
+    return module
+
+
+def inside(module: nn.Module) -> nn.Module | None:
+    """Return the module that a wrapper wraps; None if `module` is no wrapper."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        found: nn.Module = module.module
+        return found
+    # not getattr: wrappers pass attributes on, so that it would find those of the wrapped module
+    children = list(module.named_children())
+    if len(children) != 1 or children[0][0] not in _PARTS:
+        return None
+    direct = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return None if direct else children[0][1]
+
+
+def plain_name(name: str) -> str:
+    """Return a tensor's or layer's name without the parts that wrappers inside a model add.
+
+    `module`, the part of `DataParallel`, stays, since any module may have that name.
+    """
+    return ".".join(part for part in name.split(".") if part not in _PARTS)
+
 
 Models: TypeAlias = nn.Module | Mapping[str, nn.Module]
+
 StateLike: TypeAlias = Models | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
 Target: TypeAlias = Models | Mapping[str, Tensor]
+
 _STATES = "give a module, several by name, a state dict or (name, tensor) pairs"
 _NAMED = "give the module, its state dict, or named_parameters()"
 

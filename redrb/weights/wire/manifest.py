@@ -88,7 +88,9 @@ class WeightVersion:
     created_s: float
 
 
-class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class ChunkSource(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Consecutive chunks of a state, and the attempt whose keys hold them."""
 
     token: Positive
@@ -96,7 +98,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     count: Index
 
 
-class Blob(Source, frozen=True):
+class Blob(ChunkSource, frozen=True):
     """Encoded differences of consecutive chunks, joined; checksums of their pieces in Redis."""
 
     checksums: bytes
@@ -151,7 +153,7 @@ class Manifest(
     chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_CHUNK_BYTES, multiple_of=ALIGNMENT)]
     layout_id: Hash = msgspec.field(name="layout")
     checksums: bytes
-    sources: Annotated[tuple[Source, ...], Meta(max_length=MAX_CHUNKS)]
+    sources: Annotated[tuple[ChunkSource, ...], Meta(max_length=MAX_CHUNKS)]
     spread: Annotated[int, Meta(ge=0, le=MAX_SPREAD)]
     tensors: Annotated[tuple[TensorEntry, ...], Meta(max_length=MAX_TENSORS)] | None = None
     delta: Delta | None = None
@@ -265,7 +267,7 @@ def _check_hashes(name: str, hashes: bytes, count: int) -> None:
         raise ValueError(f"{name} are not {count} times 8 bytes")
 
 
-def _check_runs(name: str, runs: Sequence[Source], chunks: int) -> None:
+def _check_runs(name: str, runs: Sequence[ChunkSource], chunks: int) -> None:
     """Check that runs list each chunk once."""
     listed = 0
     for run in runs:

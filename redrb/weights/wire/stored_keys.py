@@ -18,7 +18,7 @@ from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
 from redrb.weights.wire.chunks import batches, by_node, side_by_side
-from redrb.weights.wire.manifest import MAX_CHUNKS, Manifest, Source
+from redrb.weights.wire.manifest import MAX_CHUNKS, ChunkSource, Manifest
 
 SPREAD = 64
 """Slots that the keys of one name are spread over: enough for the nodes of a large cluster."""
@@ -33,17 +33,17 @@ def spread_of(client: Client) -> int:
     return SPREAD if isinstance(client, Cluster) else 0
 
 
-def ranges(runs: Iterable[Source], kind: str = "") -> str:
+def ranges(runs: Iterable[ChunkSource], kind: str = "") -> str:
     """Return ranges of keys in the form that scripts read; with `kind` those of an attempt."""
     return ";".join(
         f"{kind} {run.token} {run.first} {run.count}".lstrip() for run in runs if run.count
     )
 
 
-def pieces_of(manifest: Manifest) -> list[Source]:
+def pieces_of(manifest: Manifest) -> list[ChunkSource]:
     """Return the runs of a delta's keys."""
     blobs = manifest.delta.blobs if manifest.delta is not None else ()
-    return [Source(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
+    return [ChunkSource(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
 
 
 def staged_ranges(manifest: Manifest, token: int) -> str:

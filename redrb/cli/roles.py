@@ -1,0 +1,207 @@
+"""The rights in Redis that each role of a run needs: commands, and the keys that they may touch.
+
+A rule set has a part for the task's keys and, behind it, selectors: a request is allowed if one of
+these parts allows all of it. The commands inside scripts are found in the scripts' text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from redrb.cli.arguments import Role
+from redrb.errors import ConfigError
+from redrb.keys import (
+    TaskKeys,
+    WeightKeys,
+    check_name,
+    consumer_key,
+    maker_key,
+    reference_weights,
+    registry_key,
+    replay_key,
+    trainer_key,
+)
+from redrb.lua.scripts import needed_commands, scripts_in
+
+CONNECTING = ("cluster|slots", "info", "select")
+"""Commands of new connections; INFO says whether the server would delete keys."""
+
+_RUN_SCRIPTS = ("eval", "evalsha")
+_PUT = ("blpop", "exec", "exists", "hdel", "hget", "lrange", "multi", "wait", "xadd")
+_TAKE = (
+    "blpop",
+    "hget",
+    "hmget",
+    "lrange",
+    "xpending",
+    "xrange",
+    "xreadgroup",
+    "xrevrange",
+    "zscore",
+)
+_LOOK = (
+    *("exists", "hget", "hmget", "hscan", "lrange", "time", "xlen", "xrange", "xread"),
+    *("xinfo|consumers", "xrevrange", "zmscore", "zscore"),
+)
+_REGISTRY = {
+    "maker": ("zadd",),
+    "episode-maker": ("zadd",),
+    "trainer": ("zadd",),
+    "replay": ("zadd",),
+    "observer": ("zlexcount", "zrangebylex"),
+    "admin": ("zadd", "zrangebylex", "zrem"),
+}
+_REPLAY = ("sadd", "sismember", "smembers", "time")
+_READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
+_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
+_PUBLISH = (
+    *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
+    *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
+)
+
+_PUT_SCRIPTS = (
+    *scripts_in("put"),
+    *scripts_in("assembly"),
+    *scripts_in("admission"),
+    *("task/announce", "task/open", "task/fill", "task/stats"),
+)
+_LOOK_SCRIPTS = (
+    *scripts_in("browse"),
+    *scripts_in("doctor"),
+    *("task/archived", "task/count", "task/observe", "task/stats", "task/versions"),
+)
+_ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
+_TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
+_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *_TASK_SCRIPTS)
+_ADMIN_SCRIPTS = (
+    *scripts_in("browse"),
+    *scripts_in("saving"),
+    *scripts_in("doctor"),
+    *scripts_in("repair"),
+    *_ADMIN_ONLY,
+    *_PUT_SCRIPTS,
+    *_TAKE_SCRIPTS,
+)
+_READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
+_PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
+
+
+def rights(
+    role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
+) -> str:
+    """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
+
+    Args:
+        tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
+            the namespace.
+        weights: Weights that it reads, or as a trainer or admin publishes; None: none.
+        to: Task that it puts into as a maker; None: none.
+
+    Raises:
+        ConfigError: A name is not usable, or the role needs a task.
+    """
+    if not tasks:
+        if role != "observer" or to is not None:
+            raise ConfigError(f"give --task: the role {role} is for the tasks that it names.")
+        return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
+    keys = [TaskKeys.of(namespace, task) for task in tasks]
+    parts = _observer(keys) if role == "observer" else [_worker(role, keys)]
+    if weights is not None:
+        parts += _weights(role, namespace, weights)
+    parts.append(_registry(role, namespace))
+    if role == "replay":
+        parts.append(_rules([f"~{replay_key(namespace)}"], _REPLAY))
+    if to is not None:
+        parts.append(_worker("maker", [TaskKeys.of(namespace, to)]))
+    return _joined(parts)
+
+
+def _joined(rules: Sequence[str]) -> str:
+    first, *selectors = rules
+    parts = [first, *(f"({selector})" for selector in selectors)]
+    return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
+
+
+def _rules(keys: Iterable[str], commands: Iterable[str], *, writes: bool = True) -> str:
+    """Return a part of a user's rights.
+
+    `keys` are patterns as ACL rules: "~pattern", or "%R~pattern" for reading only. Without `writes`
+    commands that write are forbidden.
+    """
+    allowed = [*keys, *(f"+{command}" for command in sorted(set(commands)))]
+    return " ".join(allowed if writes else [*allowed, "-@write"])
+
+
+def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
+    taking = (*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)
+    scripts, commands = {
+        "maker": (_PUT_SCRIPTS, _PUT),
+        "episode-maker": taking,  # it takes groups of unfinished samples
+        # its heartbeat puts groups in parts whose makers have died
+        "trainer": taking,
+        "replay": ((*taking[0], *scripts_in("saving")), taking[1]),
+        "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
+    }[role]
+    patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
+    allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
+    return _rules([f"~{pattern}" for pattern in patterns], allowed)
+
+
+def _weights(role: Role, namespace: str, weights: str) -> list[str]:
+    names = (weights, reference_weights(weights))
+    keys = [WeightKeys.of(namespace, name) for name in names]
+    stored = [pattern for each in keys for pattern in _patterns(each)]
+    versions = tuple(f"~{each.versions}" for each in keys)
+    if role == "observer":
+        return [
+            _rules([f"%R~{name}" for name in stored], _LOOK_AT_WEIGHTS),
+            _rules(versions, _RUN_SCRIPTS),
+        ]
+    posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
+    if role in ("maker", "episode-maker"):
+        # it notes the versions that it reads, and writes nothing else
+        notes = [f"~{each.prefix}{name}" for each in keys for name in ("followers", "none", "pins")]
+        read = [f"%R~{name}" for name in (*stored, *posted)]
+        return [
+            _rules([*notes, *read], _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
+            _rules(versions, _RUN_SCRIPTS),
+        ]
+    # `redrb run` shows them, too
+    publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH, *_LOOK_AT_WEIGHTS)
+    if role == "admin":  # it deletes chunks that no version has, and must search for them
+        publishing |= _commands(["weights/remove"], "scan")
+    written = (*stored, *posted, consumer_key(namespace, weights))
+    return [_rules([f"~{name}" for name in written], publishing)]
+
+
+def _registry(role: Role, namespace: str) -> str:
+    reads = "%R" if role == "observer" else ""
+    return _rules([f"{reads}~{registry_key(namespace)}"], _REGISTRY[role])
+
+
+def _observer(tasks: Sequence[TaskKeys]) -> list[str]:
+    """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
+    looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
+    starts = [start for keys in tasks for start in (keys.prefix, keys.partitions)]
+    return [
+        _rules([f"%R~{start}*" for start in starts], looking, writes=False),
+        _rules([f"~{start}stream" for start in starts], _RUN_SCRIPTS),
+    ]
+
+
+def _namespace_observer(namespace: str) -> list[str]:
+    place = f"redrb:{{{check_name('namespace', namespace)}:*}}:"
+    looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
+    return [
+        _rules([f"%R~{place}*"], looking, writes=False),
+        _rules([f"~{place}stream", f"~{place}versions"], _RUN_SCRIPTS),
+    ]
+
+
+def _patterns(weights: WeightKeys) -> tuple[str, str]:
+    """Return the patterns of all keys; on a cluster chunks have further hash tags."""
+    return f"{weights.prefix}*", f"{weights.prefix.removesuffix('}:')}:*}}:*"
+
+
+def _commands(scripts: Iterable[str], *others: str) -> frozenset[str]:
+    return frozenset(others).union(*map(needed_commands, scripts))

@@ -1,0 +1,335 @@
+"""Runs a whole job: starts server and workers, shows their progress, and ends them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from redrb.cli.processes.metrics_log import MetricsLog, RecordFile
+from redrb.cli.run.folder import Owner, RunFolder
+from redrb.cli.run.history import JobEvents
+from redrb.cli.run.job import TRAINER, Job, delete_job, delete_namespace
+from redrb.cli.run.process import OnEnd, WorkerProcess
+from redrb.cli.run.report import progress_line, summary, table
+from redrb.cli.run.server import server_for, watch_advice
+from redrb.cli.run.supervisor import ProcessState, Supervisor
+from redrb.connection import Client, connect
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
+from redrb.errors import StoreError, UnknownTask
+from redrb.recipe.loading import file_of
+from redrb.stream import StreamStats
+from redrb.stream.task.lookup import task_stats
+from redrb.watch.state.observer import Observer
+
+LINE_EVERY_S = 5.0
+"""Seconds between two lines that say how far the run is."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at the run, if nothing happens."""
+
+SHOWN_MESSAGES = 3
+"""Newest messages that the screen shows; all are printed after it."""
+
+END_S = 60.0
+"""Seconds after SIGTERM that the trainer has for its step under way, beside those on Redis."""
+
+MAKER_END_S = 10.0
+"""The same for makers: what they have not put is made again, and a reward function may hang."""
+
+
+@dataclass
+class Run:
+    """One run of a job.
+
+    Attributes:
+        temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
+            own server keeps no data, and records of earlier runs are deleted.
+        show: Shows it on a terminal until `follow`, which it calls in a thread, returns, and then
+            calls `screen_ended`; SIGINT ends the run. It is given the run, an observer of the job's
+            namespace, and this namespace for people. None: a line is printed every few seconds.
+    """
+
+    job: Job
+    folder: RunFolder
+    temporary: bool = False
+    fresh: bool = False
+    as_json: bool = False
+    show: Callable[[Run, Observer, str], None] | None = None
+    _console: Console = field(default_factory=Console)
+    _history: JobEvents = field(default_factory=JobEvents)
+    _diary: MetricsLog = field(init=False)
+    _supervisor: Supervisor = field(init=False)
+    _interrupt: Interrupt = field(init=False)
+    _observer: Observer = field(init=False)
+    _started: float = 0.0
+    _failed: bool = False
+    _lost: bool = False
+    _why: str = ""
+    _kept: list[Text] | None = None
+
+    def run(self) -> int:
+        """Run the job until its trainer ends or a signal comes; returns the exit status.
+
+        Returns:
+            0: the trainer has reached its end, and all is in order. 1: a process was given up, or
+            the ledger does not balance. After a signal 128 and its number, such as 130.
+
+        Raises:
+            ConfigError: The run cannot begin with these settings.
+            StoreError: Redis cannot be reached, or did not start.
+        """
+        recipe = self.job.recipe
+        to_end = Stop(recipe.stop_timeout)
+        supervisor = self._supervisor = Supervisor(TRAINER, self._report)
+
+        def wake() -> None:
+            to_end.begin()
+            supervisor.happenings.put(None)
+
+        data = None if self.temporary else self.folder.redis
+        server = server_for(recipe.url, data, min_replicas=recipe.min_replicas)
+        owner = Owner(type(recipe).__name__, file_of(type(recipe)), demo=self.temporary)
+        with ExitStack() as scope:
+            scope.enter_context(self.folder.used())
+            if not self.fresh:
+                self.folder.check_owner(owner)
+            self._interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
+            scope.enter_context(Deadline(budget=to_end))
+            if self.fresh:
+                self.folder.clear_state()
+            server.lock = self.folder.workers_lock
+            scope.callback(server.close)
+            supervisor.add_server(server, self.job.restarts)
+            client = scope.enter_context(connect(server.url))
+            seconds = self._in_folder(client, server.url, owner)
+            stats = self._stats(client)
+            if self.temporary:
+                delete_namespace(client, recipe.namespace)
+        return self._conclude(seconds, stats)
+
+    def _in_folder(self, client: Client, url: str, owner: Owner) -> float:
+        """Run the workers; returns the seconds of this run."""
+        if self.fresh:
+            delete_job(client, self.job.recipe)
+        if self.fresh or self.temporary:
+            self.folder.clear_records()
+        for event in self.folder.events():
+            self._history.add(event)
+        self._history.begin_run()
+        self._introduce(client)
+        supervisor, self._started = self._supervisor, time.perf_counter()
+        with MetricsLog(str(self.folder.diary), worker="run", say=self._lost_records) as diary:
+            self._diary = diary
+            self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
+            try:
+                self._add_workers(url)
+                self._say(watch_advice(url, self.job.recipe.namespace))
+                self._watch(client)
+                self._why = self._reason()
+                stop_s = self.job.recipe.stop_timeout
+                supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
+            finally:
+                supervisor.kill()
+            seconds = time.perf_counter() - self._started
+            self._failed = ProcessState.GIVEN_UP in supervisor.states.values()
+            self._diary.write("finished", seconds=seconds, why=self._why)
+        return seconds
+
+    def _introduce(self, client: Client) -> None:
+        recipe, steps = self.job.recipe, self._history.steps
+        version = ".".join(map(str, client.server_version))
+        self._say(f"server {version} at {client.where}")
+        if not self.temporary:
+            self._say(f"task {recipe.task_name} of namespace {recipe.namespace}")
+            self._say(f"metrics, logs and checkpoints in {self.folder.path}")
+        if steps:
+            self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
+
+    def _add_workers(self, url: str) -> None:
+        """Add the trainer, then the makers, with the commands that a cluster uses."""
+        job, folder, history = self.job, self.folder, self._history
+        environment, trained_before_s = job.environment(url), history.trained_s
+
+        def add(name: str) -> None:
+            def start(on_end: OnEnd) -> WorkerProcess:
+                return WorkerProcess(
+                    job.command(name, trained_s=history.trained_s - trained_before_s),
+                    environment=environment,
+                    metrics=RecordFile(folder.metrics(name), self._lost_records),
+                    log=RecordFile(folder.log(name), self._lost_records),
+                    on_event=history.add,
+                    on_end=on_end,
+                    lock=folder.workers_lock,
+                )
+
+            self._supervisor.add_worker(name, start, job.restarts)
+
+        for name in (TRAINER, *job.maker_names):
+            add(name)
+
+    def _watch(self, client: Client) -> None:
+        """Show the run until it is over, a signal came, or its time is up."""
+        namespace = self.job.recipe.namespace
+        with Observer(client, namespace) as self._observer:
+            if self.show is None:
+                self.follow()
+            else:
+                self._kept = []
+                self.show(self, self._observer, f"namespace {namespace} at {client.where}")
+
+    def said(self) -> list[str]:
+        """Return the newest lines of the run, for the screen."""
+        kept = (self._kept or [])[-SHOWN_MESSAGES:]
+        newest = [each.plain.partition("\n")[0] for each in kept]
+        return [f"{self.job.title}  ·  {self.job.workers}", self._line(), *newest]
+
+    def screen_ended(self) -> None:
+        """Print what was said while the screen was shown, and what is said from now on."""
+        kept, self._kept = self._kept, None
+        for message in kept or ():
+            self._print(message)
+
+    def follow(self) -> None:
+        """Keep the workers running, and print lines unless a screen shows them."""
+        most_s, printed_s = self.job.most_seconds, -LINE_EVERY_S
+        while not (self._supervisor.over or self._interrupt.number):
+            seconds = time.perf_counter() - self._started
+            if most_s is not None and seconds > most_s:
+                self._complain("the trainer did not end in time")
+                return
+            self._supervisor.step(LOOK_S)
+            for fault in self._history.new_faults():
+                self._complain(f"groups are filtered: {fault}")
+            if self._kept is None and seconds - printed_s >= LINE_EVERY_S:
+                printed_s = seconds
+                self._print(Text(self._line()))
+
+    def _line(self) -> str:
+        state = self._observer.newest().state
+        found = state.task(self.job.recipe.task_name) if state else None
+        stats = found.main.stats if found and found.main else None
+        return progress_line(time.perf_counter() - self._started, self._history, stats)
+
+    def _report(self, event: str, **values: Any) -> None:
+        """Write a death or a restart to the diary, and say it."""
+        self._diary.write(event, **values)
+        name, why, reason = values["worker"], values.get("why"), values.get("reason", "")
+        if event == "restarted":
+            self._say(f"{name} was started again")
+        elif event == "death":
+            self._complain(
+                f"{name} {why}; restart in {values['restart_in_s']:g} s{values['brief']}"
+            )
+        else:
+            self._complain(f"{name} {why} and was given up")
+            self._say(reason)
+
+    def _lost_records(self, text: str) -> None:
+        """Say once that lines of logs or metrics are dropped; several files share a disk."""
+        if not self._lost:
+            self._lost = True
+            self._complain(text)
+
+    def _reason(self) -> str:
+        """Return why the run has ended."""
+        if self._interrupt.number:
+            return f"{self._interrupt.name} has ended the run"
+        if self._supervisor.states[TRAINER] is ProcessState.DONE and self._history.ended:
+            return f"the trainer has ended: {self._history.ended}"
+        return self._supervisor.over or "its time is up"
+
+    def _stats(self, client: Client) -> StreamStats | None:
+        recipe = self.job.recipe
+        try:
+            return task_stats(client, recipe.task_name, namespace=recipe.namespace, group="default")
+        except (StoreError, UnknownTask) as error:
+            self._complain(f"the ledger cannot be read: {error}")
+            return None
+
+    def _conclude(self, seconds: float, stats: StreamStats | None) -> int:
+        """Print the figures of the job; returns the exit status."""
+        history, figures = self._history, summary(seconds, self._history, stats)
+        self._say(self._why)
+        self._console.print(table(figures, history, stats))
+        if history.reward_last is None:
+            self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
+        if self._interrupt.number and not self.temporary:
+            self._say("the next run goes on from here")
+        if self.as_json:
+            print(json.dumps(figures), flush=True)
+        if self._interrupt.number:
+            return self._interrupt.status
+        return 0 if not self._failed and stats is not None and stats.ledger.balanced else 1
+
+    def _say(self, text: str, style: str = "") -> None:
+        message = Text(text, style=style)
+        if self._kept is None:
+            self._print(message)
+        else:
+            self._kept.append(message)
+
+    def _complain(self, text: str) -> None:
+        self._say(text, "red")
+
+    def _print(self, message: Text) -> None:
+        self._console.print(message, soft_wrap=True, highlight=False)
+
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """The signal that asked the run to end."""
+
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name, such as SIGINT."""
+        return signal.Signals(self.number).name
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that it ended, as shells count."""
+        return 128 + self.number
+
+
+@contextmanager
+def interrupts(wake: Callable[[], None], at_once: Callable[[], None]) -> Iterator[Interrupt]:
+    """In this block Ctrl-C, SIGTERM and SIGHUP are noted; main thread only.
+
+    The first signal calls `wake`, which must not block; a second one calls `at_once`, and raises
+    KeyboardInterrupt.
+    """
+    interrupt = Interrupt()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if interrupt.number:
+            restore()
+            at_once()
+            raise KeyboardInterrupt
+        interrupt.number = number
+        wake()
+
+    for number in _NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+            before[number] = signal.signal(number, handle)
+    try:
+        yield interrupt
+    finally:
+        restore()

@@ -1,0 +1,5 @@
+"""Interfaces of other libraries on a task: `coati` (ColossalAI), `trl` and `torchrl`.
+
+`redrb.compat.trl` and `redrb.compat.torchrl` need their libraries, which the extras of the same
+names install.
+"""

@@ -1,0 +1,64 @@
+"""A buffer saved in a directory, as a task with partitions is: `redrb/stream/saving`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from redrb.compat.xtuner.tasks import Tasks
+from redrb.errors import ConfigError
+from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
+from redrb.stream.saving.saving import save_tasks
+
+
+def save(tasks: Tasks, directory: Path) -> None:
+    """Write every task of a buffer, then delete the files of an earlier save.
+
+    Raises:
+        ConfigError: The directory cannot be written to; an earlier save is unchanged.
+        StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
+    """
+    names = tasks.names()
+    for name in names:
+        tasks.open(name)
+    save_tasks({name: tasks.stores(name) for name in names}, directory)
+
+
+def resume(tasks: Tasks, directory: Path) -> None:
+    """Fill an empty buffer from a save, or complete a resume of this save that was interrupted.
+
+    Raises:
+        ConfigError: There is no save, it is of another order, or the buffer holds groups.
+        DecodeError: The save is malformed, or of a newer redrb.
+        StoreError: Another process began to resume the buffer meanwhile.
+        After each of them nothing is changed, except on a cluster, where a note of the error names
+        the tasks that are restored.
+    """
+    saved = read_directory(directory)
+    for files in saved.values():
+        order = files[0].header.settings.get("order", "fifo")
+        if order != tasks.stream_order:
+            raise ConfigError(
+                f"{directory} holds tasks in the order {order!r}, those of this buffer have "
+                f"{tasks.stream_order!r}: resume into a buffer of the same order."
+            )
+        if len(files) != tasks.partitions:
+            raise ConfigError(
+                f"{directory} holds tasks with {len(files)} partitions, this buffer has "
+                f"{tasks.partitions}: resume into a buffer with partitions={len(files)}."
+            )
+    stored = tasks.stored(leaving_out=saved)
+    if stored:
+        raise ConfigError(
+            f"the buffer holds {stored} groups: resume into an empty one, or another namespace."
+        )
+    waiting = unrestored(
+        TaskFile(store, file)
+        for task, files in sorted(saved.items())
+        for store, file in zip(tasks.stores(task), files, strict=True)
+    )
+    for each in waiting:
+        tasks.open(each.store.task)
+    restore_directory(waiting)
+    for each in waiting:
+        if each.put:
+            tasks.forget(each.store.task)

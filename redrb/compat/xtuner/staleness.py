@@ -1,0 +1,192 @@
+"""Staleness of rollouts, and their expiry: the rules are those of XTuner v1.
+
+Fully on-policy, the train step is one ahead of the model step. So a rollout's staleness is
+`train step - oldest model step among its response tokens - 1`, and 0 if no token has a step. The
+caller's objects are changed in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redrb.compat.xtuner.rollout_fields import (
+    STEPS_END,
+    has,
+    is_agentic,
+    length,
+    mask_of,
+    read,
+    status_of,
+    steps_of,
+    write,
+    write_status,
+)
+from redrb.errors import ConfigError, RecordError
+from redrb.experience import Status
+from redrb.experience.status import group_status
+
+EXPIRABLE = (Status.INIT, Status.COMPLETED, Status.ABORTED)
+"""Statuses of groups that may expire on arrival; groups of other statuses are finished."""
+
+FRESHEST = STEPS_END
+"""Version of a group without staleness; a double represents it exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Staleness at which rollouts expire.
+
+    Attributes:
+        sequence: A rollout of this staleness expires; None: none does.
+        token: A rollout expires if all its tokens are this stale; None: none does.
+    """
+
+    sequence: int | None = None
+    token: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("stale", self.sequence), ("token_stale", self.token)):
+            if value is not None and value <= 0:
+                raise ConfigError(
+                    f"{name}_threshold={value}: it must be at least 1, because staleness 0 is "
+                    "fully on-policy; None turns the rule off."
+                )
+
+
+def oldest_step(rollout: Any) -> int | None:
+    """Return the oldest model step among the response tokens; None if no token has one."""
+    return min(steps_of(rollout), default=None)
+
+
+def staleness(rollout: Any, train_step: int | None) -> int:
+    """Return a rollout's staleness; without a train step, its `seq_staleness`."""
+    if train_step is not None:
+        oldest = oldest_step(rollout)
+        return 0 if oldest is None else train_step - oldest - 1
+    stored = read(rollout, "seq_staleness")
+    if stored is None:
+        return 0
+    if isinstance(stored, bool) or not isinstance(stored, int) or abs(stored) >= STEPS_END:
+        raise RecordError(
+            f"seq_staleness is {stored!r:.80}, not a number of steps.", field="seq_staleness"
+        )
+    return stored
+
+
+def expired_members(
+    group: Sequence[Any], train_step: int | None, thresholds: Thresholds
+) -> list[Any]:
+    """Return the rollouts that are too stale; a single one expires the group."""
+    agentic = is_agentic(group)
+
+    def is_expired(rollout: Any) -> bool:
+        sequence = thresholds.sequence
+        if sequence is not None and staleness(rollout, train_step) >= sequence:
+            return True
+        if agentic or train_step is None or thresholds.token is None:
+            return False
+        steps, mask = steps_of(rollout), mask_of(rollout)
+        if mask is not None:
+            steps = [step for step, counts in zip(steps, mask, strict=False) if counts]
+        return bool(steps) and train_step - max(steps) - 1 >= thresholds.token
+
+    return list(filter(is_expired, group))
+
+
+def version_to_order_by(
+    group: Sequence[Any], train_step: int | None, newest_train_step: int
+) -> int:
+    """Return the policy version by which the order "stalest" sorts a group, lowest first.
+
+    It is the oldest model step of all rollouts. If `put` gives no train step and `seq_staleness` is
+    above 0, it is the version of this staleness at `newest_train_step`. A group that has neither
+    steps nor staleness comes last.
+
+    Args:
+        group: Rollouts of one prompt, before any of them is reset.
+        train_step: The `current_train_step` of the put.
+        newest_train_step: The newest train step of all calls of this buffer.
+    """
+    if train_step is None:
+        stored = max(staleness(rollout, None) for rollout in group)
+        if stored > 0:
+            return newest_train_step - stored - 1
+    steps = [step for rollout in group if (step := oldest_step(rollout)) is not None]
+    if steps:
+        return min(steps)
+    return FRESHEST if train_step is None else train_step - 1
+
+
+_RESET: tuple[tuple[str, Any], ...] = (
+    ("response", ""),
+    ("response_ids", []),
+    ("logprobs", []),
+    ("response_model_steps", []),
+    ("response_mask", None),
+    ("routed_experts", None),
+    ("finish_reason", None),
+    ("reward", None),
+    ("error_msg", None),
+    ("input_ids", None),
+    ("labels", None),
+)
+"""Fields that are reset when a rollout is made again, and their new values."""
+
+_HEAVY: tuple[tuple[str, Any], ...] = (
+    ("prompt_ids", None),
+    ("tokens", None),
+    ("mm_info", None),
+    ("extra_fields", {}),
+)
+"""Further fields that are reset when a rollout expires for good, and their new values."""
+
+
+def fill_steps(group: Iterable[Any], model_step: int) -> None:
+    """Set the model step of all response tokens that have none."""
+    for rollout in group:
+        steps = steps_of(rollout)
+        missing = length(rollout, "response_ids") - len(steps)
+        if missing > 0:
+            write(rollout, "response_model_steps", [*steps, *[model_step] * missing])
+
+
+def write_staleness(group: Iterable[Any], train_step: int) -> None:
+    """Write the staleness at `train_step` into every rollout that has a field for it."""
+    for rollout in group:
+        if has(rollout, "seq_staleness"):
+            write(rollout, "seq_staleness", staleness(rollout, train_step))
+
+
+def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Thresholds) -> list[Any]:
+    """Return the rollouts that are too stale when their group arrives; empty: it does not expire.
+
+    Groups that failed, or were filtered, expired or archived before, keep their status.
+    """
+    if group_status(map(status_of, group)) not in EXPIRABLE:
+        return []
+    return expired_members(group, train_step, thresholds)
+
+
+def expire(rollouts: Iterable[Any], *, for_good: bool = False) -> None:
+    """Set rollouts to expired and reset them to their prompts, for new responses.
+
+    Prompt, multimodal input, extra fields and ids stay, unless they expire `for_good`. `input_ids`
+    and `labels` are reset, because they hold the old response.
+    """
+    for rollout in rollouts:
+        write_status(rollout, Status.EXPIRED)
+        for name, value in _RESET:
+            if has(rollout, name):
+                write(rollout, name, copy.copy(value))
+        if has(rollout, "tokens"):
+            prompt = read(rollout, "prompt_ids")
+            tokens = list(prompt) if isinstance(prompt, list) else copy.deepcopy(prompt)
+            write(rollout, "tokens", tokens)
+        for name, value in _HEAVY if for_good else ():
+            if has(rollout, name):
+                with suppress(RecordError):  # a class may refuse to lose its prompt
+                    write(rollout, name, copy.copy(value))

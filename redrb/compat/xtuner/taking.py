@@ -1,0 +1,146 @@
+"""Takes groups of rollouts of several tasks; each call blocks until Redis answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redrb.compat.xtuner.rollout_fields import as_declared
+from redrb.compat.xtuner.rollout_packing import StoredRollout, unpack_group
+from redrb.compat.xtuner.staleness import Thresholds, expire, expired_members, write_staleness
+from redrb.compat.xtuner.tasks import Tasks
+from redrb.errors import BatchTimeout, DecodeError, RedrbError
+from redrb.experience import Status
+from redrb.stream import Lease
+from redrb.stream.take.partition_lease import Expiry
+from redrb.stream.take.reading import is_rollouts
+from redrb.stream.task.settings import NO_BOUND
+
+_log = logging.getLogger("redrb")
+
+
+class TakenGroups(NamedTuple):
+    """Groups of one task on their way to the caller, and their leases."""
+
+    groups: list[list[Any]]
+    leases: tuple[Lease, ...]
+
+
+class Taker:
+    """Takes groups of rollouts; safe among threads."""
+
+    def __init__(self, tasks: Tasks, rollout_type: type | None) -> None:
+        self._tasks = tasks
+        self._rollout_type = rollout_type
+
+    def take(
+        self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None
+    ) -> dict[str, TakenGroups]:
+        """Lease groups of several tasks; after an error none is leased."""
+        taken: dict[str, TakenGroups] = {}
+        try:
+            for task, size in sizes.items():
+                taken[task] = self._take_one(task, size, status, where)
+        except BaseException:
+            release(taken)
+            raise
+        return taken
+
+    def _take_one(
+        self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
+    ) -> TakenGroups:
+        """Lease rollouts; groups that a stream has put stay where they are, and are passed over."""
+        stream = self._tasks.find(task) if size > 0 else None
+        groups: list[list[Any]] = []
+        taken: list[tuple[Lease, list[int]]] = []
+        if stream is None:
+            return TakenGroups(groups, ())
+        try:
+            while len(groups) < size:
+                try:
+                    lease = stream.take(
+                        size - len(groups), timeout=0, at_least=1, status=status, where=where
+                    )
+                except BatchTimeout:
+                    break
+                others = [seq for seq, each in lease.layouts.items() if not is_rollouts(each)]
+                taken.append((lease, others))  # others stay leased, so that they are not met again
+                groups += self._read(task, lease, status, others)
+                if not others:
+                    break
+            for lease, others in taken:
+                if others:
+                    lease.release(others)
+        except BaseException:
+            for lease, _ in taken:
+                if lease:
+                    lease.release()
+            raise
+        passed = sum(len(others) for _, others in taken)
+        if passed:
+            _log.warning(
+                "task %r: %d groups were put by a stream, and a ReplayBuffer passes over them: "
+                "take them with a stream, or use another task",
+                *(task, passed),
+            )
+        return TakenGroups(groups, tuple(lease for lease, _ in taken if lease))
+
+    def _read(
+        self, task: str, lease: Lease, status: Status, others: Collection[int]
+    ) -> list[list[Any]]:
+        """Return the groups of a lease as rollouts, with their staleness at the last refresh.
+
+        Malformed rollouts are rejected, so that the next take does not meet them again.
+        """
+        refreshed = self._tasks.refreshed(task, status, lease.ids)
+        groups = []
+        for seq, items in zip(lease.ids, lease.groups(), strict=True):
+            if seq in others:
+                continue
+            try:
+                group = unpack_group(items)
+            except DecodeError as error:
+                _log.error("task %r: group %d: %s", task, seq, error)
+                lease.reject(str(error), [seq])
+                continue
+            expiry, step = lease.expiries.get(seq), refreshed.get(seq)
+            if expiry is not None:
+                _finish_expiry(group, expiry)
+            elif step is not None:
+                put_at = (step if each.train_step is None else each.train_step for each in group)
+                older = [each.state for each, at in zip(group, put_at, strict=True) if at <= step]
+                write_staleness(older, step)
+            groups.append([as_declared(self._rollout_type, each.state) for each in group])
+        return groups
+
+
+def release(taken: Mapping[str, TakenGroups]) -> None:
+    """Requeue groups that were taken."""
+    _end(taken, Lease.release)
+
+
+def acknowledge(taken: Mapping[str, TakenGroups]) -> None:
+    """Remove groups that were taken."""
+    _end(taken, Lease.ack)
+
+
+def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None:
+    """End all leases, also those after one that cannot be ended."""
+    for each in taken.values():
+        for lease in each.leases:
+            try:
+                end(lease)
+            except RedrbError as error:
+                _log.warning("groups that were taken may be returned again: %s", error)
+
+
+def _finish_expiry(group: Sequence[StoredRollout], expiry: Expiry) -> None:
+    """Reset the rollouts of a group that a refresh expired in Redis, which cannot change them."""
+    limits = (expiry.max_staleness, expiry.max_token_staleness)
+    thresholds = Thresholds(
+        *(None if most is None or most >= NO_BOUND else most + 1 for most in limits)
+    )
+    states, train_step = [rollout.state for rollout in group], expiry.current_version + 1
+    write_staleness(states, train_step)
+    expire(expired_members(states, train_step, thresholds))

@@ -1,0 +1,174 @@
+"""The tasks of one buffer: a stream for each, and a set in Redis with the names of all tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from redrb.checks import check_choice, checked_int_or_none
+from redrb.connection import Client, check_client
+from redrb.experience import Status
+from redrb.keys import check_name, is_name, replay_key
+from redrb.stream import ExperienceStream
+from redrb.stream.partitions.partition import MOST_PARTITIONS
+from redrb.stream.take.reading import as_stored
+from redrb.stream.task.entries import Numbering
+from redrb.stream.task.settings import NO_BOUND
+from redrb.stream.task.store import TaskStore
+from redrb.stream.task.tags import declare_tags
+from redrb.unpacking import Reading
+
+ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
+
+GROUP = "replay"
+"""Consumer group of all buffers."""
+
+_STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
+
+
+class Tasks:
+    """Streams of one namespace, opened at their first use and kept; thread-safe."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        order: ReplayOrder,
+        lease_ms: int,
+        partitions: int | None,
+        *,
+        tags: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        check_client(client)
+        check_choice("order", order, list(_STREAM_ORDERS))
+        self.partitions = checked_int_or_none("partitions", partitions, 1, MOST_PARTITIONS) or 1
+        self._numbering = Numbering(self.partitions)
+        self.client = client
+        self.namespace = check_name("namespace", namespace)
+        self.order = order
+        self.stream_order = _STREAM_ORDERS[order]
+        self.limit = checked_int_or_none("limit", limit, 1)
+        self._tags = None if tags is None else declare_tags(tags)
+        self._lease_ms = lease_ms
+        self._lock = threading.Lock()
+        self._streams: dict[str, ExperienceStream] = {}
+        self._stores: dict[str, list[TaskStore]] = {}
+        self._names = replay_key(namespace)
+        self._names_client = client.at(self._names)
+
+    def open(self, task: str) -> ExperienceStream:
+        """Return the stream of a task, which is created if it does not exist."""
+        with self._lock:
+            stream = self._streams.get(task)
+            if stream is None:
+                stream = self._make(task)
+                self._names_client.execute("SADD", self._names, task)
+                self._streams[task] = stream
+            return stream
+
+    def find(self, task: str) -> ExperienceStream | None:
+        """Return the stream of a task; None if the task does not exist."""
+        stream = self._streams.get(task)
+        if (
+            stream is None
+            and self._names_client.execute("SISMEMBER", self._names, task)
+            and self._exists(task)
+        ):
+            return self.open(task)
+        return stream
+
+    def names(self) -> list[str]:
+        """Return the names of all tasks of the namespace, of all processes.
+
+        A task that was deleted, as by `redrb rm`, is left out, although its name stays.
+        """
+        members = self._names_client.execute("SMEMBERS", self._names)
+        names = filter(is_name, (name.decode(errors="replace") for name in members))
+        return sorted(name for name in names if name in self._streams or self._exists(name))
+
+    def total(self) -> int:
+        """Return the number of waiting groups over all tasks and statuses."""
+        return sum(len(self.open(task)) for task in self.names())
+
+    def count(self, task: str, status: Status, where: Mapping[str, Any] | None = None) -> int:
+        """Return the number of groups of a status that wait in a task and match a query."""
+        stream = self.find(task)
+        return 0 if stream is None else stream.count(status, where=where)
+
+    def stored(self, *, leaving_out: Container[str]) -> int:
+        """Return the number of stored groups of all other tasks, including leased ones."""
+        return sum(
+            self.open(task).stats().stored for task in self.names() if task not in leaving_out
+        )
+
+    def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
+        """Note that all groups stored now have their staleness at `train_step`."""
+        for store in self.stores(task):
+            stored = store.client.execute("HGET", store.keys.puts, "last")
+            with Reading(f"the last id of task {task!r}"):
+                last = int(stored or 0)
+            pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
+            if pairs:
+                store.client.execute("HSET", store.keys.refreshed, *pairs)
+
+    def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, int]:
+        """Return the train step of the last refresh of each group that was stored at that time."""
+        stores, found = self.stores(task), {}
+        for number, seqs in self._numbering.by_partition(ids).items():
+            store = stores[number]
+            mark = store.client.execute("HGET", store.keys.refreshed, str(status))
+            if mark is not None:
+                with Reading(f"the last refresh of task {task!r}"):
+                    train_step, last = map(int, mark.split())
+                old = [seq for seq in seqs if seq <= last]  # the newest group at that time
+                found.update(dict.fromkeys(self._numbering.ids(number, old), train_step))
+        return found
+
+    def stores(self, task: str) -> list[TaskStore]:
+        """Return the stores of all partitions of a task, which may not exist."""
+        stores = self._stores.get(task)
+        if stores is None:
+            stores = TaskStore.of_partitions(self.client, self.namespace, task, self.partitions)
+            self._stores[task] = stores
+        return stores
+
+    def forget(self, task: str) -> None:
+        """Close the stream of a task that was replaced; the next `open` opens it again."""
+        with self._lock:
+            stream = self._streams.pop(task, None)
+        if stream is not None:
+            stream.close()
+
+    def close(self) -> None:
+        """Close the streams; their leased groups are requeued."""
+        with self._lock:
+            streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.close()
+
+    def _exists(self, task: str) -> bool:
+        store = self.stores(task)[0]
+        return bool(store.client.execute("EXISTS", store.keys.task))
+
+    def _make(self, task: str) -> ExperienceStream:
+        stream = ExperienceStream(
+            self.client,
+            task,
+            namespace=self.namespace,
+            group=GROUP,
+            order=self.stream_order,
+            # a wait for room would occupy one of the few threads, unless puts have their own
+            on_full="error" if self.limit is None else "block",
+            limit=self.limit,
+            tags=self._tags,
+            reader=as_stored,
+            lease_ms=self._lease_ms,
+            partitions=self.partitions,
+            max_staleness=NO_BOUND,
+            max_token_staleness=NO_BOUND,
+            checks=(),  # rollouts of one task may differ, and are not put into batches
+        )
+        stream.join_group()
+        return stream

@@ -1,5 +1,0 @@
-"""Makers of episodes: coroutines that sample from an engine, hundreds of them in one process."""
-
-from redrb.episodes.maker import EpisodeMaker
-
-__all__ = ["EpisodeMaker"]

@@ -1,0 +1,233 @@
+"""One part of a lease: the groups of one task that one holder in Redis leases."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
+
+from redrb.codec import GroupLayout
+from redrb.connection.request import Request
+from redrb.errors import LeaseLost
+from redrb.experience import Status
+from redrb.lua.pages import PAGES
+from redrb.stream.take.calls import Outcome
+from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.task.entries import ONE_PARTITION, Numbering
+from redrb.stream.task.origin import Origin
+
+if TYPE_CHECKING:
+    from redrb.stream.tracing.spans import LeaseTrace
+
+
+class Holder(Protocol):
+    """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
+
+    @property
+    def whole(self) -> Collection[Outcome]:
+        """Outcomes that end the part as a whole, in one request; others end it in pages."""
+
+    def end_request(
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
+    ) -> Request[str]:
+        """Return the request that ends leased groups.
+
+        Its result is why the part is lost, as a sentence that says what to do; "" if it was held.
+
+        Args:
+            ends: Whether these are the last groups of the part.
+        """
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Requeue all groups of a claim that does not become a lease, in pages."""
+
+    def abandon(self, ids: tuple[int, ...]) -> None:
+        """Release groups of a lease that was garbage-collected, later; it must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Weights by which an order drew groups.
+
+    Attributes:
+        total: Sum of the weights of all groups that waited; nan after a take with a query.
+    """
+
+    weights: Mapping[int, float]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The rule by which a group expired; a rule that was not given is None.
+
+    Attributes:
+        current_version: Weight version at that time.
+        max_staleness: Rule for a group's oldest version.
+        max_token_staleness: Rule for the newest token.
+    """
+
+    current_version: int
+    max_staleness: int | None
+    max_token_staleness: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the three words that Redis stores."""
+        version, *rules = text.split()
+        oldest, newest_token = (None if rule == "-" else int(rule) for rule in rules)
+        return cls(int(version), oldest, newest_token)
+
+
+@dataclass(eq=False, repr=False)
+class PartitionLease:
+    """Groups of one task that one holder leases until they are ended.
+
+    Attributes:
+        incarnation: Incarnation of the task in which the groups were leased.
+        layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
+            of the batch.
+        draw: Weights by which the order drew the groups; None if it does not draw.
+        expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
+        rollouts: Ids of groups that a `ReplayBuffer` has put.
+        origin: The task and consumer group, which forwarded groups name; None in tests.
+        first_ids: First id of the groups that were dead letters and have another id now.
+        trace: Spans of the groups that are traced; None: no group is.
+        decided: Groups that ended as an earlier call asked for, by how they ended, until an error
+            has named them.
+    """
+
+    task: str
+    groups: InitVar[Sequence[tuple[int, GroupLayout]]]
+    holder: Holder
+    _: KW_ONLY
+    incarnation: str = ""
+    draw: Draw | None = None
+    expiries: Mapping[int, Expiry | None] = field(default_factory=dict)
+    status: Status = Status.COMPLETED
+    rollouts: Collection[int] = ()
+    origin: Origin | None = None
+    first_ids: Mapping[int, int] = field(default_factory=dict)
+    trace: LeaseTrace | None = None
+    number: int = 0
+    numbering: Numbering = ONE_PARTITION
+    decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
+    # group -> ending whose reply is missing
+    _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
+        self.layouts = dict(groups)
+        # a part that nobody ended and nobody references any more is released
+        self._finalizer = weakref.finalize(self, self.holder.abandon, tuple(self.layouts))
+        self._finalizer.atexit = False
+
+    def __len__(self) -> int:
+        """Return the number of groups that are still leased."""
+        return len(self.layouts)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of the groups that are still leased."""
+        return tuple(self.layouts)
+
+    @property
+    def named(self) -> dict[int, int]:
+        """The groups that are still leased, by their ids in the whole task."""
+        return dict(zip(self.names(self.layouts), self.layouts, strict=True))
+
+    def names(self, seqs: Iterable[int]) -> tuple[int, ...]:
+        """Return the ids of groups in the whole task."""
+        return self.numbering.ids(self.number, seqs)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the groups that are still leased."""
+        return sum(layout.samples for layout in self.layouts.values())
+
+    def pages(self, outcome: Outcome, ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Split groups into pages, of which a server ends each without keeping others waiting.
+
+        There is at least one page; it is empty if there are no groups.
+        """
+        if outcome in self.holder.whole:
+            return [tuple(ids)]
+        if outcome not in ("fail", "reject"):
+            most = PAGES["ended"]
+            return [tuple(ids[i : i + most]) for i in range(0, max(len(ids), 1), most)]
+        most, most_bytes = PAGES["failed"], PAGES["copied_bytes"]
+        pages: list[list[int]] = [[]]
+        size = 0
+        for seq in ids:
+            nbytes = self.layouts[seq].nbytes
+            if pages[-1] and (len(pages[-1]) == most or size + nbytes > most_bytes):
+                pages.append([])
+                size = 0
+            pages[-1].append(seq)
+            size += nbytes
+        return list(map(tuple, pages))
+
+    def end_request(
+        self, outcome: Outcome, ids: Sequence[int], reason: Cause = NO_CAUSE
+    ) -> Request[str]:
+        """Return the request that ends a page of this part; `note_ended` takes its result."""
+        samples = sum(self.layouts[seq].samples for seq in ids)
+        ends = len(ids) == len(self.layouts)
+        return self.holder.end_request(outcome, ids, reason=reason, samples=samples, ends=ends)
+
+    def note_asked(self, outcome: Outcome, ids: Collection[int], reason: Cause = NO_CAUSE) -> None:
+        """Note that groups may have ended: a request was sent, and its reply was not read."""
+        for seq in ids:
+            self._asked.setdefault(seq, (outcome, reason))
+
+    def asked_otherwise(
+        self, outcome: Outcome, ids: Collection[int]
+    ) -> dict[tuple[Outcome, Cause], tuple[int, ...]]:
+        """Return the groups that an earlier request may have ended in another way, by that way."""
+        found: dict[tuple[Outcome, Cause], tuple[int, ...]] = {}
+        for seq in ids if self._asked else ():
+            asked = self._asked.get(seq)
+            if asked is not None and asked[0] != outcome:
+                found[asked] = (*found.get(asked, ()), seq)
+        return found
+
+    def note_ended(self, outcome: Outcome, ids: Sequence[int], loss: str = "") -> None:
+        """Note the result of a request that has ended groups.
+
+        Raises:
+            LeaseLost: It has not, for the reason `loss`: all groups that were left are lost.
+        """
+        if not loss:
+            self._forget(ids, outcome)
+            return
+        lost = self.ids
+        self._forget(lost, "lost")
+        raise LeaseLost(task=self.task, ids=lost, why=loss)
+
+    def forget(self) -> None:
+        """Note that another request has ended the whole part unread; its groups wait again."""
+        self._forget(self.ids, "release")
+
+    def abandon(self) -> None:
+        """Let the holder release the groups that are still leased, later; never blocks."""
+        if self.layouts:
+            self._end_trace(self.ids, "release")
+            self.layouts = {}
+            self._finalizer()
+
+    def note_used(self) -> None:
+        """Note that the groups were handed over to the training step."""
+        if self.trace is not None:
+            self.trace.used()
+
+    def _end_trace(self, ids: Collection[int], outcome: str) -> None:
+        if self.trace is not None:
+            self.trace.end(outcome, ids)
+
+    def _forget(self, ids: Collection[int], outcome: str) -> None:
+        self._end_trace(ids, outcome)
+        for seq in ids:
+            del self.layouts[seq]
+            self._asked.pop(seq, None)
+        if not self.layouts:
+            self._finalizer.detach()

@@ -1,0 +1,12 @@
+"""Inference servers: sampling over HTTP with log-probabilities, and weight updates.
+
+They need httpx (extra `engines`).
+"""
+
+from redrb.train.engines.engine import Engine, Generation
+from redrb.train.engines.sglang import SGLangEngine
+from redrb.train.engines.trajectory import Trajectory
+from redrb.train.engines.vllm import VLLMEngine
+from redrb.train.engines.weights import EngineWeights
+
+__all__ = ["Engine", "EngineWeights", "Generation", "SGLangEngine", "Trajectory", "VLLMEngine"]

@@ -1,0 +1,42 @@
+"""`SGLangEngine`: a server of SGLang, 0.5 or newer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from redrb.train.engines.engine import Engine, Sampled
+
+
+class SGLangEngine(Engine):
+    """Samples by `/generate`; updates by `/pause_generation` and `/update_weights_from_disk`.
+
+    Each reply names the weights by which it was sampled (`weight_version`).
+    """
+
+    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Sampled:
+        parameters = {"max_new_tokens": most, **sampling}
+        body = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+        reply = await self._client.request("/generate", body)
+        try:
+            found = reply["meta_info"]["output_token_logprobs"]
+            finish = reply["meta_info"]["finish_reason"]["type"]
+            label = reply["meta_info"].get("weight_version")
+            return Sampled([each[1] for each in found], [each[0] for each in found], finish, label)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._malformed("token ids and log-probabilities") from error
+
+    async def _weights_label(self) -> str:
+        return str((await self._client.request("/get_model_info")).get("weight_version"))
+
+    async def _pause(self) -> None:
+        await self._client.request("/pause_generation", {"mode": "abort"})
+
+    async def _load(self, path: Path) -> None:
+        reply = await self._client.request("/update_weights_from_disk", {"model_path": str(path)})
+        if not reply.get("success"):
+            why = reply.get("message", reply)
+            raise self._error(f"could not load {path}: {why!s:.500}", 200)
+
+    async def _resume(self) -> None:
+        await self._client.request("/continue_generation", {})

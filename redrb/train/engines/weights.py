@@ -1,0 +1,216 @@
+"""`EngineWeights`: gives each published version to an inference server, through a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import shutil
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+from redrb.connection import Client, check_client
+from redrb.connection.outage import Outage
+from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
+from redrb.train.engines.engine import Engine, WeightsReplacedError
+from redrb.weights import WeightVersion
+from redrb.weights.files.safetensors import SINGLE, save_safetensors
+from redrb.weights.host.locks import FileLock
+from redrb.weights.host.versions import HostVersions
+from redrb.weights.reading.catalogue import Catalogue
+from redrb.weights.reading.missing import MissingWeights
+from redrb.weights.reading.standby import Held, next_move
+from redrb.weights.reading.state_copies import PrivateCopy
+from redrb.weights.reading.targets import named_tensors
+
+_log = logging.getLogger("redrb")
+
+_WAIT_S = 1.0
+"""Longest wait for a version; then `follow` can be cancelled."""
+
+_PAUSE_S = 1.0
+"""Pause after an error."""
+
+_WRITE_S = 600.0
+"""Longest wait for another process that writes a version."""
+
+_LOADINGS = 10
+"""Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
+
+
+class EngineWeights:
+    """Writes published weights as a folder of Hugging Face, which the server then loads.
+
+    The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
+    It holds one version, and two during an update; makers of one machine share them. A maker that
+    writes a version keeps a copy of the weights in memory, so that the next one costs its delta.
+
+    Attributes:
+        client: Connection to Redis.
+        name: Name of the weights: that of the trainer.
+        namespace: Namespace of the trainer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        engine: Engine,
+        folder: str | Path,
+        *,
+        namespace: str = "default",
+        model: str = "actor",
+        config: str | Path | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            client: From `redrb.connect`.
+            name: Name of the weights: that of the trainer.
+            engine: The server.
+            folder: Where versions are written.
+            namespace: Namespace of the trainer.
+            model: Which of the trainer's models the server has; "": weights of one model, whose
+                names have no prefix.
+            config: Folder of the model, whose JSON files and tokenizer are copied to each version.
+
+        Raises:
+            ConfigError: `config` is no folder.
+        """
+        check_client(client)
+        self._catalogue = Catalogue(client, name, namespace)
+        self._copy = PrivateCopy()
+        self.client, self.name, self.namespace = client, name, namespace
+        self._engine = engine
+        self._folder = Path(folder)
+        # of this machine: others on a common file system have their own
+        self._versions = HostVersions(self._folder, f"{socket.gethostname()}.redrb", SINGLE)
+        self._used: FileLock | None = None
+        self._given: WeightVersion | None = None
+        self._missing: MissingWeights | None = None
+        self._prefix = f"{model}." if model else ""
+        self._config = None if config is None else Path(config)
+        if self._config is not None and not self._config.is_dir():
+            raise ConfigError(f"config={str(config)!r}: give the folder of the model.")
+
+    async def update(self, *, timeout: float | None = None) -> int:
+        """Wait for another version than the server's, and load it.
+
+        After Redis has lost its data, a smaller number is another version. If the server has lost
+        its weights, the newest version is loaded again.
+
+        Returns:
+            The version.
+
+        Raises:
+            WeightTimeout: None was published in time.
+            ConfigError: The newest version is an adapter, or has no tensors of `model`.
+            EngineError: The server could not load it.
+            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
+        """
+        for left in reversed(range(_LOADINGS)):
+            found = await self._newest(timeout)
+            if found.kind == "lora":
+                raise ConfigError(
+                    f"version {found.version} of weights {self.name!r} is a LoRA adapter, and "
+                    "servers load whole models: publish full versions, with "
+                    "update_lora_weights=False and no publish_lora."
+                )
+            # all that the server is given with a version
+            given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
+            digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
+            label = f"version-{found.version}-{digest}"
+            path = await asyncio.to_thread(self._use, label, found)
+            try:
+                await self._engine.update(path, found.version, label)
+            except WeightsReplacedError as error:
+                if not left:
+                    raise
+                _log.warning("%s", error)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._given = found
+                break
+        return found.version
+
+    async def follow(self) -> None:
+        """Give each version to the server, until the task is cancelled; errors are logged."""
+        outage = Outage("the server does not get the newest weights")
+        while True:
+            try:
+                await self.update(timeout=_WAIT_S)
+            except WeightTimeout:
+                outage.over()
+            except (RedrbError, OSError) as error:
+                outage.failed(error)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                outage.over()
+
+    async def _newest(self, timeout: float | None) -> WeightVersion:
+        """Wait for a version in slices, since a thread that waits cannot be cancelled."""
+        began = time.monotonic()
+        ends = math.inf if timeout is None else began + timeout
+        if self._missing is None:
+            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
+        while True:
+            left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
+            found = await asyncio.to_thread(self._look, left)
+            if found is not None:
+                return found
+            if self._given is None:
+                await asyncio.to_thread(self._missing.log)
+            if time.monotonic() >= ends:
+                have = None if self._given is None else self._given.version
+                waited_s = time.monotonic() - began
+                raise WeightTimeout(
+                    name=self.name, newer_than=have or 0, newest=have, waited_s=waited_s
+                )
+
+    def _look(self, seconds: float) -> WeightVersion | None:
+        """Return the newest version if the server does not have it; else wait for a larger one."""
+        newest = self._catalogue.newer_than(0)
+        if newest is not None:
+            held = Held(None if self._engine.has_lost_weights else self._given)
+            if next_move(newest, held) == "fetch":
+                return newest
+        return self._catalogue.wait_once(newest.version if newest else 0, seconds)
+
+    def _use(self, label: str, found: WeightVersion) -> Path:
+        """Return the folder of a version; it stays until the next call, or raise OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write = partial(self._write, found)
+        ends = time.monotonic() + _WRITE_S
+        while (lock := self._versions.use(label, write, timeout=ends - time.monotonic())) is None:
+            continue  # another process has written another version
+        before, self._used = self._used, lock
+        if before is not None:
+            before.release()
+        self._versions.remove_unused()
+        return self._versions.path(label)
+
+    def _write(self, found: WeightVersion, path: Path) -> None:
+        """Write a version into a new folder."""
+        fetched = self._copy.fetch(self._catalogue, found.version)
+        if fetched.state is None or next_move(found, Held(fetched.described)) != "nothing":
+            raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
+        state = dict(named_tensors(fetched.state))
+        chosen = {
+            name.removeprefix(self._prefix): tensor
+            for name, tensor in state.items()
+            if name.startswith(self._prefix)
+        }
+        if not chosen:
+            raise ConfigError(
+                f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
+                f"{', '.join(sorted(state)[:3])}: give model=."
+            )
+        path.mkdir()
+        for file in self._config.iterdir() if self._config else ():
+            if file.is_file() and file.suffix not in (".safetensors", ".bin"):
+                shutil.copy2(file, path / file.name)
+        (path / "model.safetensors.index.json").unlink(missing_ok=True)
+        save_safetensors(path / SINGLE, chosen)

@@ -1,0 +1,10 @@
+from .browser import Browser as Browser
+from .choice import Choice as Choice
+from .follower import Follower as Follower
+from .records import GroupView as GroupView
+from .records import LeaseView as LeaseView
+from .records import Page as Page
+from .records import SampleView as SampleView
+from .records import TokensView as TokensView
+from .records import as_json as as_json
+from .tokens import Tokenizer as Tokenizer

@@ -1,0 +1,104 @@
+"""Serves the page until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from redrb.errors import ConfigError
+from redrb.watch.page.feed import Feed
+
+MOST_CONNECTIONS = 256
+"""Most open connections. Another one closes the oldest without a request; if all have one, requests
+get status 503."""
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, or raise ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen()  # whoever reads the URL may connect at once
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"the page cannot be served at {host}:{port}: {error.strerror}. Choose another --port."
+        ) from error
+    return listening
+
+
+async def serve(
+    app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
+
+    `ready` is called when the server takes requests.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            limit_concurrency=MOST_CONNECTIONS,
+            http=_Connection,
+        )
+    )
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    feeding = asyncio.create_task(feed.run())
+    stopping = asyncio.create_task(stopped.wait())
+    ready()
+    await asyncio.wait((serving, feeding, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await feed.close()
+    server.should_exit = True
+    await serving
+    if feeding.done():
+        feeding.result()  # raises what ended it
+    feeding.cancel()
+
+
+class _Connection(H11Protocol):
+    """A connection that makes room for another one while it has no request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the oldest connection without a request if there are too many."""
+        super().connection_made(transport)
+        self.made_at = self.loop.time()
+        idle = [
+            each
+            for each in self.connections
+            if isinstance(each, _Connection) and each.is_idle and each is not self
+        ]
+        if len(self.connections) >= MOST_CONNECTIONS and idle:
+            oldest = min(idle, key=lambda each: each.made_at)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, or for the rest of one's head."""
+        return self.cycle is None or self.cycle.response_complete
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, which ends the events of open pages first."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Catch no signals."""
+        yield

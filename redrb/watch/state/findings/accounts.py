@@ -1,0 +1,57 @@
+"""Findings about a task's account of its groups: dead letters, ledgers that do not balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from redrb.stream.task.settings import DEFAULT_MAX_DEAD
+from redrb.watch.state.findings.wording import counted, task_finding
+from redrb.watch.state.model import Finding, State, TaskState
+
+
+def find(state: State) -> Iterator[Finding]:
+    """Yield the findings about dead letters and ledgers."""
+    for task in state.tasks:
+        if task.main is not None and task.main.stats.dead_letters:
+            yield _dead_letters(state, task, task.main.stats.dead_letters)
+        for text in _imbalances(task):
+            words = ("save", task.name, f"{task.name}.redrb")
+            yield task_finding("unbalanced-ledger", state, task, text, *words)
+
+
+def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:
+    given = task.number("max_dead")
+    most = DEFAULT_MAX_DEAD * task.partitions if given is None else given
+    rate = task.rates.dead if task.rates else 0.0
+    text = f"It holds {counted(letters, 'dead letter')}"
+    if most and letters >= most:
+        kind, text = "full-dead-letters", f"{text}, and max_dead is {most:,}."
+    elif rate > 0:
+        kind, text = "growing-dead-letters", f"{text}, {rate:.2g} more each second."
+    else:
+        kind, text = "dead-letters", f"{text}."
+    return task_finding(kind, state, task, text, "dead", "ls", task.name)
+
+
+def _imbalances(task: TaskState) -> Iterator[str]:
+    for group in task.groups:
+        ledger = group.stats.ledger
+        if not ledger.balanced:
+            ended = ledger.acked + ledger.expired + ledger.filtered + ledger.evicted + ledger.dead
+            yield (
+                f"Of {ledger.put:,} groups put, consumer group {group.name} has ended {ended:,}, "
+                f"leases {ledger.leased:,} and has {ledger.waiting:,} that wait: "
+                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for."
+            )
+    rights = task.main.stats.admission if task.main else None
+    if rights and not rights.balanced:
+        yield (
+            f"Of {rights.granted:,} rights to begin groups, {rights.used:,} were used, "
+            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held."
+        )
+    parts = task.main.stats.parts if task.main else None
+    if parts and not parts.balanced:
+        yield (
+            f"Of {parts.begun:,} groups begun in parts, {parts.groups:,} wait and the others are "
+            "not all accounted for."
+        )

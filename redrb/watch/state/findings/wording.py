@@ -1,0 +1,148 @@
+"""The words that findings share: commands that can be run, numbers of things, lists of names."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+from redrb.connection.server_cli import cli_words
+from redrb.stream.worker import Role
+from redrb.watch.state.model import Finding, ServerState, State, TaskState, WorkerState
+
+OfWorker: TypeAlias = Callable[[WorkerState], str]
+
+NAMED = 5
+"""Workers of a task that have a finding of their own; more of them share one."""
+
+
+@cache
+def kinds() -> dict[str, dict[str, Any]]:
+    """Return severity, cause and repairs of the findings of each code."""
+    rooms = tomllib.loads((files("redrb.watch.state.findings") / "kinds.toml").read_text("utf-8"))
+    return rooms["state"] | rooms["doctor"]  # type: ignore[no-any-return]
+
+
+def finding_of(code: str, subject: str, summary: str, command: str) -> Finding:
+    """Return a finding of the kind that `kinds.toml` has for a code."""
+    return Finding(code, subject=subject, summary=summary, command=command, **kinds()[code])
+
+
+def server_finding(code: str, server: ServerState, summary: str, *words: str) -> Finding:
+    """Return a finding about a server, with a command of redis-cli."""
+    return finding_of(code, f"server {server.address}", summary, server_command(server, *words))
+
+
+def task_finding(code: str, state: State, task: TaskState, summary: str, *words: str) -> Finding:
+    """Return a finding about a task, with a command of redrb."""
+    return finding_of(code, f"task {task.name}", summary, redrb_command(state, *words))
+
+
+def redrb_command(state: State, *words: str) -> str:
+    """Return a command of redrb that reaches the state's server and namespace."""
+    return command_line(("redrb", *words), namespace=state.namespace, url=state.url)
+
+
+def worker_command(state: State, task: TaskState, role: Role) -> str:
+    """Return the command that starts a worker on a task; words in capitals are for the user.
+
+    No command starts one on a task with partitions: that for its figures is returned.
+    """
+    if task.partitions > 1:
+        return redrb_command(state, "stats", task.name)
+    words: tuple[str, ...] = ("RECIPE", "--task", task.name)
+    if role == "stage":
+        words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
+    return command_line((f"redrb-{role}", *words), namespace=state.namespace, url=state.url)
+
+
+def command_line(words: Sequence[str], *, namespace: str, url: str = "") -> str:
+    """Return a command for a namespace.
+
+    Without `url` the command reads REDRB_URL.
+    """
+    options = () if namespace == "default" else ("--namespace", namespace)
+    return shlex.join((*words, *options, *(("--url", url) if url else ())))
+
+
+def server_command(server: ServerState, *words: str) -> str:
+    """Return a command for a server; a password is read from REDISCLI_AUTH."""
+    program = "valkey-cli" if server.kind == "valkey" else "redis-cli"
+    return shlex.join((program, *(server.cli or _place(server.address)), *words))
+
+
+def url_command(url: str | None, where: str, *words: str) -> str:
+    """Return a command for the server of a URL that may not answer; without a URL, for a place."""
+    if url and (given := cli_words(url, *words)):
+        return shlex.join(("redis-cli", *given))
+    return server_command(ServerState(where), *words)
+
+
+def _place(address: str) -> tuple[str, ...]:
+    """Return the options of redis-cli for an address without user and TLS."""
+    host, colon, port = place_of(address).rpartition(":")
+    if colon and port.isdigit():
+        return ("-h", host.strip("[]"), "-p", port)
+    return ("-s", place_of(address))
+
+
+def place_of(where: str) -> str:
+    """Return the first host and port, or the path of a socket, of where a client connects to."""
+    path = where.removeprefix("unix://")
+    return path if path.startswith("/") else where.partition("/")[0].partition(",")[0]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 group" or "2,000 groups"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(amount: float) -> str:
+    """Return a time, such as "4.5 s" or "12 min"."""
+    if amount < 100:
+        return f"{amount:.1f} s"
+    return f"{amount / 60:.0f} min" if amount < 6000 else f"{amount / 3600:.1f} h"
+
+
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """Return names with commas between, and the number of those that are too many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def shown(text: str, *, longest: int = 60) -> str:
+    """Return a name, or another text, that is safe to print, and not too long."""
+    safe = text if text.isascii() and text.isprintable() else ascii(text)
+    return safe if len(safe) <= longest else f"{safe[:longest]}..."
+
+
+def programs_of(task: TaskState) -> str:
+    """Return which programs can work on a task with partitions, for a summary; "" of others."""
+    if task.partitions == 1:
+        return ""
+    return (
+        f" It has partitions: programs of your own work on it, which open it with "
+        f"partitions={task.partitions}; redrb-maker, redrb-trainer and redrb-stage cannot."
+    )
+
+
+def subject_of(task: TaskState) -> str:
+    """Return the subject of a task's findings."""
+    return f"task {task.name}"
+
+
+def of_workers(
+    code: str, task: TaskState, workers: Sequence[WorkerState], summary: OfWorker, command: OfWorker
+) -> Iterator[Finding]:
+    """Yield a finding for each worker of a task, or one for all if they are many."""
+    if len(workers) <= NAMED:
+        for worker in workers:
+            subject = f"{worker.role} {worker.name} of {task.name}"
+            yield finding_of(code, subject, summary(worker), command(worker))
+        return
+    names = listed([worker.name for worker in workers])
+    text = f"{len(workers):,} workers: {names}. The first: "
+    yield finding_of(code, subject_of(task), text + summary(workers[0]), command(workers[0]))

@@ -1,0 +1,162 @@
+"""Findings about workers: silent, dead and hanging ones, makers behind on weights, versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from redrb.watch.state.findings.wording import (
+    counted,
+    finding_of,
+    of_workers,
+    redrb_command,
+    seconds,
+    worker_command,
+)
+from redrb.watch.state.model import Finding, State, TaskState, WorkerState
+
+LONG_WITHOUT_WEIGHTS_S = 60.0
+BEHIND = 10
+"""Versions that a maker may be behind in a task without `max_staleness`."""
+
+LONGER = 10
+"""A step hangs that lasts so many times longer than the longest one of late."""
+
+LEAST_HANG_S = 60.0
+"""A step does not hang before, unless its owner has given a limit."""
+
+
+def find(state: State) -> Iterator[Finding]:
+    """Yield the findings about workers."""
+    for task in state.tasks:
+        yield from _lives(state, task)
+        yield from _steps(state, task)
+        yield from _weights(state, task)
+    yield from _versions(state)
+
+
+def _lives(state: State, task: TaskState) -> Iterator[Finding]:
+    dead = [
+        worker for worker in task.workers if worker.life == "dead" and not _replaced(task, worker)
+    ]
+    taken_over = any(worker.life == "live" for worker in task.workers)
+    yield from of_workers(
+        *("dead-worker", task, dead, _death),
+        lambda worker: (
+            _start_command(state, task, worker)
+            if taken_over or not (worker.leased or worker.rights)
+            else redrb_command(state, "doctor", task.name, "--repair")
+        ),
+    )
+    figures = redrb_command(state, "stats", task.name)
+    silent = [worker for worker in task.workers if worker.life == "silent"]
+    yield from of_workers(
+        *("silent-worker", task, silent),
+        lambda worker: (
+            f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
+            f"{seconds(worker.period_s)}."
+        ),
+        lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
+    )
+
+
+def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
+    """Return the command of redrb that starts a worker; that of another program is not known."""
+    of_redrb = worker.program.startswith(("redrb-", "redrb.cli.processes.", "workers."))
+    if of_redrb or not worker.pid:
+        return worker_command(state, task, worker.role)
+    return f"ps -o pid,stat,etime,args -p {worker.pid}"
+
+
+def hanging(task: TaskState) -> list[WorkerState]:
+    """Return the trainers whose step lasts too long, and which hold groups meanwhile."""
+    return [
+        worker
+        for worker in task.workers
+        if worker.role == "trainer"
+        and worker.life == "live"
+        and worker.leased
+        and (worker.step_limit_s or worker.usual_step_s)  # it has ended a step before
+        and worker.step_s > (worker.step_limit_s or max(LEAST_HANG_S, LONGER * worker.usual_step_s))
+    ]
+
+
+def _steps(state: State, task: TaskState) -> Iterator[Finding]:
+    def summary(worker: WorkerState) -> str:
+        since = datetime.fromtimestamp(state.time - worker.step_s, UTC)
+        usual = f"its longest one of late lasted {seconds(worker.usual_step_s)}"
+        if worker.step_limit_s:
+            usual = f"its step_limit is {seconds(worker.step_limit_s)}"
+        return (
+            f"Its step has lasted for {seconds(worker.step_s)}, "
+            f"since {since:%Y-%m-%d %H:%M:%S} UTC; {usual}. Process {worker.pid} on {worker.host} "
+            f"holds {counted(worker.leased, 'leased group')}."
+        )
+
+    yield from of_workers(
+        *("hanging-trainer", task, hanging(task), summary),
+        lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
+    )
+
+
+def _replaced(task: TaskState, dead: WorkerState) -> bool:
+    """Return whether a worker of the same name and host began after a dead one was last seen."""
+    return any(
+        (worker.role, worker.label, worker.host) == (dead.role, dead.label, dead.host)
+        and worker.life == "live"
+        and worker.uptime_s <= dead.seen_s + dead.period_s
+        for worker in task.workers
+        if dead.label
+    )
+
+
+def _death(worker: WorkerState) -> str:
+    kinds = {"leased group": worker.leased, "right": worker.rights}
+    held = " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
+    holds = f"; it still holds {held}" if held else ""
+    return f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}{holds}."
+
+
+def _place(worker: WorkerState) -> str:
+    program = f" ({worker.program})" if worker.program else ""
+    return f" from process {worker.pid}{program} on {worker.host}" if worker.host else ""
+
+
+def _weights(state: State, task: TaskState) -> Iterator[Finding]:
+    makers = [worker for worker in task.workers if worker.role == "maker" and worker.life == "live"]
+    waits = (maker for maker in makers if maker.waits_for == "weights")
+    waiting = [maker for maker in waits if maker.waits_s >= LONG_WITHOUT_WEIGHTS_S]
+    yield from of_workers(
+        *("waits-for-weights", task, waiting),
+        lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
+        lambda _: redrb_command(state, "weights", "ls"),
+    )
+    bound = BEHIND if task.max_staleness is None else task.max_staleness
+    figures = redrb_command(state, "stats", task.name)
+    # one that waits loads the newest weights before it begins
+    behind = [maker for maker in makers if maker.behind > bound and not maker.waits_for]
+    yield from of_workers(
+        *("maker-behind", task, behind),
+        lambda maker: (
+            f"At its heartbeat {seconds(maker.seen_s)} ago it used weight version "
+            f"{maker.weight_version:,}, {maker.behind:,} behind the newest; "
+            f"more than {bound:,} is too many."
+        ),
+        lambda maker: f"kill -TERM {maker.pid}" if maker.pid else figures,
+    )
+
+
+def _versions(state: State) -> Iterator[Finding]:
+    workers = {
+        (worker.host, worker.pid): worker.redrb
+        for task in state.tasks
+        for worker in task.workers
+        if worker.redrb and worker.alive
+    }
+    numbers = Counter(workers.values())
+    if len(numbers) > 1:
+        texts = (f"{counted(n, 'worker')} of {version}" for version, n in sorted(numbers.items()))
+        text = f"Several versions of redrb work together: {', '.join(texts)}."
+        command = "pip install --upgrade CLONE_OR_WHEEL"
+        yield finding_of("mixed-redrb", f"namespace {state.namespace}", text, command)

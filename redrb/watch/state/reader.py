@@ -1,0 +1,196 @@
+"""`StateReader`: reads the state of a namespace; never more than the newest figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from redis.exceptions import ResponseError
+
+from redrb import environment
+from redrb.connection import Client
+from redrb.connection.deadline import Deadline
+from redrb.connection.failures import is_transient
+from redrb.connection.server_cli import cli_options
+from redrb.connection.transport import Pipeline, Reply
+from redrb.errors import StoreDenied
+from redrb.keys import registry_key
+from redrb.options import has_password
+from redrb.registry import Registry
+from redrb.stream.task.lookup import unknown_task
+from redrb.watch.state.model import ServerState, State
+from redrb.watch.state.rates import RateWindow
+from redrb.watch.state.tasks import read_tasks
+from redrb.watch.state.weights import read_weights
+from redrb.watch.state.workers import Announced
+
+
+def server_state(
+    info: Mapping[str, str], *, address: str, latency_s: float = 0.0, cli: tuple[str, ...] = ()
+) -> ServerState:
+    """Return a server's state from its fields of INFO; a missing figure is 0 or ""."""
+    number = partial(figure_of, info)
+    valkey = "valkey_version" in info or info.get("server_name") == "valkey"
+    return ServerState(
+        address=address,
+        kind="valkey" if valkey else "redis",
+        version=info.get("valkey_version") or info.get("redis_version", ""),
+        mode=info.get("server_mode") or info.get("redis_mode") or "standalone",
+        uptime_s=number("uptime_in_seconds"),
+        used_memory=int(number("used_memory")),
+        maxmemory=int(number("maxmemory")),
+        maxmemory_policy=info.get("maxmemory_policy", ""),
+        clients=int(number("connected_clients")),
+        blocked_clients=int(number("blocked_clients")),
+        commands_per_s=number("instantaneous_ops_per_sec"),
+        cpu_s=number("used_cpu_sys") + number("used_cpu_user"),
+        aof=info.get("aof_enabled") == "1",
+        last_save_ok="err"
+        not in (info.get("rdb_last_bgsave_status"), info.get("aof_last_write_status")),
+        replicas=int(number("connected_slaves")),
+        allocator=info.get("mem_allocator", ""),
+        latency_s=latency_s,
+        cli=cli,
+    )
+
+
+def info_fields(reply: Reply) -> dict[str, str]:
+    """Return the fields in a reply to INFO."""
+    if isinstance(reply, dict):  # redis-py has parsed it
+        return {str(name): str(value) for name, value in reply.items()}
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
+    return {name: value for name, colon, value in pairs if colon}
+
+
+def figure_of(info: Mapping[str, str], name: str) -> float:
+    """Return a field of INFO as a number; 0 if it is missing, or none."""
+    try:
+        return float(info.get(name) or 0)
+    except ValueError:
+        return 0.0
+
+
+MOST_NAMES: Final = 200
+"""Most tasks, and most weights, of one look by default."""
+
+
+class StateReader:
+    """Reads the state of a namespace, again and again; not safe among threads.
+
+    A look costs each server one INFO and one script of bounded work for each task, whatever the
+    number of groups. It reads only: a user with `redrb acl observer` may use it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        *,
+        tasks: Sequence[str] | None = None,
+        group: str = "",
+        most_names: int = MOST_NAMES,
+        window: RateWindow | None = None,
+    ) -> None:
+        """Make a reader; nothing is read yet.
+
+        Args:
+            tasks: The only tasks to read, for a user who may not read the registry; None: all.
+            group: Consumer group that comes first in each task, also if it has not joined; "":
+                "default", unless only others have joined.
+            window: Counters of looks by earlier readers, for rates from the first look on.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._tasks = tasks
+        self._group = group
+        self._most_names = most_names
+        self._window = window or RateWindow()
+        self._announced: dict[str, Announced] = {}
+        registry_key(namespace)  # checks the name
+
+    def look(self, *, timeout_s: float = 2.0) -> State:
+        """Return the state now, with rates since the looks before.
+
+        A request is not repeated after `timeout_s`.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+            StoreError: It answered with an error.
+            UnknownTask: One of the tasks to read does not exist.
+        """
+        with Deadline(at_most=timeout_s):
+            return self._window.rated(self._read())
+
+    def _read(self) -> State:
+        began = time.monotonic()
+        servers, now_s = self._servers()
+        names, total, weights = self._names()
+        place = self._client, self._namespace
+        tasks = read_tasks(*place, names, self._group, self._announced)
+        found = {task.name for task in tasks}
+        for name in self._tasks or ():
+            if name not in found:
+                raise unknown_task(self._client, self._namespace, name)
+        return State(
+            namespace=self._namespace,
+            where=self._client.where,
+            time=now_s,
+            took_s=time.monotonic() - began,
+            servers=servers,
+            tasks=tuple(tasks),
+            tasks_total=total,
+            weights=tuple(read_weights(*place, weights, now_s)),
+            url=url_flag(self._client),
+        )
+
+    def _servers(self) -> tuple[tuple[ServerState, ...], float]:
+        """Return the servers, and the time of the first one."""
+        found, now_s = [], 0.0
+        for primary in self._client.primaries():
+            pipeline = Pipeline()
+            pipeline.add("TIME")
+            pipeline.add("INFO")
+            pipeline.freeze()
+            began = time.monotonic()
+            clock, info = primary.retrying(lambda p=primary, q=pipeline: _checked(p.exchange(q)))  # type: ignore[misc]
+            latency_s = time.monotonic() - began
+            now_s = now_s or int(clock[0]) + int(clock[1]) / 1e6
+            cli, fields = cli_options(primary), info_fields(info)
+            found.append(server_state(fields, address=primary.where, latency_s=latency_s, cli=cli))
+        return tuple(found), now_s
+
+    def _names(self) -> tuple[list[str], int, list[str]]:
+        """Return names of tasks, how many there are, and names of weights."""
+        registry = Registry(self._client, self._namespace)
+        try:
+            weights = list(islice(registry.names("weights"), self._most_names))
+            if self._tasks is not None:
+                return list(self._tasks), len(self._tasks), weights
+            names = list(islice(registry.names("task"), self._most_names))
+            total = registry.count("task") if len(names) == self._most_names else len(names)
+        except StoreDenied:
+            if self._tasks is None:
+                raise
+            return list(self._tasks), len(self._tasks), []
+        return names, total, weights
+
+
+def url_flag(client: Client) -> str:
+    """Return the URL that commands need as `--url`; "" where REDRB_URL has it, or a password."""
+    in_environment = client.url == environment.variable(environment.URL)
+    return "" if in_environment or has_password(client.url) else client.url
+
+
+def _checked(replies: list[Reply]) -> list[Reply]:
+    """Return the replies to TIME and INFO; without INFO, as the fake server is, it says nothing."""
+    clock, info = replies
+    if isinstance(info, ResponseError) and not is_transient(info):
+        info = b""
+    for reply in (clock, info):
+        if isinstance(reply, Exception):
+            raise reply
+    return [clock, info]
