@@ -136,51 +136,59 @@ def _admitted(field: str, *cases: str) -> Callable[[Results], Figures]:
 TARGETS = (
     Target(
         "samples/s over the raw floor",
-        *("at least", 1.3),
+        "at least",
+        1.3,
         _over("shapes", "raw", "rlhf-1k", "ragged", "grpo", "long"),
     ),
     Target(
         "puts one at a time over XADD one at a time",
-        *("at least", 0.6),
+        "at least",
+        0.6,
         _over("puts", "raw", "agent"),
     ),
-    Target("transitions/s over the raw floor", *("at least", 2.0), _over("shapes", "raw", "tiny")),
-    Target("images/s over the raw floor", *("at least", 1.0), _over("shapes", "raw", "vision")),
-    Target("stalest with max_staleness over fifo", *("at least", 0.9), _order("stalest")),
-    Target("prioritized, two tags, over fifo", *("at least", 0.8), _order("prioritized, two tags")),
+    Target("transitions/s over the raw floor", "at least", 2.0, _over("shapes", "raw", "tiny")),
+    Target("images/s over the raw floor", "at least", 1.0, _over("shapes", "raw", "vision")),
+    Target("stalest with max_staleness over fifo", "at least", 0.9, _order("stalest")),
+    Target("prioritized, two tags, over fifo", "at least", 0.8, _order("prioritized, two tags")),
     *map(_peer, PEERS),
-    Target("most makers over the raw floor with as many", *("at least", 1.3), _sixteen_makers),
-    Target("server's processor time over the packed floor", *("at most", 1.3), _server_cost),
+    Target("most makers over the raw floor with as many", "at least", 1.3, _sixteen_makers),
+    Target("server's processor time over the packed floor", "at most", 1.3, _server_cost),
     Target(
         "bytes on the wire of a put of one group, beyond its payload",
-        *("at most", 600.0),
+        "at most",
+        600.0,
         lambda found: _wire(found, one_group=True),
     ),
     Target(
         "the same, puts of several groups",
-        *(None, 0.0),
+        None,
+        0.0,
         lambda found: _wire(found, one_group=False),
     ),
-    Target("put to batch at half load, p99, ms", *("at most", 3.0), _p99),
+    Target("put to batch at half load, p99, ms", "at most", 3.0, _p99),
     Target(
         "server's processor time for 20 observers, percent of a core",
-        *("at most", 1.0),
+        "at most",
+        1.0,
         _observed,
     ),
     Target(
         "largest backlog over 1,000 groups, time of a call",
-        *("at most", 1.2),
+        "at most",
+        1.2,
         lambda results: dict(results["backlog"]["over_smallest"]),
     ),
     Target("groups discarded with admission", "at most", 0.0, _admitted("discarded_share")),
     Target(
         "the trainer's idle time with admission, beyond that without a bound",
-        *("at most", 0.03),
+        "at most",
+        0.03,
         _admitted("idle_beyond_no_bound", "trainer-bound", "maker-bound"),
     ),
     Target(
         "Kolmogorov-Smirnov distance with admission, over that by chance",
-        *("at most", 1.0),
+        "at most",
+        1.0,
         lambda results: {
             case: jobs["admission"]["ks_distance"] / jobs["admission"]["ks_critical"]
             for case, jobs in results["staleness"]["jobs"].items()
@@ -188,7 +196,8 @@ TARGETS = (
     ),
     Target(
         "server's time with 1,000 waiting makers, over that with 10",
-        *("at most", 1.2),
+        "at most",
+        1.2,
         lambda results: {
             kind: found["1000"] / found["10"]
             for kind, found in results["staleness"]["server_us"].items()

@@ -58,7 +58,7 @@ class Registry:
         begin, end = f"[{kind}:".encode(), f"({kind};"  # ";" follows ":"
         while True:
             page = self._client.execute(
-                *("ZRANGEBYLEX", self._key, begin, end, "LIMIT", 0, NAMES_OF_A_CALL)
+                "ZRANGEBYLEX", self._key, begin, end, "LIMIT", 0, NAMES_OF_A_CALL
             )
             for member in page:
                 yield member.decode(errors="backslashreplace").removeprefix(f"{kind}:")
@@ -76,5 +76,7 @@ class Registry:
         except (StoreDenied, StoreFull, StoreUnavailable) as error:
             _log.warning(
                 "could not %s %r in the registry, which `redrb ls` reads: %s",
-                *(verb, command[-1], error),
+                verb,
+                command[-1],
+                error,
             )

@@ -23,8 +23,14 @@ class Primary(Server):
         self.bus = free_port()
         super().__init__(
             program,
-            *("--cluster-enabled", "yes", "--cluster-port", str(self.bus)),
-            *("--cluster-node-timeout", "1000", "--appendonly", "yes"),
+            "--cluster-enabled",
+            "yes",
+            "--cluster-port",
+            str(self.bus),
+            "--cluster-node-timeout",
+            "1000",
+            "--appendonly",
+            "yes",
             *arguments,
         )
 

@@ -142,7 +142,7 @@ def _math() -> TaskState:
         stored_bytes=126_000_000,
         memory_bytes=131_000_000,
         rates=Rates(
-            *(1.0, 6.4, 6.2, 51.2, 49.6), bytes_put=1_500_000.0, expired=0.0, filtered=0.1, dead=0.0
+            1.0, 6.4, 6.2, 51.2, 49.6, bytes_put=1_500_000.0, expired=0.0, filtered=0.1, dead=0.0
         ),
     )
 

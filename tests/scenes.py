@@ -134,9 +134,16 @@ class Scene:
         """Return the call of a take; each has a slot of its own name."""
         token = next(self.tokens)
         return Take(
-            *(group, consumer, f"{consumer}/{token % 8}", str(token)),
+            group,
+            consumer,
+            f"{consumer}/{token % 8}",
+            str(token),
             TakeRequest(count, count, Status(status), where),
-            *(f"{consumer}.w", ttl_ms, lease_ms, self.incarnation, ttl_ms == 0),
+            f"{consumer}.w",
+            ttl_ms,
+            lease_ms,
+            self.incarnation,
+            ttl_ms == 0,
         )
 
     def beat(self, consumer: str) -> Beat:

@@ -148,7 +148,9 @@ class EpisodeRecipeMaker(EpisodeMaker):
             self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
             self._names = group_names(recipe)
             super().__init__(
-                *(stream, episode_of(recipe), self._local),
+                stream,
+                episode_of(recipe),
+                self._local,
                 group_size=recipe.group_size,
                 groups=recipe.prompts_per_step,
                 finish=self._finish,

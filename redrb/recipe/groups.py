@@ -119,7 +119,9 @@ class RolloutGroups(PromptGroups):
             self._failed += 1
             _log.warning(
                 "a group is filtered: the rollout of the prompt %.200r raised %s: %.500s",
-                *(prompt, type(error).__name__, error),
+                prompt,
+                type(error).__name__,
+                error,
                 exc_info=None if self._explained else error,
                 extra=fault_extra(raised("the rollout", error)),
             )

@@ -46,8 +46,14 @@ def settings_of_trainer(client: Client, recipe: Recipe) -> TaskSettings:
                 _log.warning(
                     "task %r has %s=%s, which stays; this run was given %s. To change it: "
                     "redrb set %s %s=%s --namespace %s",
-                    *(recipe.task_name, name, there, here),
-                    *(recipe.task_name, name, here, recipe.namespace),
+                    recipe.task_name,
+                    name,
+                    there,
+                    here,
+                    recipe.task_name,
+                    name,
+                    here,
+                    recipe.namespace,
                 )
     return wanted
 
@@ -64,7 +70,10 @@ def settings_of_maker(client: Client, recipe: Recipe) -> TaskSettings:
         _log.warning(
             "task %r has %s=%s, and this maker was given %s: the setting of the trainer, or of "
             "`redrb set`, holds",
-            *(recipe.task_name, name, there, here),
+            recipe.task_name,
+            name,
+            there,
+            here,
         )
     limit, most = stored.values.get("limit"), stored.values.get("max_staleness")
     return TaskSettings(

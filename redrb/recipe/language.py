@@ -225,7 +225,10 @@ class PPORecipe(LanguageRecipe):
         from redrb.algorithms import PPOStep
 
         return PPOStep(
-            *(models["actor"], models["critic"], optimizers["actor"], optimizers["critic"]),
+            models["actor"],
+            models["critic"],
+            optimizers["actor"],
+            optimizers["critic"],
             value_clip=self.value_clip,
             value_target="returns",
             entropy_coef=self.entropy_coef,
@@ -247,7 +250,10 @@ class PPORecipe(LanguageRecipe):
 
         actor, critic = models["actor"], models["critic"]
         maker = NaiveExperienceMaker(
-            *(actor, critic, self._reward(), actor if reference is None else reference),
+            actor,
+            critic,
+            self._reward(),
+            actor if reference is None else reference,
             kl_coef=self.kl_coef,
             gae=GAE(gamma=self.gamma, lam=self.lam),
         )
@@ -308,7 +314,9 @@ class GRPORecipe(LanguageRecipe):
         from redrb.recipe.groups import CompletionGroups
 
         maker = GRPOExperienceMaker(
-            *(models["actor"], self._reward(), reference),
+            models["actor"],
+            self._reward(),
+            reference,
             group_size=self.group_size,
             scale_by_std=self.scale_by_std,
         )

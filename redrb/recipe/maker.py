@@ -109,7 +109,9 @@ class RecipeMaker(Maker):
             models, self._reference, generation = placed_models(recipe)
             weights = weights_of(client, recipe, models, stop)
             super().__init__(
-                *([stream], recipe.experience_maker(models, self._reference), weights),
+                [stream],
+                recipe.experience_maker(models, self._reference),
+                weights,
                 room_timeout=min(0.75 * recipe.stop_timeout, ROOM_TIMEOUT_S),
                 callbacks=[MakerReport(self, weights, write)],
                 generate_kwargs=generation,
@@ -153,7 +155,9 @@ class RecipeMaker(Maker):
 def task_of(client: Client, recipe: Recipe) -> ExperienceStream:
     """Open the task of a recipe for a maker, which is announced."""
     return maker_stream(
-        *(client, recipe.task_name, recipe.worker),
+        client,
+        recipe.task_name,
+        recipe.worker,
         namespace=recipe.namespace,
         lease_ms=recipe.lease_ms,
         implied=settings_of_maker(client, recipe),
@@ -165,7 +169,11 @@ def weights_of(
 ) -> MakerWeights:
     """Return the weights that a maker of a recipe follows."""
     return MakerWeights(
-        *(client, recipe.namespace, recipe.worker, models, stop),
+        client,
+        recipe.namespace,
+        recipe.worker,
+        models,
+        stop,
         follow=recipe.weights_name,
         first_timeout=recipe.weights_timeout,
         in_flight=recipe.in_flight_updates,

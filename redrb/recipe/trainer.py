@@ -60,14 +60,17 @@ class RecipeTrainer(Trainer):
         with ExitStack() as undo:
             stream = undo.enter_context(
                 ExperienceStream(
-                    *(client, recipe.task_name),
+                    client,
+                    recipe.task_name,
                     namespace=recipe.namespace,
                     lease_ms=recipe.lease_ms,
                     implied=settings_of_trainer(client, recipe),
                 )
             )
             super().__init__(
-                *(client, stream, recipe.groups),
+                client,
+                stream,
+                recipe.groups,
                 name=recipe.weights_name,  # by which makers find the trainer
                 callbacks=[self._reports],
                 device=strategy.device,

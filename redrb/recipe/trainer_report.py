@@ -145,7 +145,9 @@ class TrainerReport(TrainerEvents):
             _log.warning(
                 "at step %d %d held-out rewards failed, which cannot reach the target: let the "
                 "reward return a number for every completion. The most frequent reason: it %s",
-                *(self.steps, found["failed"], found.get("why_failed")),
+                self.steps,
+                found["failed"],
+                found.get("why_failed"),
             )
         else:
             self._stop_at_target(found["reward"], "held-out reward")

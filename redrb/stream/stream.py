@@ -151,7 +151,11 @@ class ExperienceStream(OpenTask):
             reader=reader,
         )
         partitions, reach = open_partitions(
-            *(client, task, settings_with(settings, task_settings), implied, options),
+            client,
+            task,
+            settings_with(settings, task_settings),
+            implied,
+            options,
             namespace=namespace,
             weights=weights,
             create=create,
@@ -430,8 +434,10 @@ class ExperienceStream(OpenTask):
             here = places[number]
             receiver = self._partitions[number].receiver
             stored = receiver.receive(
-                *([groups[place] for place in here], [sources[place] for place in here]),
-                *(origin, put),
+                [groups[place] for place in here],
+                [sources[place] for place in here],
+                origin,
+                put,
             )
             for place, seq in zip(here, stored, strict=True):
                 found[place] = None if seq is None else self._id(number, seq)
@@ -541,8 +547,11 @@ class ExperienceStream(OpenTask):
         """
         request = self._take_request(count, at_least, status, where)
         return LeaseLoop(
-            *(self._taker, request, checked_timeout(timeout)),
-            *(self._check_open, self.worker.steps),
+            self._taker,
+            request,
+            checked_timeout(timeout),
+            self._check_open,
+            self.worker.steps,
         )
 
     def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:

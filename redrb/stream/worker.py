@@ -303,7 +303,8 @@ class Worker:
             self.end.forget()
             _log.warning(
                 "task %r: `redrb top` and others that look do not see this maker: %s",
-                *(self._task.name, error),
+                self._task.name,
+                error,
             )
 
     def close(self) -> None:

@@ -162,7 +162,8 @@ class Agreement:
         _log.warning(
             "%s This maker makes nothing, and ends in %.0f s unless a trainer with its settings "
             "starts",
-            *(self.pending, GRACE_S),
+            self.pending,
+            GRACE_S,
         )
         return False
 

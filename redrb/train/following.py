@@ -308,7 +308,9 @@ class MakerWeights(BackgroundFetch):
             _log.error(
                 "version %d of weights %r was announced, but is not in Redis any more: maker %r "
                 "waits for a newer one",
-                *(announcement.version, trainer, self.maker),
+                announcement.version,
+                trainer,
+                self.maker,
             )
         self._note_initialised(prepared)
 

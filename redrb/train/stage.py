@@ -288,7 +288,10 @@ class Stage:
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         again, self._failure = repr(error) == self._failure, repr(error)
         _log.warning(
-            *("task %r: a stage failed for group %d: %r", self.source.task, seq, error),
+            "task %r: a stage failed for group %d: %r",
+            self.source.task,
+            seq,
+            error,
             exc_info=None if again else error,
         )
         self._figures["failed"] += 1

@@ -156,7 +156,10 @@ class Trainer(ABC):
         worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
         stream.join_group()  # its ledger counts from now on, not from a first batch
         self._broadcast = Broadcast(
-            *(client, stream.namespace, name, makers),
+            client,
+            stream.namespace,
+            name,
+            makers,
             publishes=not rank,
             dtype=weights_dtype,
             settings=agree,

@@ -132,8 +132,12 @@ class Pair:
         """Make the replica the primary when it has everything; connections are not closed."""
         with self.admin() as client:
             client.execute_command(
-                *("FAILOVER", "TO", "127.0.0.1", self.replica.port),
-                *("TIMEOUT", int(_FAILOVER_S * 1000)),
+                "FAILOVER",
+                "TO",
+                "127.0.0.1",
+                self.replica.port,
+                "TIMEOUT",
+                int(_FAILOVER_S * 1000),
             )
         until = time.monotonic() + _FAILOVER_S + 1
         while not self._leads(self.replica):

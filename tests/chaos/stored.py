@@ -104,7 +104,10 @@ def look(client: redis.Redis, namespace: str, task: str) -> Look | None:
     }
     rights = {name: _number(admission, name) for name in _RIGHTS}
     return Look(
-        *(task, began, time.monotonic(), ledger),
+        task,
+        began,
+        time.monotonic(),
+        ledger,
         {**rights, "held": held, "queued": queued},
         {**{name: _number(parts, name) for name in _PARTS}, "incomplete": incomplete},
     )

@@ -286,7 +286,9 @@ def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
 
     with (
         DetachedGRPOTrainer(
-            *([], cpu, lambda: TokenNetwork(VOCABULARY)),
+            [],
+            cpu,
+            lambda: TokenNetwork(VOCABULARY),
             train_batch_size=2,
             callbacks=[Noting()],
             client=client,
@@ -320,7 +322,9 @@ def test_a_rank_ends_at_a_missing_field_and_the_next_trainer_does_not_meet_it(
 ) -> None:
     def trainer() -> DetachedGRPOTrainer:
         return DetachedGRPOTrainer(
-            *([], cpu, lambda: TokenNetwork(VOCABULARY)),
+            [],
+            cpu,
+            lambda: TokenNetwork(VOCABULARY),
             train_batch_size=2,
             client=client,
             namespace=namespace,

@@ -138,7 +138,9 @@ def test_the_reader_of_the_document_loads_each_file_once(
     for number in range(6):
         stream.put(numbered(number, **(dict.fromkeys(tensors) if number % 3 == 1 else {})))
     export_task(
-        *(client, "from", tmp_path / "math-export"),
+        client,
+        "from",
+        tmp_path / "math-export",
         namespace=namespace,
         shard_bytes=3 * sum(tensor.nbytes for tensor in tensors.values()),
     )

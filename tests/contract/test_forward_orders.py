@@ -31,7 +31,7 @@ class Pipeline:
 
     def open(self, task: str, **settings: int) -> ExperienceStream:
         stream = ExperienceStream(
-            *(self.client, task), namespace=self.namespace, max_deliveries=10_000, **settings
+            self.client, task, namespace=self.namespace, max_deliveries=10_000, **settings
         )
         stream.join_group()
         return stream

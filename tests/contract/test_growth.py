@@ -137,8 +137,15 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
         slot = consumer.occupy()
         asked = TakeRequest(10_000, 10_000, where=where)
         take = Take(
-            *("default", consumer.name, slot.name, slot.token, asked, slot.waiter),
-            *(TTL_MS, LEASE_MS, stream._task.description.revision),
+            "default",
+            consumer.name,
+            slot.name,
+            slot.token,
+            asked,
+            slot.waiter,
+            TTL_MS,
+            LEASE_MS,
+            stream._task.description.revision,
         )
         stream._task.store.call(take)
     silence(stream)

@@ -94,8 +94,13 @@ class Sample:
         with torch.no_grad():
             proximal = log_probs(actor, tokens, len(old))[0]
         return cls(
-            *(tokens, old, each, of_actions(item.tensors.get("reference_log_probs"))),
-            *(of_actions(item.values), torch.as_tensor(item.reward).double(), proximal),
+            tokens,
+            old,
+            each,
+            of_actions(item.tensors.get("reference_log_probs")),
+            of_actions(item.values),
+            torch.as_tensor(item.reward).double(),
+            proximal,
         )
 
 
@@ -238,7 +243,8 @@ def test_ppo_through_fit(namespace, options):
     values = descend(right_critic, lambda: value_loss(right_critic, samples, options))
     starts = copy.deepcopy(actor), copy.deepcopy(critic)
     step = PPOStep(
-        *(actor, critic),
+        actor,
+        critic,
         *(torch.optim.SGD(network.parameters(), lr=RATE) for network in (actor, critic)),
         max_grad_norm=None,
         **options,

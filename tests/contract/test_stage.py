@@ -179,7 +179,8 @@ def test_a_task_that_refuses_every_group_leaves_them_unharmed(client, namespace,
     rollouts, _ = streams
     put(rollouts, 0, 1)
     with ExperienceStream(
-        *(client, "ordered"),
+        client,
+        "ordered",
         namespace=namespace,
         order="admission",
         max_staleness=1,

@@ -105,7 +105,8 @@ def test_a_trainer_that_hangs_in_its_step(
         monkeypatch.setattr(workers, "LEAST_HANG_S", 0.0)
     with (
         Hangs(
-            *([], 1),
+            [],
+            1,
             client=owner,
             name="math",
             namespace=namespace,
@@ -140,7 +141,9 @@ def test_makers_behind_and_makers_without_weights(
 ) -> None:
     monkeypatch.setattr(workers, "LONG_WITHOUT_WEIGHTS_S", 0.1)
     maker = redrb.ExperienceMakerHolder(
-        *(["math"], lambda: None, lambda: (nn.Linear(1, 1), None, None, None)),
+        ["math"],
+        lambda: None,
+        lambda: (nn.Linear(1, 1), None, None, None),
         sync_models_from_trainers=True,
         client=owner,
         namespace=namespace,

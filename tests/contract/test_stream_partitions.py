@@ -206,7 +206,8 @@ def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_par
         blocking.put([numbered(0)], timeout=0.05)
     with pytest.raises(ConfigError, match="at most 10"):
         ExperienceStream(
-            *(stream._task.store.client, "math"),
+            stream._task.store.client,
+            "math",
             namespace=stream.namespace,
             partitions=4,
             limit=10,

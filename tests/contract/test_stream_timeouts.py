@@ -173,7 +173,7 @@ def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
     monkeypatch.setattr(deadline, "PAGES_S", 0.0)
     stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
     later = ExperienceStream(
-        *(client, "math"), namespace=namespace, partitions=partitions, group="later"
+        client, "math", namespace=namespace, partitions=partitions, group="later"
     )
     with stream, later:
         put_many(stream, 600 * partitions)  # facts are read in pages of about 100

@@ -53,7 +53,9 @@ def engine_of(server: str) -> Engine:
 if __name__ == "__main__":
     url, namespace, server = sys.argv[1:]
     EpisodeMaker(
-        *(opened(url, namespace), never_goes_on, engine_of(server)),
+        opened(url, namespace),
+        never_goes_on,
+        engine_of(server),
         group_size=GROUP_SIZE,
         groups=GROUPS,
     ).run(prompts(0))

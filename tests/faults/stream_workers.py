@@ -62,7 +62,8 @@ def main() -> None:
     url, _, partitions = url.partition("#")
     client = redrb.connect(url, retry_s=30)
     stream = redrb.ExperienceStream(
-        *(client, "math"),
+        client,
+        "math",
         limit=64,
         lease_ms=1000,
         max_deliveries=100,

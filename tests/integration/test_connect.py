@@ -237,9 +237,16 @@ def test_tls_is_checked_against_the_certificate(own_server, certificate):
     server, port = own_server(), free_port()
     with redrb.connect(server.url) as client:
         client.execute(
-            *("CONFIG", "SET", "tls-auth-clients", "no", "tls-port", port),
-            *("tls-cert-file", str(certificate / "cert.pem")),
-            *("tls-key-file", str(certificate / "key.pem")),
+            "CONFIG",
+            "SET",
+            "tls-auth-clients",
+            "no",
+            "tls-port",
+            port,
+            "tls-cert-file",
+            str(certificate / "cert.pem"),
+            "tls-key-file",
+            str(certificate / "key.pem"),
         )
     trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
     with redrb.connect(trusting) as client, ExperienceStream(client, "math") as stream:
@@ -276,8 +283,18 @@ def test_a_server_may_ask_for_a_client_certificate(own_server, certificate):
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     with redrb.connect(server.url) as client:
         client.execute(
-            *("CONFIG", "SET", "tls-auth-clients", "yes", "tls-port", port),
-            *("tls-cert-file", str(cert), "tls-key-file", str(key), "tls-ca-cert-file", str(cert)),
+            "CONFIG",
+            "SET",
+            "tls-auth-clients",
+            "yes",
+            "tls-port",
+            port,
+            "tls-cert-file",
+            str(cert),
+            "tls-key-file",
+            str(key),
+            "tls-ca-cert-file",
+            str(cert),
         )
     trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}"
     with pytest.raises(StoreUnavailable):
@@ -295,8 +312,16 @@ def test_tls_to_sentinels_and_tls_to_servers_are_chosen_apart(
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     with redrb.connect(server.url) as client:
         client.execute(
-            *("CONFIG", "SET", "tls-auth-clients", "no", "tls-port", port),
-            *("tls-cert-file", str(cert), "tls-key-file", str(key)),
+            "CONFIG",
+            "SET",
+            "tls-auth-clients",
+            "no",
+            "tls-port",
+            port,
+            "tls-cert-file",
+            str(cert),
+            "tls-key-file",
+            str(key),
         )
     settings = [
         f"sentinel monitor experience 127.0.0.1 {port} 1",

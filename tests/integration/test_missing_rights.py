@@ -158,8 +158,15 @@ def test_ranks_and_turns(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     ask = AskPart(
-        *("default", "me", RankStep(0, 1, 0), "2 x", 0),
-        *(False, False, FOREVER_MS, scene.incarnation),
+        "default",
+        "me",
+        RankStep(0, 1, 0),
+        "2 x",
+        0,
+        False,
+        False,
+        FOREVER_MS,
+        scene.incarnation,
     )
     assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
     turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)

@@ -44,8 +44,14 @@ def place(request, tmp_path):
     port, certificate = free_port(), str(tmp_path / "cert.pem")
     server = Server(
         REAL.get(name) or need(name),
-        *("--tls-port", str(port), "--tls-auth-clients", "no"),
-        *("--tls-cert-file", certificate, "--tls-key-file", str(tmp_path / "key.pem")),
+        "--tls-port",
+        str(port),
+        "--tls-auth-clients",
+        "no",
+        "--tls-cert-file",
+        certificate,
+        "--tls-key-file",
+        str(tmp_path / "key.pem"),
     )
     yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}", [server]
     server.close()

@@ -250,16 +250,30 @@ def attempt_ended(bench: Bench, count: int) -> None:
     stream = bench.filled(count)
     asked = bench.run(
         AskPart(
-            *("default", stream.consumer, RankStep(0, 1, 0), f"{count} groups", 0),
-            *(False, False, FOREVER_MS, stream.incarnation),
+            "default",
+            stream.consumer,
+            RankStep(0, 1, 0),
+            f"{count} groups",
+            0,
+            False,
+            False,
+            FOREVER_MS,
+            stream.incarnation,
         )
     )
     assert asked.outcome == "form"
     revision = bench.client.execute("HGET", bench.key("task"), "revision").decode()
     batch = bench.run(
         Take(
-            *("default", stream.consumer, "ranks/0", str(asked.number)),
-            *(TakeRequest(count, count), "waiter", 0, FOREVER_MS, revision),
+            "default",
+            stream.consumer,
+            "ranks/0",
+            str(asked.number),
+            TakeRequest(count, count),
+            "waiter",
+            0,
+            FOREVER_MS,
+            revision,
         )
     )
     assert (batch.outcome, batch.amount) == ("taken", count)

@@ -89,7 +89,10 @@ def make(job: Job) -> None:
         stream = stack.enter_context(job.stream(client, lease_ms=3000))
         engine = VLLMEngine(job.engine, model=job.model, retry_s=STAY_S)
         weights = EngineWeights(
-            *(client, job.weights, engine, Path(job.folder) / "versions"),
+            client,
+            job.weights,
+            engine,
+            Path(job.folder) / "versions",
             namespace=job.namespace,
             model=job.prefix,
         )

@@ -18,7 +18,10 @@ PARTS = ("begun", "incomplete", "completed", "delivered", "dropped", "dead")
 def look(task: str, **counters: int) -> Look:
     """Return a look; counters of rights and of parts begin with `rights_` and `parts_`."""
     return Look(
-        *(task, 9, 9.01, {name: counters.get(name, 0) for name in LEDGER}),
+        task,
+        9,
+        9.01,
+        {name: counters.get(name, 0) for name in LEDGER},
         {name: counters.get(f"rights_{name}", 0) for name in RIGHTS},
         {name: counters.get(f"parts_{name}", 0) for name in PARTS},
     )
@@ -32,7 +35,7 @@ def part(at: float, index: int, *, right: bool = False) -> list[Line]:
 def forward(at: float, *names: str) -> list[Line]:
     groups = list(names)
     return call(
-        *("forward", at), acking=groups, forwarding=groups, end_acked=groups, end_forwarded=groups
+        "forward", at, acking=groups, forwarding=groups, end_acked=groups, end_forwarded=groups
     )
 
 

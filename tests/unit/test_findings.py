@@ -92,7 +92,7 @@ def test_the_advice_about_a_dead_worker_fits_its_program() -> None:
 
 def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
     state = with_worker(
-        *("trainer",), leased=4, step_s=300.0, usual_step_s=1.0, waits_for="batch", waits_s=290.0
+        "trainer", leased=4, step_s=300.0, usual_step_s=1.0, waits_for="batch", waits_s=290.0
     )
     found = findings_of(with_stats(state, producers_waiting=3))
     assert [finding.code for finding in found] == ["hanging-trainer"]

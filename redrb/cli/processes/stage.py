@@ -120,7 +120,8 @@ def _work(function: str, settings: StageSettings) -> None:
             source, target = (
                 scope.enter_context(
                     redrb.ExperienceStream(
-                        *(client, task),
+                        client,
+                        task,
                         namespace=settings.namespace,
                         group=settings.group,
                         lease_ms=settings.lease_ms,
@@ -131,7 +132,9 @@ def _work(function: str, settings: StageSettings) -> None:
             source.worker.role = "stage"
             source.worker.begins()  # a class may load a model for long
             stage = Stage(
-                *(source, target, found() if isinstance(found, type) else found),
+                source,
+                target,
+                found() if isinstance(found, type) else found,
                 batch=settings.batch,
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,

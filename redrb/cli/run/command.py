@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     folder = RunFolder(Path(settings.out or f"runs/{parsed.recipe.name}"))
     job = job_of(parsed, settings, folder.checkpoints)
     return Run(
-        *(job, folder), fresh=parsed.options.fresh, as_json=parsed.options.json, show=job_screen()
+        job, folder, fresh=parsed.options.fresh, as_json=parsed.options.json, show=job_screen()
     ).run()
 
 

@@ -134,7 +134,8 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
         "runs for": age(worker.uptime_s),
         "redrb": worker.redrb,
         "weights": line(
-            *(f"{worker.weights_name} version ".lstrip(), weights_in_use(worker)),
+            f"{worker.weights_name} version ".lstrip(),
+            weights_in_use(worker),
             f" at that heartbeat; the newest now is {newest}",
         ),
         "rate": f"{rate(worker.groups_per_s)} groups/s, {rate(worker.samples_per_s)} samples/s",

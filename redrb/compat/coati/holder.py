@@ -210,7 +210,11 @@ class ExperienceMakerHolder(Maker):
             actor, critic, reward_model, initial_model = models
             maker = self.build_experience_maker(actor, critic, reward_model, initial_model, kl_coef)
             weights = MakerWeights(
-                *(opened, namespace, name, self.models_to_follow(actor, critic), Stop(stop_s)),
+                opened,
+                namespace,
+                name,
+                self.models_to_follow(actor, critic),
+                Stop(stop_s),
                 follow=follow or names[0],
                 wait_for_first=sync_models_from_trainers,
                 first_timeout=weights_timeout,
@@ -227,7 +231,9 @@ class ExperienceMakerHolder(Maker):
             if debug:
                 measures.append(MakerEvents(partial(_log_samples, name)))
             super().__init__(
-                *(streams, maker, weights),
+                streams,
+                maker,
+                weights,
                 room_timeout=room_s,
                 callbacks=[*callbacks, *measures],
                 generate_kwargs=generate_kwargs,

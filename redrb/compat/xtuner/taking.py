@@ -82,7 +82,8 @@ class Taker:
             _log.warning(
                 "task %r: %d groups were put by a stream, and a ReplayBuffer passes over them: "
                 "take them with a stream, or use another task",
-                *(task, passed),
+                task,
+                passed,
             )
         return TakenGroups(groups, tuple(lease for lease, _ in taken if lease))
 

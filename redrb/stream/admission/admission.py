@@ -85,7 +85,10 @@ class Admission(RightsSource):
                 raise too_few(self.task, count, len(self._left))
             numbers, self._left[:count] = tuple(self._left[:count]), []
         return Rights(
-            *(self.task, self.task_prefix, self._series, numbers),
+            self.task,
+            self.task_prefix,
+            self._series,
+            numbers,
             source=self,
             granted_ns=self.granted_ns,
         )

@@ -65,8 +65,12 @@ class Admitter:
         self.maker.hold(reply.series, numbers)
         store = self._task.store
         return Admission(
-            *(self.maker, self._task.name, store.keys.prefix),
-            *(reply.series, numbers, reply.version),
+            self.maker,
+            self._task.name,
+            store.keys.prefix,
+            reply.series,
+            numbers,
+            reply.version,
         )
 
     def _granted(self, waiter: str, count: int, least: int, hold_ms: int) -> AdmitReply:
@@ -75,8 +79,14 @@ class Admitter:
             last = here().over
             ttl_ms = 0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000))
             admit = Admit(
-                *(waiter, count, least, ttl_ms, self.maker.lease_ms, hold_ms),
-                *(self._task.description.incarnation, uuid.uuid4().hex),
+                waiter,
+                count,
+                least,
+                ttl_ms,
+                self.maker.lease_ms,
+                hold_ms,
+                self._task.description.incarnation,
+                uuid.uuid4().hex,
             )
             reply = self._task.store.call(admit)
             if reply.outcome == "granted":

@@ -135,7 +135,9 @@ class PartCollector:
         except Exception as error:  # noqa: BLE001 (also one of a filter, which the user wrote)
             _log.warning(
                 "task %r: a group in parts could not be put: %r. %s",
-                *(self._task.name, error, " ".join(getattr(error, "__notes__", ()))),
+                self._task.name,
+                error,
+                " ".join(getattr(error, "__notes__", ())),
             )
             # the group is another caller's, until its age limit; an error of the store would meet
             # the next group, too
@@ -160,8 +162,11 @@ class PartCollector:
         blob, finished = batch.groups[0].blob, False
         while True:
             add = AddPart(
-                *(part, kind_of(blob) if batch.kind else "", GRACE_MS),
-                *(self._task.description.incarnation, rights.series),
+                part,
+                kind_of(blob) if batch.kind else "",
+                GRACE_MS,
+                self._task.description.incarnation,
+                rights.series,
                 right=str(rights.numbers[0]) if rights.numbers else "",
                 priority=options.priority,
                 tags=json.dumps(dict(options.tags)) if options.tags else None,

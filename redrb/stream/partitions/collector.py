@@ -123,7 +123,9 @@ class Collection:
             if part in errors:
                 _log.warning(
                     "task %r, partition %d: a part of a batch is requeued later: %s",
-                    *(part.task, part.number, errors[part]),
+                    part.task,
+                    part.number,
+                    errors[part],
                 )
                 part.abandon()
 
@@ -252,7 +254,9 @@ class Collector:
         except StoreError as error:
             _log.warning(
                 "task %r: a take that is over keeps its places in queues for %.0f s: %s",
-                *(self._task, QUEUE_TTL_MS / 1000, error),
+                self._task,
+                QUEUE_TTL_MS / 1000,
+                error,
             )
 
     def _acknowledge(self, ack: Lease | None) -> None:

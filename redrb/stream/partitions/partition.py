@@ -128,8 +128,12 @@ class Partition:
             task, preparer((), "raise"), self.preparer.prepare, self.producer, replication
         )
         self.consumer = Consumer(
-            *(task, options.group, options.lease_ms, worker),
-            *(options.reader, self.parts.finish_due),
+            task,
+            options.group,
+            options.lease_ms,
+            worker,
+            options.reader,
+            self.parts.finish_due,
         )
         worker.holds(self.consumer, self.admitter.maker)
         self.taker = Taker(task, self.consumer)
@@ -180,7 +184,8 @@ def open_partitions(
     def opened(number: int, like: Partition | None = None) -> Partition:
         try:
             partition = Task(
-                *(client, stores[number]),
+                client,
+                stores[number],
                 namespace=namespace,
                 settings=part_of(settings, number),
                 implied=follows and replace(part_of(follows, number), partitions=None),

@@ -80,7 +80,9 @@ class RoomPlaces:
         except StoreError as error:
             _log.warning(
                 "task %r: a put that is over keeps its places in queues for room for %.0f s: %s",
-                *(self._task, QUEUE_TTL_MS / 1000, error),
+                self._task,
+                QUEUE_TTL_MS / 1000,
+                error,
             )
         finally:
             for number, put in self._puts.items():

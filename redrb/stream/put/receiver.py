@@ -100,7 +100,8 @@ class Receiver:
         dropped = tuple(source for group, source in pairs if not group)
         state = self._states.get((origin.name, origin.incarnation))
         named = Sources(
-            *(origin.name, origin.incarnation),
+            origin.name,
+            origin.incarnation,
             *((state.floor, state.kept) if state else (0, ())),
             tuple(source for _, source in kept),
             dropped,
@@ -121,7 +122,8 @@ class Receiver:
         store, made, found = self._task.store, Pipeline(), {}
         made.add("HGET", f"{store.keys.prefix}sources", origin.name)
         made.add(
-            *("HMGET", f"{store.keys.prefix}sources:{origin.name}"),
+            "HMGET",
+            f"{store.keys.prefix}sources:{origin.name}",
             *(source.seq for source in sources),
         )
         row, records = store.exchange(made)

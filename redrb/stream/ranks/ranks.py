@@ -182,7 +182,9 @@ def _ended(
         )
     found = reply.last_look or TakeReply("short")
     return batch_timeout(
-        *(task, request.take.least, found),
+        task,
+        request.take.least,
+        found,
         leased_here=None,
         expired=found.expired,
         missing_ranks=reply.ranks,
@@ -303,8 +305,15 @@ class Ranks:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
         ask = AskPart(
-            *(self._consumer.group, consumer, request.place, request.spec, attempt),
-            *(joined, last, self._consumer.lease_ms, incarnation),
+            self._consumer.group,
+            consumer,
+            request.place,
+            request.spec,
+            attempt,
+            joined,
+            last,
+            self._consumer.lease_ms,
+            incarnation,
         )
         reply = self._store.call(ask)
         if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
@@ -335,9 +344,16 @@ class Ranks:
         step, take, consumer = request.place.step, request.take, self._consumer
         slot = f"{RANKS}/{step}"
         lease = Take(
-            *(consumer.group, consumer.name, slot, str(attempt), take if last else take.full),
-            *(self._waiter, 0 if last else QUEUE_TTL_MS, consumer.lease_ms),
-            *(self._task.description.revision, last),
+            consumer.group,
+            consumer.name,
+            slot,
+            str(attempt),
+            take if last else take.full,
+            self._waiter,
+            0 if last else QUEUE_TTL_MS,
+            consumer.lease_ms,
+            self._task.description.revision,
+            last,
         )
         batch = self._store.call(lease)
         if batch.outcome == "taken":
@@ -365,8 +381,13 @@ class Ranks:
     def _leased(self, slot: str, batch: TakeReply) -> tuple[list[int], dict[int, float] | None]:
         """Return the groups of a batch in the task's order, and their weights as `deal` asks."""
         pending = self._store.client.execute(
-            *("XPENDING", self._store.keys.stream, self._consumer.group),
-            *("-", "+", max(batch.amount, 1), slot),
+            "XPENDING",
+            self._store.keys.stream,
+            self._consumer.group,
+            "-",
+            "+",
+            max(batch.amount, 1),
+            slot,
         )
         with Reading("the batch of ranks"):
             ids = [int(entry[0].rpartition(b"-")[2]) for entry in pending]
@@ -379,8 +400,15 @@ class Ranks:
     def _read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
         """Return the payloads that a slot leases, and the first ids of requeued groups, by id."""
         reply = self._store.client.execute(
-            *("XREADGROUP", "GROUP", self._consumer.group, slot, "COUNT", max(count, 1)),
-            *("STREAMS", self._store.keys.stream, "0"),
+            "XREADGROUP",
+            "GROUP",
+            self._consumer.group,
+            slot,
+            "COUNT",
+            max(count, 1),
+            "STREAMS",
+            self._store.keys.stream,
+            "0",
         )
         raw = reply[0][1] if reply else ()
         return dict(map(parse_entry, raw)), first_ids(raw)

@@ -87,7 +87,9 @@ def claimed_part(
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
         return PartitionLease(
-            *(store.task, good, holder),
+            store.task,
+            good,
+            holder,
             incarnation=incarnation,
             draw=draw,
             expiries=expiries,

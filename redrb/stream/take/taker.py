@@ -287,7 +287,15 @@ class Taker:
             if before.layouts and isinstance(before.holder, Slot):
                 first = before.holder.ending("ack", before.ids, samples=before.samples)
         take = Take(
-            *(consumer.group, consumer.name, slot.name, slot.token, request),
-            *(waiter or slot.waiter, ttl_ms, consumer.lease_ms, description.revision, report),
+            consumer.group,
+            consumer.name,
+            slot.name,
+            slot.token,
+            request,
+            waiter or slot.waiter,
+            ttl_ms,
+            consumer.lease_ms,
+            description.revision,
+            report,
         )
         return take.with_payload(self._store, description.incarnation, first)

@@ -130,8 +130,13 @@ def _consumers(
         name.decode(errors="backslashreplace").rsplit("-", 1)[0]
         for store, one in zip(stores, stats, strict=True)
         for name in store.client.execute(
-            *("ZREVRANGEBYSCORE", store.keys.consumers(group), "(+inf", "-inf"),
-            *("LIMIT", 0, one.consumers),
+            "ZREVRANGEBYSCORE",
+            store.keys.consumers(group),
+            "(+inf",
+            "-inf",
+            "LIMIT",
+            0,
+            one.consumers,
         )
     )
     return tuple(dict.fromkeys(found))

@@ -204,7 +204,8 @@ class Task:
         _log.warning(
             "task %r was created anew, because %s: its waiting and leased groups, ledger, history "
             "and dead letters are gone. Restored from here: %s",
-            *(self.name, why),
+            self.name,
+            why,
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
@@ -214,15 +215,21 @@ class Task:
                 "task %r has %s, which stays, because `redrb set` or stream.configure(...) has "
                 "changed it since the task was created; this process was given %s%s. Who changed "
                 "it: redrb set %s --namespace %s",
-                *(self.name, setting_text(name, stored.settings[name])),
+                self.name,
+                setting_text(name, stored.settings[name]),
                 setting_text(name, self._declared[name]),
                 "" if "partitions" not in self._declared else " (the part of the first partition)",
-                *(self.name, self._namespace),
+                self.name,
+                self._namespace,
             )
 
     def _open(self, incarnation: str) -> None:
         asked = Open(
-            *(uuid.uuid4().hex, caller(self.store), self._create, incarnation, self._generation),
+            uuid.uuid4().hex,
+            caller(self.store),
+            self._create,
+            incarnation,
+            self._generation,
             given={"format": str(WIRE_FORMAT), **self._declared},
             implied=self._implied,
             defaults=STORED_DEFAULTS,

@@ -266,7 +266,9 @@ class Engine(ABC):
         _log.warning(
             "%s has the weights %r and not %r: it was started again, or updated by another "
             "program. What it has sampled is thrown away until it has the right ones",
-            *(self._client.where, found, self._label),
+            self._client.where,
+            found,
+            self._label,
         )
         self._open.clear()
         self.version, self._lost = None, True

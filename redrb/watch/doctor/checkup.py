@@ -234,7 +234,9 @@ def _unread(client: Client, namespace: str, task: str) -> State:
         for name in filter(is_name, names)
     )
     return State(
-        *(namespace, client.where, time.time()),
+        namespace,
+        client.where,
+        time.time(),
         tasks=tasks,
         tasks_total=1 if task else registry.count("task"),
         url=url_flag(client),

@@ -51,7 +51,10 @@ class Browsed(msgspec.Struct, frozen=True):
                 ended = self.ended_ms
                 when = None if ended is None else datetime.fromtimestamp(ended / 1000, UTC)
                 return view_of(
-                    *(group, self.state, facts, self.status),
+                    group,
+                    self.state,
+                    facts,
+                    self.status,
                     reads=self.reads,
                     failed_deliveries=self.failed,
                     ended=when.isoformat() if when else "",

@@ -44,7 +44,10 @@ class MissingWeights:
         where = self._client.where
         _log.warning(
             "waiting for weights %r in namespace %r at %s, for %.0f s now: %s",
-            *(self._name, _namespace(self._keys.versions.encode()), where, waited_s),
+            self._name,
+            _namespace(self._keys.versions.encode()),
+            where,
+            waited_s,
             self._advice(),
         )
 

@@ -92,7 +92,9 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
     waiting = task.main.stats.ledger.waiting if task.main else 0
     others = f"{counted(len(_alive(task, 'maker')), 'maker')} live" if made else "no maker is live"
     yield from of_workers(
-        *(kind, task, starved),
+        kind,
+        task,
+        starved,
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}.{programs_of(task)}"

@@ -42,7 +42,10 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     ]
     taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
-        *("dead-worker", task, dead, _death),
+        "dead-worker",
+        task,
+        dead,
+        _death,
         lambda worker: (
             _start_command(state, task, worker)
             if taken_over or not (worker.leased or worker.rights)
@@ -52,7 +55,9 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
-        *("silent-worker", task, silent),
+        "silent-worker",
+        task,
+        silent,
         lambda worker: (
             f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
             f"{seconds(worker.period_s)}."
@@ -95,7 +100,10 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
         )
 
     yield from of_workers(
-        *("hanging-trainer", task, hanging(task), summary),
+        "hanging-trainer",
+        task,
+        hanging(task),
+        summary,
         lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
     )
 
@@ -128,7 +136,9 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     waits = (maker for maker in makers if maker.waits_for == "weights")
     waiting = [maker for maker in waits if maker.waits_s >= LONG_WITHOUT_WEIGHTS_S]
     yield from of_workers(
-        *("waits-for-weights", task, waiting),
+        "waits-for-weights",
+        task,
+        waiting,
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         lambda _: redrb_command(state, "weights", "ls"),
     )
@@ -137,7 +147,9 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     # one that waits loads the newest weights before it begins
     behind = [maker for maker in makers if maker.behind > bound and not maker.waits_for]
     yield from of_workers(
-        *("maker-behind", task, behind),
+        "maker-behind",
+        task,
+        behind,
         lambda maker: (
             f"At its heartbeat {seconds(maker.seen_s)} ago it used weight version "
             f"{maker.weight_version:,}, {maker.behind:,} behind the newest; "
