@@ -1,4 +1,4 @@
-"""Settings of commands: one frozen dataclass gives flags, REDRB_* variables and `--help`."""
+"""Flags of commands: one frozen dataclass gives flags, REDRB_* variables and `--help`."""
 
 from __future__ import annotations
 

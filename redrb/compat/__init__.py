@@ -1,4 +1,4 @@
-"""Interfaces of other libraries on a task: `coati` (ColossalAI), `trl` and `torchrl`.
+"""Interfaces of other libraries on a task: ColossalAI's `coati`, `xtuner`, `trl`, `torchrl`.
 
 `redrb.compat.trl` and `redrb.compat.torchrl` need their libraries, which the extras of the same
 names install.

@@ -264,4 +264,4 @@ class Sent:
 
 
 class _Dropped(Exception):
-    """Raised so that the connection, whose replies were not read, is closed."""
+    """Ends the use of a connection, which is then closed: replies on it were not read."""

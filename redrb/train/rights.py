@@ -1,4 +1,4 @@
-"""Rights of a maker: it waits for them before it begins groups, also while Redis is away."""
+"""Rights of a maker's loop: of one task or several, waited for also while Redis is away."""
 
 from __future__ import annotations
 

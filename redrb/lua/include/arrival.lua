@@ -1,4 +1,4 @@
--- What follows when groups have arrived.
+-- After groups have arrived: room is made by eviction or expiry, and takes and puts are woken.
 --@include task facts pools
 
 -- Make the room that a capacity asks for, and wake the takes and puts that can go on.

@@ -1,4 +1,4 @@
--- What a draw leaves behind: weights of the drawn groups, and the pool's clock at the last of their places.
+-- Random orders, after a draw: the weights of the drawn groups, and where the next draw begins.
 --@include task facts pools
 
 -- Move a pool's clock, and give new places to groups that lie before it.

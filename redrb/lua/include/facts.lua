@@ -1,4 +1,4 @@
--- The rules of a task, and the facts of its groups.
+-- The settings of a task as scripts use them (`rules`), and the record of each stored group (`facts`).
 --
 -- The hash facts holds a record of every stored group, by member, packed with cmsgpack:
 --   size, samples    bytes, and number of samples

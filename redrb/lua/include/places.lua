@@ -1,4 +1,4 @@
--- Sums of weights and new places, in an order that draws.
+-- Random orders: the place by which a waiting group is drawn, from its weight; sums of weights.
 --
 -- A place is a floating-point number, so places near a large clock have no room between them for groups of a
 -- large weight: those would share a place, and always be drawn in the same order.

@@ -1,4 +1,4 @@
--- What follows for groups that were too stale when they arrived.
+-- Groups that were too stale when they arrived: deleted, or kept and counted as expired.
 --@include task groups
 
 -- Delete the entries `discarded`, by seq, and note for each member of `notes` by which rule it expired.

@@ -1,4 +1,4 @@
--- Say which groups are deleted for good, and whether one is stored, before stages forget forwarded groups.
+-- Answer which groups are gone for good: stages then forget what they noted of forwarded groups.
 -- KEYS[1] stream
 -- ARGV    the call `Look` of redrb/stream/task/origin.py
 -- Returns its reply; groups that may come back: include/dead_letters.lua

@@ -1,4 +1,4 @@
-"""`Admitter`: waits until a maker may begin groups."""
+"""`Admitter`: one request for rights of a task, and its wait in the queue that Redis keeps."""
 
 from __future__ import annotations
 

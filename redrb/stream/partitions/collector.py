@@ -149,14 +149,14 @@ class Collection:
 
 
 def spread(groups: int, partitions: list[int]) -> dict[int, int]:
-    """Return how many of some groups to take of each partition, about as many of each."""
+    """Divide a number of groups among partitions, evenly; returns how many to take of each."""
     whole, more = divmod(groups, len(partitions)) if partitions else (0, 0)
     shares = {number: whole + (place < more) for place, number in enumerate(partitions)}
     return {number: share for number, share in shares.items() if share}
 
 
 def fill(groups: int, left: Mapping[int, int]) -> dict[int, int]:
-    """Return how many of some groups to take of each partition, the fullest first."""
+    """Divide a number of groups among partitions; as many as there are are taken of the fullest."""
     shares: dict[int, int] = {}
     for number in sorted(left, key=lambda one: -left[one]):
         share = min(groups, left[number])

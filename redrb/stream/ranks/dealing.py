@@ -115,7 +115,9 @@ def deal(
     parts = []
     for chosen in places:
         part = [even[place] for place in chosen]
-        drawn = None if weights is None else {str(seq): weights[seq] for seq in [*part, 0]}
+        drawn = None
+        if weights is not None:  # with the sum of all weights, under "0"
+            drawn = {str(seq): weights[seq] for seq in part} | {"0": weights[0]}
         parts.append(DealtPart(list(map(str, part)), drawn))
     return parts
 

@@ -70,7 +70,7 @@ class InFlightTake:
         try:
             reply = self.seen = self._sent.result()
             if self._before is not None:
-                self._taker.conclude(self._before, self._slot, reply)
+                self._taker.note_acknowledged(self._before, self._slot, reply)
         except LeaseLost:  # the batch is released
             self._slot.free()
             raise

@@ -118,7 +118,7 @@ class PartitionLease:
 
     def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
-        # a part that nobody ended and nobody references any more is released
+        # groups that were not ended are released when this object is garbage-collected
         self._finalizer = weakref.finalize(self, self.holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
 
@@ -198,15 +198,15 @@ class PartitionLease:
             LeaseLost: It has not, for the reason `loss`: all groups that were left are lost.
         """
         if not loss:
-            self._forget(ids, outcome)
+            self._remove_ended(ids, outcome)
             return
         lost = self.ids
-        self._forget(lost, "lost")
+        self._remove_ended(lost, "lost")
         raise LeaseLost(task=self.task, ids=lost, why=loss)
 
-    def forget(self) -> None:
+    def note_released(self) -> None:
         """Note that another request has ended the whole part unread; its groups wait again."""
-        self._forget(self.ids, "release")
+        self._remove_ended(self.ids, "release")
 
     def abandon(self) -> None:
         """Let the holder release the groups that are still leased, later; never blocks."""
@@ -224,7 +224,7 @@ class PartitionLease:
         if self.trace is not None:
             self.trace.end(outcome, ids)
 
-    def _forget(self, ids: Collection[int], outcome: str) -> None:
+    def _remove_ended(self, ids: Collection[int], outcome: str) -> None:
         self._end_trace(ids, outcome)
         for seq in ids:
             del self.layouts[seq]

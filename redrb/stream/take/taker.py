@@ -178,11 +178,11 @@ class Taker:
             if not isinstance(slot, Slot) or not part or part.status is Status.EXPIRED:
                 continue
             if not self._consumer.recheck(slot, part.status, part.ids):
-                part.forget()
+                part.note_released()
                 return False
         return True
 
-    def conclude(self, before: PartitionLease, slot: Slot, reply: TakeReply) -> None:
+    def note_acknowledged(self, before: PartitionLease, slot: Slot, reply: TakeReply) -> None:
         """Close the lease that a take has acknowledged.
 
         Raises:
@@ -223,7 +223,7 @@ class Taker:
             if reply.outcome == "gone":
                 self._task.reopen(refused_here=True)
             if before is not None:
-                self.conclude(before, slot, reply)
+                self.note_acknowledged(before, slot, reply)
                 before = None
             expired += reply.expired
             if reply.outcome in ("taken", "late"):

@@ -1,4 +1,4 @@
-"""What a server says of itself: by INFO, its settings, its users, the slots of a cluster."""
+"""Findings about servers that only `redrb doctor` asks for: settings, users, versions, slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes over from dead consumers and makers, by heartbeats of one that takes and begins nothing.
+"""Repair: dead consumers and makers lose their leases, by heartbeats that `redrb doctor` sends.
 
 Time without any heartbeat counts a third at most, as Redis may have been away: so heartbeats go on
 until the deadlines of the dead are over, for a lease at the latest.

@@ -1,4 +1,4 @@
-"""`Metric`: one metric of a namespace, and the things of a state that have its samples."""
+"""`METRICS`: the metrics that `metrics.toml` lists, and how each is read from a state."""
 
 from __future__ import annotations
 
