@@ -1,4 +1,4 @@
-"""Findings about servers that every look shows: away, memory, eviction, failed saves, load, version, damaged data."""
+"""Findings about servers that every look shows: away, memory, eviction, failed saves, load."""
 
 from __future__ import annotations
 
