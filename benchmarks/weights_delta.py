@@ -14,7 +14,9 @@ from torch import Tensor
 
 import redrb
 from benchmarks.weights_state import Training
-from redrb.weights.wire.delta import Bytes, Run, apply_block, encode_block
+from redrb.weights.wire.delta import Bytes, Run
+from redrb.weights.wire.delta_decoding import apply_block
+from redrb.weights.wire.delta_encoding import encode_block
 from redrb.weights.wire.layout import CHUNK_BYTES
 
 RATES = ("1e-6", "3e-6", "1e-5")

@@ -36,7 +36,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.partitions.partition import whole_settings
+    from redrb.stream.partitions.settings import whole_settings
     from redrb.stream.task.stored_settings import parse_settings
 
     changes = parse_settings(options.settings)

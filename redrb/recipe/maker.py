@@ -21,8 +21,9 @@ from redrb.connection.stop import Stop, checked_stop_seconds
 from redrb.errors import StoreError
 from redrb.experience import Experience
 from redrb.recipe.groups import RolloutGroups
-from redrb.recipe.job_settings import agreed_settings, settings_of_maker
+from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
+from redrb.recipe.task_settings import settings_of_maker
 from redrb.stream import ExperienceStream
 from redrb.train import MakerEvents, Strategy
 from redrb.train.following import MakerWeights

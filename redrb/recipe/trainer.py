@@ -19,9 +19,10 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
-from redrb.recipe.job_settings import agreed_settings, settings_of_trainer
+from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
+from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.stream import ExperienceStream
 from redrb.train import AccelerateStrategy, Stateful

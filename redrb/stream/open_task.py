@@ -21,7 +21,8 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
-from redrb.stream.partitions.partition import Partition, divided
+from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.settings import divided
 from redrb.stream.saving.resuming import resume
 from redrb.stream.saving.saving import AnyPath, SavedTask, save
 from redrb.stream.task.calls import Settled

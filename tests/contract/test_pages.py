@@ -268,7 +268,7 @@ def test_every_page_has_a_trial():
 
 def test_every_page_of_the_client_has_a_trial():
     root = Path(redrb.__file__).parent
-    packages = ("stream", "watch")
+    packages = ("stream", "watch/groups", "watch/doctor", "watch/state")
     found = set()
     for path in [
         root / "registry.py",

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from redrb import Client, ExperienceStream, TaskMismatch, WeightSubscriber
 from redrb.cli.run.job import delete_namespace
 from redrb.recipe import option
-from redrb.recipe.job_settings import settings_of_maker, settings_of_trainer
+from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.stream import TaskSettings
 from redrb.train.checkpoint import Position

@@ -11,7 +11,10 @@ from redrb.environment import child_environment
 
 STEPS: list[tuple[str, set[str]]] = [
     ("import redrb, redrb.weights", {"torch", "numpy", "redis"}),
-    ("from redrb import cli; ended(cli.main, ['--help'])", {"torch", "numpy", "redis", "rich"}),
+    (
+        "from redrb.cli import __main__ as cli; ended(cli.main, ['--help'])",
+        {"torch", "numpy", "redis", "rich"},
+    ),
     ("ended(cli.main, ['settings', 'sorting'])", {"torch"}),
     ("from redrb.cli.processes import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
     ("import redrb.algorithms", {"transformers"}),

@@ -15,7 +15,9 @@ import zstandard
 from hypothesis import given, settings
 
 from redrb.errors import DecodeError
-from redrb.weights.wire.delta import Bytes, Run, apply_block, encode_block, largest_encoding
+from redrb.weights.wire.delta import Bytes, Run, largest_encoding
+from redrb.weights.wire.delta_decoding import apply_block
+from redrb.weights.wire.delta_encoding import encode_block
 
 quick = settings(deadline=None, derandomize=True, max_examples=100)
 WIDTHS = (1, 2, 4, 8)

@@ -1,7 +1,7 @@
 -- Remove the parts of a group that is not put: they are dropped, or moved to the dead letters.
 -- KEYS[1] stream
--- ARGV    the call `FinishParts` of redrb/stream/assembly/calls.py; the encoded samples of all parts, '' if they
---         cannot be encoded as a group
+-- ARGV    the call `FinishParts` of redrb/stream/assembly/calls.py; the encoded samples of all parts,
+--         '' if they cannot be encoded as a group
 -- Returns its reply. Repeated, it does nothing a second time.
 --@include task facts waking parts permissions
 

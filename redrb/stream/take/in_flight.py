@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 from redrb.connection.deadline import Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
+from redrb.stream.steps import Steps
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.partition_lease import PartitionLease
-from redrb.stream.worker import Steps
 
 if TYPE_CHECKING:
     from redrb.stream.take.taker import Taker

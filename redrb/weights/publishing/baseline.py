@@ -14,7 +14,9 @@ import numpy as np
 from redrb.errors import WeightError
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.chunks import checksum_of
-from redrb.weights.wire.delta import Bytes, apply_block, encode_block
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.delta_decoding import apply_block
+from redrb.weights.wire.delta_encoding import encode_block
 from redrb.weights.wire.manifest import Manifest
 
 CHANGED = "tensors changed while they were published: do not train until publish returns"

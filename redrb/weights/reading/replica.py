@@ -13,7 +13,8 @@ from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.calls import How
 from redrb.weights.wire.chunks import BATCH, Incoming, checksum_of
-from redrb.weights.wire.delta import Bytes, apply_block
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_at
 
