@@ -15,8 +15,8 @@ setup: .venv/.dev  ## make .venv with everything that development needs
 demo: .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
 	@$(BIN)/redrb demo $(ARGS)
 
-test: .venv/.dev  ## run the tests, two at a time
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
+test: .venv/.dev  ## run the tests, three at a time: they wait more than they compute
+	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal $(ARGS)
 
 test-slow: .venv/.dev  ## run the tests that take longer
 	@$(BIN)/python -m pytest -m slow $(ARGS)
