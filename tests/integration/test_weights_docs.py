@@ -63,7 +63,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
     assert printed[0].splitlines() == expected()
     assert len(expected()) == 8
     assert [line.split()[0] for line in printed[1].splitlines()[:4]] == [
-        *("name", "adapter", "policy", "ppo")
+        *("WEIGHTS", "adapter", "policy", "ppo")
     ]
     assert (tmp_path / "adapter-1" / "adapter_config.json").is_file()
 

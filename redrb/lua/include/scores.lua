@@ -7,8 +7,8 @@ local function scores_known(order)
   return KNOWN_ORDERS[order] or string.match(order, '^prioritized%([0-9.e+-]+%)$')
 end
 
--- The score that a built-in order gives a group, as in redrb/stream/orders; nil for its position of arrival. The
--- score that an order of the user gave stays: its groups get new places, but never scores of another order.
+-- The score that a built-in order gives a group, as in redrb/stream/orders; nil for its position of arrival.
+-- The score that an order of the user gave stays: its groups get new places, never scores of another order.
 local function score_by(order, facts)
   if order == 'lifo' then
     return '-arrival'
