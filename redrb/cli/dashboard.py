@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import secrets
 import sys
 
@@ -49,6 +48,8 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     _check(options)
+    import asyncio
+
     try:
         from redrb.watch.page.app import make_app
         from redrb.watch.page.feed import Feed

@@ -13,7 +13,7 @@ STEPS: list[tuple[str, set[str]]] = [
     ("import redrb, redrb.weights", {"torch", "numpy", "redis"}),
     (
         "from redrb.cli import __main__ as cli; ended(cli.main, ['--help'])",
-        {"torch", "numpy", "redis", "rich"},
+        {"torch", "numpy", "redis", "rich", "asyncio"},
     ),
     ("ended(cli.main, ['settings', 'sorting'])", {"torch"}),
     ("from redrb.cli.processes import maker; ended(maker.main, ['sorting', '--help'])", {"torch"}),
