@@ -14,6 +14,7 @@ import torch
 
 import redrb
 from redrb import ReplayBuffer
+from redrb.errors import ConfigError
 from redrb.staging import staging
 from redrb.stream.export import export_task
 from redrb.weights.files.adapter_folder import save_adapter
@@ -158,5 +159,31 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
                     await buffer.save(tmp_path)
                     ((saved,),) = json.loads(index.read_text())["files"].values()
                     assert set(tmp_path.iterdir()) == {index, tmp_path / saved, folder, written}
+
+    asyncio.run(main())
+
+
+def test_a_save_beside_an_index_that_cannot_be_read_deletes_nothing(tmp_path: Path) -> None:
+    index = tmp_path / "saved_tasks.json"
+
+    async def main() -> None:
+        with redrb.connect("fake://staging-unreadable") as client:
+            async with ReplayBuffer(client) as buffer:
+                await buffer.put([{"reward": 1.0}], "task")
+                await buffer.save(tmp_path)
+                (saved,) = tmp_path.glob("*.redrb")
+                content = index.read_bytes()
+                index.unlink()
+                index.mkdir()  # like a disk that fails: a read of it is an OSError
+                with pytest.raises(ConfigError, match="cannot be written to"):
+                    await buffer.save(tmp_path)
+                with pytest.raises(
+                    ConfigError, match=r"saved_tasks\.json cannot be read: Is a dir"
+                ):
+                    await buffer.resume(tmp_path)
+                assert set(tmp_path.iterdir()) == {index, saved}
+                index.rmdir()
+                index.write_bytes(content)
+                await buffer.save(tmp_path)
 
     asyncio.run(main())

@@ -42,17 +42,28 @@ def read_index(directory: Path) -> dict[str, list[str]]:
     """Return the names of the files in a directory, by task and partition.
 
     Raises:
-        ConfigError: There is no index.
+        ConfigError: There is no index, or it cannot be read.
         DecodeError: The index is malformed, or of a newer format.
     """
-    path = directory / INDEX
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Index).files
+        found = _indexed(directory)
     except OSError as error:
+        raise ConfigError(f"{directory / INDEX} cannot be read: {error.strerror}.") from error
+    if found is None:
         raise ConfigError(
             f"{directory} holds no {INDEX}, the index of saved tasks: give a file or directory "
             "that `save` has written."
-        ) from error
+        )
+    return found
+
+
+def _indexed(directory: Path) -> dict[str, list[str]] | None:
+    """Return what `read_index` does, None if there is no index; raises DecodeError or OSError."""
+    path = directory / INDEX
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Index).files
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (ValueError, RecursionError) as error:
         raise DecodeError(
             f"{path} is no index of saved tasks in format 1: {error}. Upgrade redrb, or give "
@@ -128,9 +139,7 @@ def _delete_unused(directory: Path, *, but: str | None) -> None:
     # is read after that, names them. `but` is the stamp of a save that is done.
     written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
     try:
-        used = {name for files in read_index(directory).values() for name in files}
-    except ConfigError:  # there is no index
-        used = set()
+        used = {name for files in (_indexed(directory) or {}).values() for name in files}
     except DecodeError:  # nobody knows which files it names
         return
     for path, stamp in saved.items():
