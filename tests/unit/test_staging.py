@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import subprocess
 import sys
@@ -163,27 +164,29 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_save_beside_an_index_that_cannot_be_read_deletes_nothing(tmp_path: Path) -> None:
-    index = tmp_path / "saved_tasks.json"
+def test_a_save_beside_an_index_that_cannot_be_read_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def fails(path: Path) -> bytes:
+        if path.name == "saved_tasks.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
 
     async def main() -> None:
         with redrb.connect("fake://staging-unreadable") as client:
             async with ReplayBuffer(client) as buffer:
                 await buffer.put([{"reward": 1.0}], "task")
                 await buffer.save(tmp_path)
-                (saved,) = tmp_path.glob("*.redrb")
-                content = index.read_bytes()
-                index.unlink()
-                index.mkdir()  # like a disk that fails: a read of it is an OSError
-                with pytest.raises(ConfigError, match="cannot be written to"):
-                    await buffer.save(tmp_path)
-                with pytest.raises(
-                    ConfigError, match=r"saved_tasks\.json cannot be read: Is a dir"
-                ):
-                    await buffer.resume(tmp_path)
-                assert set(tmp_path.iterdir()) == {index, saved}
-                index.rmdir()
-                index.write_bytes(content)
+                earlier = set(tmp_path.iterdir())
+                with monkeypatch.context() as patch:
+                    patch.setattr(Path, "read_bytes", fails)
+                    with pytest.raises(ConfigError, match="Input/output error"):
+                        await buffer.save(tmp_path)
+                    assert set(tmp_path.iterdir()) == earlier
+                    with pytest.raises(ConfigError, match="cannot be read: Input/output error"):
+                        await buffer.resume(tmp_path)
                 await buffer.save(tmp_path)
 
     asyncio.run(main())
