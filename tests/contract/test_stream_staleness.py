@@ -18,8 +18,11 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.connection import Client
+from redrb.lua.pages import PAGES
 from tests.audit import audit
 from tests.samples import numbered, numbers
+
+PAGE = PAGES["counted_versions"]
 
 
 def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
@@ -176,6 +179,22 @@ def test_a_report_needs_neither_an_index_of_versions_nor_a_consumer_group_that_j
         assert found.leased.histogram == ({3: 3, 1: 2} if joined else {})
         lease.ack()  # they are history now, which nobody takes
         assert stream.staleness(10).waiting.histogram == {2: 1}
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(
+    "count", [1, *(PAGES["counted_versions"] + more for more in (-1, 0, 1)), 2500]
+)
+def test_a_report_without_an_index_counts_every_group_once(
+    client: Client, namespace: str, count: int, *, joined: bool
+) -> None:
+    """A page is a call of HSCAN, which gives more or fewer fields than it was asked for."""
+    with stream_of(client, namespace) as stream:
+        if joined:
+            stream.join_group()
+        stream.put_many([[numbered(number)] for number in range(count)], policy_version=7)
+        stream.put(numbered(count), policy_version=9)
+        assert stream.staleness(10).waiting.histogram == {3: count, 1: 1}
 
 
 @pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
