@@ -21,6 +21,9 @@ STOP_TIMEOUT_S = 20.0
 _LOOK_AGAIN_S = 0.1
 """Shortest pause between two looks whether the time is up."""
 
+_END_S = 2.0
+"""How long `end` waits for a thread, which may work at something else than a request."""
+
 
 def checked_stop_seconds(name: str, value: object) -> float:
     """Return seconds that a process has after a signal.
@@ -140,8 +143,23 @@ class Stop:
             with suppress(Empty):
                 goes_on = self._wakes.get(timeout=seconds)
             if goes_on and not self.left_s:
-                for interrupt in list(self.interrupts):
-                    interrupt()
+                self._interrupt()
+
+    def end(self, thread: threading.Thread) -> None:
+        """Ask, break the request that a thread works at, and wait a little until it has ended.
+
+        The thread works in `Deadline(stop=stop, budget=stop)`, and the stop allows 0 seconds. A
+        thread that is left to itself may be stopped by Python's end in the middle of C++ code, such
+        as torch's, which aborts the process.
+        """
+        self.ask()
+        self.begin()
+        self._interrupt()
+        thread.join(_END_S)
+
+    def _interrupt(self) -> None:
+        for interrupt in list(self.interrupts):
+            interrupt()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:

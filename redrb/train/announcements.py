@@ -171,7 +171,7 @@ class Agreement:
 GRACE_S = 30.0
 """How long an end that was announced before a maker began may still be taken back."""
 
-_WAIT_S = 2.0
+_WAIT_S = 1.0
 """Longest wait for an announcement; then the thread checks whether it is to end."""
 
 _PAUSE_S = 1.0
@@ -194,19 +194,19 @@ class JobEnd:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Run the thread in this block; it ends soon after."""
-        over = Stop()
+        """Run the thread in this block."""
+        over = Stop(0.0)
         thread = threading.Thread(target=self._run, args=(over,), name="redrb-job-end", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.ask()
+            over.end(thread)
 
     def _run(self, over: Stop) -> None:
         grace_ends = time.monotonic() + GRACE_S
         began = True
-        with Deadline(stop=over):
+        with Deadline(stop=over, budget=over):
             while not (over or self.stop):
                 try:
                     name, why = self._look()

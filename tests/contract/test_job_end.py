@@ -39,7 +39,7 @@ class Rewarding:
     def make_experience(self, inputs: torch.Tensor, **generate_kwargs: Any) -> Experience:
         self._began.set()
         ones = torch.ones(len(inputs))
-        return Experience(inputs, ones[:, None], ones, ones, ones, ones)
+        return Experience(inputs.long(), ones[:, None], ones, ones, ones, ones)
 
 
 class Holder(ExperienceMakerHolder):
@@ -78,6 +78,14 @@ class Job:
 def job(client, namespace):
     with ExitStack() as scope:
         yield Job(client, namespace, scope)
+
+
+def test_the_watching_thread_ends_with_the_loop(job):
+    """Python's end would stop it in the middle of C++ code, which aborts the process."""
+    maker = job.maker()
+    job.trainer("maker_0").push_weights({"actor": nn.Linear(1, 1)}, fully_update=True)
+    maker.workingloop(lambda: [torch.ones(1, 1)], num_steps=1)
+    assert not [each for each in threading.enumerate() if each.name == "redrb-job-end"]
 
 
 @pytest.fixture

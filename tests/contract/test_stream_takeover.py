@@ -95,13 +95,13 @@ def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(open_stre
 
 
 def test_groups_of_a_dropped_lease_are_requeued(open_stream, caplog):
-    stream, other = open_stream(lease_ms=1000), open_stream()
+    stream, other = open_stream(lease_ms=6000), open_stream()
     stream.put_many([[numbered(n)] for n in range(2)])
     lease = stream.take(2, timeout=0)
     with caplog.at_level(logging.WARNING, "redrb"):
         del lease
         gc.collect()
-        assert numbers(other.take(2, timeout=5)) == [0, 1]
+        assert numbers(other.take(2, timeout=30)) == [0, 1]
     assert "dropped without ack" in caplog.text
     assert other.stats().taken_over == 0
     assert other.dead_letters() == []

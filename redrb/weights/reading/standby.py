@@ -32,9 +32,6 @@ _WAIT_S = 0.5
 _PAUSE_S = 0.5
 """Pause after an error."""
 
-_END_S = 2.0
-"""How long `_end` waits for the thread; a longer fetch ends in the background."""
-
 _MISSED_S = 60.0
 """How long fetched weights wait for the swap that missed them."""
 
@@ -193,7 +190,7 @@ class BackgroundFetch(ABC):
     def __init__(self, thread_name: str, outage: Outage) -> None:
         self._thread_name = thread_name
         self._thread: threading.Thread | None = None
-        self._over = Stop()
+        self._over = Stop(0.0)
         self._outage = outage
         self._prepared: PreparedLoad | None = None
         self._changed = threading.Condition()  # a version was fetched or loaded, or failed
@@ -210,7 +207,7 @@ class BackgroundFetch(ABC):
         """Load the fetched version, if there is one; returns the version that the model has."""
 
     def _start(self) -> None:
-        self._over, self._reported = Stop(), ""
+        self._over, self._reported = Stop(0.0), ""
         self._thread = threading.Thread(
             target=self._run, args=(self._over,), name=self._thread_name, daemon=True
         )
@@ -220,8 +217,7 @@ class BackgroundFetch(ABC):
         self._over.ask()
         self._notify()
         if self._thread is not None:
-            with Deadline(at_most=_END_S) as deadline:
-                self._thread.join(deadline.left_s)
+            self._over.end(self._thread)
 
     def _notify(self) -> None:
         with self._changed:
@@ -271,7 +267,7 @@ class BackgroundFetch(ABC):
                     self._changed.wait(min(left, _LOOK_S))
 
     def _run(self, over: Stop) -> None:
-        with Deadline(stop=over):
+        with Deadline(stop=over, budget=over):
             while not over:
                 try:
                     if self._fetch_next(_WAIT_S):
@@ -385,10 +381,10 @@ class WeightStandby(BackgroundFetch):
         return version
 
     def close(self) -> None:
-        """End the thread; the model keeps its weights.
+        """End the thread, and the fetch that is under way; the model keeps its weights.
 
-        A fetch that does not end within two seconds goes on in the background; the subscriber can
-        be used again when it has ended.
+        Where the thread checks or copies a version for more than two seconds it goes on in the
+        background; the subscriber can be used again when it has ended.
         """
         self._end()
 
