@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 MOST_NAMES: Final = 10_000
 """Most tasks, and most weights, that are listed."""
 
-_TASKS = (
-    *("task", "order", "waiting", "leased", "dead", "stored", "limit", "size", "consumers"),
-    "version",
-)
+_TASKS = "task order waiting leased dead stored limit size consumers version".split()
 
 
 def add_to(commands: Commands) -> None:

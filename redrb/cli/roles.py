@@ -27,22 +27,11 @@ CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
 
 _RUN_SCRIPTS = ("eval", "evalsha")
-_PUT = ("blpop", "exec", "exists", "hdel", "hget", "lrange", "multi", "wait", "xadd")
-_TAKE = (
-    "blpop",
-    "hget",
-    "hmget",
-    "lrange",
-    "xpending",
-    "xrange",
-    "xreadgroup",
-    "xrevrange",
-    "zscore",
-)
+_PUT = "blpop exec exists hdel hget lrange multi wait xadd".split()
+_TAKE = "blpop hget hmget lrange xpending xrange xreadgroup xrevrange zscore".split()
 _LOOK = (
-    *("exists", "hget", "hmget", "hscan", "lrange", "time", "xlen", "xrange", "xread"),
-    *("xinfo|consumers", "xrevrange", "zmscore", "zscore"),
-)
+    "exists hget hmget hscan lrange time xlen xrange xread xinfo|consumers xrevrange zmscore zscore"
+).split()
 _REGISTRY = {
     "maker": ("zadd",),
     "episode-maker": ("zadd",),
@@ -55,20 +44,20 @@ _REPLAY = ("sadd", "sismember", "smembers", "time")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
 _LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
-    *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
-    *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
-)
+    "exists expire get hexists hget persist pexpire set smembers srem time unlink xadd xrange "
+    "xread xrevrange xtrim"
+).split()
 
 _PUT_SCRIPTS = (
     *scripts_in("put"),
     *scripts_in("assembly"),
     *scripts_in("admission"),
-    *("task/announce", "task/open", "task/fill", "task/stats"),
+    *"task/announce task/open task/fill task/stats".split(),
 )
 _LOOK_SCRIPTS = (
     *scripts_in("browse"),
     *scripts_in("doctor"),
-    *("task/archived", "task/count", "task/observe", "task/stats", "task/versions"),
+    *"task/archived task/count task/observe task/stats task/versions".split(),
 )
 _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)

@@ -55,17 +55,10 @@ BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(9)
 FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2 = range(9, 15)
 _INTEGERS: Final = range(INT8, UINT64 + 1)
 _NAMES: Final = (
-    *("bool", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
-    *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-)
-_STORAGE: Final = (
-    *("u1", "i1", "i2", "i4", "i8"),
-    *("u1", "u2", "u4", "u8"),
-    *("u2", "u4", "u8"),
-    *("u2", "u1", "u1"),
-)
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2"
+).split()
+_STORAGE: Final = "u1 i1 i2 i4 i8 u1 u2 u4 u8 u2 u4 u8 u2 u1 u1".split()
 _EXPONENTS: Final = {
     FLOAT16: 0x7C00,
     FLOAT32: 0x7F800000,

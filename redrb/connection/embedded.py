@@ -126,7 +126,10 @@ class EmbeddedServer:
         self._closing = threading.Lock()
         self._process = subprocess.Popen(
             [
-                *("/bin/sh", "-c", _GUARD, "redrb-server"),
+                "/bin/sh",
+                "-c",
+                _GUARD,
+                "redrb-server",
                 "" if directory else str(self.directory),
                 self.program.path,
                 *self._arguments(keep_data=bool(directory)),

@@ -14,9 +14,8 @@ from redis.connection import parse_url
 from redrb.errors import ConfigError
 
 SCHEMES = (
-    *("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
-    *("unix", "embedded", "fake"),
-)
+    "redis rediss redis+cluster rediss+cluster redis+sentinel rediss+sentinel unix embedded fake"
+).split()
 
 CLUSTER = "+cluster"
 """End of the schemes for a cluster."""

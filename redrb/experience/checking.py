@@ -25,8 +25,14 @@ DIMENSIONS = {
 
 _INTEGERS = frozenset(
     (
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
     )
 )
 _PLAN = [(name, dims, name in ACTION_FIELDS) for name, dims in DIMENSIONS.items()]

@@ -10,44 +10,21 @@ _WORD = re.compile(r"'([A-Z]{3,})'")
 _OPTIONS = frozenset({"COUNT", "FORCE", "JUSTID", "LIMIT", "SAMPLES", "WITHSCORES", "WITHVALUES"})
 
 _WORDS: Final = {
-    **dict.fromkeys(("TIME",), 1),
-    **dict.fromkeys(
-        (
-            *("DEL", "EXISTS", "GET", "HGETALL", "HKEYS", "HLEN", "HRANDFIELD", "PERSIST"),
-            *("SMEMBERS", "UNLINK", "XLEN", "ZCARD", "ZRANDMEMBER"),
-        ),
-        2,
-    ),
-    **dict.fromkeys(
-        (
-            *("EXPIRE", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "HSTRLEN", "LPUSH"),
-            *("MEMORY|USAGE", "PEXPIRE", "PEXPIREAT", "RENAME", "RPUSH", "SADD", "SET"),
-            *(
-                "SISMEMBER",
-                "SREM",
-                "XDEL",
-                "XINFO|GROUPS",
-                "XINFO|STREAM",
-                "XPENDING",
-                "ZMSCORE",
-                "ZRANK",
-                "ZREM",
-                "ZSCORE",
-            ),
-        ),
-        3,
-    ),
-    **dict.fromkeys(
-        (
-            *("HINCRBY", "HSET", "HSETNX", "LTRIM", "XACK", "XGROUP|DESTROY"),
-            *("XRANGE", "XREVRANGE", "ZADD", "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX"),
-            *("XINFO|CONSUMERS", "ZRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREVRANGE"),
-            *("ZREVRANGEBYSCORE",),
-        ),
-        4,
-    ),
-    **dict.fromkeys(("XADD", "XGROUP|CREATE", "XGROUP|DELCONSUMER"), 5),
-    **dict.fromkeys(("XCLAIM",), 6),
+    name: words
+    for words, names in {
+        1: "TIME",
+        2: "DEL EXISTS GET HGETALL HKEYS HLEN HRANDFIELD PERSIST SMEMBERS UNLINK XLEN ZCARD "
+        "ZRANDMEMBER",
+        3: "EXPIRE HDEL HEXISTS HGET HMGET HSCAN HSTRLEN LPUSH MEMORY|USAGE PEXPIRE PEXPIREAT "
+        "RENAME RPUSH SADD SET SISMEMBER SREM XDEL XINFO|GROUPS XINFO|STREAM XPENDING ZMSCORE "
+        "ZRANK ZREM ZSCORE",
+        4: "HINCRBY HSET HSETNX LTRIM XACK XGROUP|DESTROY XINFO|CONSUMERS XRANGE XREVRANGE ZADD "
+        "ZCOUNT ZLEXCOUNT ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZREMRANGEBYRANK ZREVRANGE "
+        "ZREVRANGEBYSCORE",
+        5: "XADD XGROUP|CREATE XGROUP|DELCONSUMER",
+        6: "XCLAIM",
+    }.items()
+    for name in names.split()
 }
 """Fewest words of each command, its name included: the absolute value of its arity in COMMAND INFO.
 

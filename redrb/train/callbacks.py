@@ -6,8 +6,8 @@ The hooks and their order are those of ColossalAI's `coati.ray.callbacks`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import Experience
 from redrb.watch.metrics.events import Write
+
+T = TypeVar("T")
 
 
 class TrainerCallback:
@@ -102,26 +104,19 @@ class MakerCallback:
         """After the experience was handed to the sender, which sends it in the background."""
 
 
-class Callbacks:
-    """A list of callbacks, called in its order."""
+def checked_callbacks(callbacks: Iterable[T], kind: type[T]) -> list[T]:
+    """Return callbacks in a list.
 
-    def __init__(self, callbacks: Iterable[Any], kind: type) -> None:
-        """Check the callbacks.
-
-        Raises:
-            ConfigError: A callback is not a `kind`.
-        """
-        self._all = list(callbacks)
-        for callback in self._all:
-            if not isinstance(callback, kind):
-                raise ConfigError(
-                    f"a callback is a {type(callback).__name__}: subclass redrb.{kind.__name__}."
-                )
-
-    def call(self, hook: str, *arguments: int | Mapping[str, Any] | Experience | Exception) -> None:
-        """Call `hook` of each callback."""
-        for callback in self._all:
-            getattr(callback, hook)(*arguments)
+    Raises:
+        ConfigError: A callback is not a `kind`.
+    """
+    checked = list(callbacks)
+    for callback in checked:
+        if not isinstance(callback, kind):
+            raise ConfigError(
+                f"a callback is a {type(callback).__name__}: subclass redrb.{kind.__name__}."
+            )
+    return checked
 
 
 def refuse_hooks(subclass: type, kind: type) -> None:

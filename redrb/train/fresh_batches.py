@@ -17,7 +17,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
 from redrb.experience import Experience
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.feeding import ExperienceLoader
-from redrb.train.callbacks import Callbacks
+from redrb.train.callbacks import TrainerCallback
 from redrb.train.world import world_size_here
 
 Acknowledge: TypeAlias = Literal["step", "checkpoint"]
@@ -47,7 +47,7 @@ class FreshBatches:
     stream: ExperienceStream
     size: int
     stop: Stop
-    callbacks: Callbacks
+    callbacks: Sequence[TrainerCallback]
     ack: Acknowledge
     device: torch.device
     pin_memory: bool
@@ -109,7 +109,8 @@ class FreshBatches:
                         raise
                     _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
                     self._close_loader()
-                    self.callbacks.call("on_misfits", error)
+                    for callback in self.callbacks:
+                        callback.on_misfits(error)
                     continue
                 except WrongStep as error:
                     # ranks go on at their next step, if the first one was already trained

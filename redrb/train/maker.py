@@ -14,7 +14,7 @@ from redrb.experience import Experience
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
 from redrb.train.announcements import JobEnd
-from redrb.train.callbacks import Callbacks, MakerCallback
+from redrb.train.callbacks import MakerCallback, checked_callbacks
 from redrb.train.following import MakerWeights
 from redrb.train.graceful_sending import GracefulSender
 from redrb.train.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
@@ -101,7 +101,7 @@ class Maker:
         self.name, self._stop = weights.maker, weights.stop
         self.experience_maker, self.generate_kwargs = experience_maker, generate_kwargs
         self._streams, self._weights = streams, weights
-        self._call = Callbacks(callbacks, MakerCallback).call
+        self._callbacks = checked_callbacks(callbacks, MakerCallback)
         tasks = [stream.task for stream in streams]
         self._job_end = JobEnd(weights, tasks, self._stop) if end_with_job else None
         sender = self._sender = ExperienceSender(streams, max_groups=max_unsent, offload=offload)
@@ -160,7 +160,8 @@ class Maker:
                     waiting.enter_context(stream.worker.waiting("weights"))
                 if not self._weights.wait_until_initialised():
                     return
-            self._call("on_loop_start")
+            for callback in self._callbacks:
+                callback.on_loop_start()
             with self._weights.prefetching():
                 drawn = iter(batches)
                 while not self._stop:
@@ -170,7 +171,8 @@ class Maker:
                         break
                     self._make_parts(inputs)
             self._graceful_sender.flush()
-            self._call("on_loop_end")
+            for callback in self._callbacks:
+                callback.on_loop_end()
 
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Announce the version of the weights; return it, and options for the experience maker."""
@@ -209,20 +211,24 @@ class Maker:
                 self._make_and_send(part, granted)
 
     def _make_and_send(self, inputs: Any, granted: Granted) -> None:
-        self._call("on_batch_start")
+        for callback in self._callbacks:
+            callback.on_batch_start()
         for stream in self._streams:
             stream.worker.steps.begin()
         groups = 0
         for experience in self._made(inputs):
-            self._call("on_send_start")
+            for callback in self._callbacks:
+                callback.on_send_start()
             rows = GroupedRows(experience)
             groups += len(rows.rows())
             granted.check(groups, self.experience_maker)
             self._graceful_sender.send(rows, granted.each)
-            self._call("on_send_end")
+            for callback in self._callbacks:
+                callback.on_send_end()
         for stream in self._streams:
             stream.worker.steps.end()
-        self._call("on_batch_end")
+        for callback in self._callbacks:
+            callback.on_batch_end()
 
     def _made(self, inputs: Any) -> Iterator[Experience]:
         """Yield the experience of a batch; groups that are ready later are other parts.
@@ -231,18 +237,22 @@ class Maker:
         """
         parts, exclusive = self._parts(inputs), self._weights.models.exclusive
         with exclusive():
-            self._call("on_make_experience_start")
+            for callback in self._callbacks:
+                callback.on_make_experience_start()
             experience = next(parts, None)
             if experience is not None:
-                self._call("on_make_experience_end", experience)
+                for callback in self._callbacks:
+                    callback.on_make_experience_end(experience)
         uses_models = getattr(self.experience_maker, "parts_use_models", False)
         while experience is not None:
             yield experience
             with exclusive() if uses_models else nullcontext():
                 experience = next(parts, None)
                 if experience is not None:
-                    self._call("on_make_experience_start")
-                    self._call("on_make_experience_end", experience)
+                    for callback in self._callbacks:
+                        callback.on_make_experience_start()
+                    for callback in self._callbacks:
+                        callback.on_make_experience_end(experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
         version, options = self._begin_batch()

@@ -20,7 +20,7 @@ from redrb.experience.records import per_sample
 from redrb.keys import check_name, consumer_key
 from redrb.stream import ExperienceStream
 from redrb.train.broadcast import Broadcast
-from redrb.train.callbacks import Callbacks, TrainerCallback
+from redrb.train.callbacks import TrainerCallback, checked_callbacks
 from redrb.train.checkpoint import Checkpoints, Stateful, stateful_parts
 from redrb.train.fresh_batches import Acknowledge, FreshBatches
 from redrb.train.training_loop import TrainingLoop
@@ -132,7 +132,7 @@ class Trainer(ABC):
         self.device = default_device() if device is None else torch.device(device)
         self._rank, self._stream = rank, stream
         self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
-        checked = Callbacks(callbacks, TrainerCallback)
+        checked = checked_callbacks(callbacks, TrainerCallback)
         batches = FreshBatches(
             stream=stream,
             size=checked_int("batch_size", batch_size, 1) * (world_size or 1),

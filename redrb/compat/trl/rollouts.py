@@ -91,10 +91,10 @@ Acknowledge = Literal["step", "save"]
 
 _RESERVED = frozenset(
     (
-        *("prompt", "prompts", "completion", "completions", "completion_ids", "prompt_ids"),
-        *("logprobs", "logprob_token_ids", "env_mask", "reward", "policy_version"),
-        *("trainer_state", "log_extra", "log_metric", "environments", "image", "images"),
-    )
+        "prompt prompts completion completions completion_ids prompt_ids logprobs "
+        "logprob_token_ids env_mask reward policy_version trainer_state log_extra log_metric "
+        "environments image images"
+    ).split()
 )
 
 

@@ -16,9 +16,9 @@ from redrb.experience import Status
 from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts, StatusName
 
 COUNTERS = (
-    *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
-    *("arrived_stale", "sized_after", "version", "floor", "dead_dropped"),
-)
+    "last put samples_put bytes_put filtered kept_back evicted arrived_stale sized_after version "
+    "floor dead_dropped"
+).split()
 """Fields of a task that are counters; other fields are settings, unless they are transient."""
 
 PUT_COUNTERS = ("last", "put", "samples_put", "bytes_put")

@@ -210,7 +210,10 @@ def _check(name: str, tensor: Tensor) -> None:
 def _holds(dtype: torch.dtype) -> bool:
     library = safetensors_torch()
     errors: tuple[type[Exception], ...] = (
-        *(LookupError, TypeError, ValueError, RuntimeError),
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
         _library_error(),
     )
     try:
