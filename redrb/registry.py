@@ -35,7 +35,7 @@ class Registry:
     def add(self, kind: Kind, name: str) -> None:
         """Enter a name; entering it again changes nothing.
 
-        A user without the right to do this, a server at its memory limit, and a node that is away
+        A user without permission to do this, a server at its memory limit, and a node that is away
         are logged: the task works without its name in the registry.
         """
         self._change("enter", "ZADD", self._key, "NX", 0, f"{kind}:{name}")

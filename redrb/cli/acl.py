@@ -1,4 +1,4 @@
-"""`redrb acl`: prints the rights that a role needs in Redis, or gives them to a user."""
+"""`redrb acl`: prints the permissions that a role needs in Redis, or gives them to a user."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PASSWORD = "REDRB_USER_PASSWORD"  # noqa: S105 (the name of a variable)
 """A password that `--apply` gives to the user."""
 
 _TEXT = (
-    "Print the command ACL SETUSER that gives a user of Redis the fewest rights that a role needs, "
-    "or run it with --apply. It replaces the rights that the user had, and leaves its passwords as "
-    f"they are: --apply adds that of {PASSWORD}; else give a new user one with `ACL SETUSER NAME "
-    ">PASSWORD`. Users are gone when Redis restarts, unless ACL SAVE (with an aclfile) or CONFIG "
-    "REWRITE was run after the last change. Run this again after an upgrade of redrb. Without "
-    "--apply it needs no connection. docs/security.md says what each role can do."
+    "Print the command ACL SETUSER that gives a user of Redis the fewest permissions that a role "
+    "needs, or run it with --apply. It replaces the permissions that the user had, and leaves its "
+    f"passwords as they are: --apply adds that of {PASSWORD}; else give a new user one with "
+    "`ACL SETUSER NAME >PASSWORD`. Users are gone when Redis restarts, unless ACL SAVE (with an "
+    "aclfile) or CONFIG REWRITE was run after the last change. Run this again after an upgrade of "
+    "redrb. Without --apply it needs no connection. docs/security.md says what each role can do."
 )
 _LOST = (
     "the user is gone when Redis restarts: after the last change run ACL SAVE (with an aclfile) or "
@@ -41,7 +41,10 @@ _OF_SERVERS: dict[Kept, str] = {
 def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "acl", help="print the rights that a role needs in Redis", description=_TEXT, epilog=STATUS
+        "acl",
+        help="print the permissions that a role needs in Redis",
+        description=_TEXT,
+        epilog=STATUS,
     )
     parser.add_argument("--role", required=True, choices=ROLES, help="what the user does")
     parser.add_argument(
@@ -73,11 +76,11 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redrb.cli.roles import rights
+    from redrb.cli.roles import permissions
     from redrb.keys import check_name
 
     user = check_name("user", options.user or options.role)
-    rules = rights(options.role, options.task, options.namespace, options.weights, options.to)
+    rules = permissions(options.role, options.task, options.namespace, options.weights, options.to)
     command = f"ACL SETUSER {user} on {rules}"
     result = {"user": user, "rules": rules.split(), "command": command}
     if not options.apply:

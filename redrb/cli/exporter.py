@@ -32,7 +32,7 @@ def add_to(commands: Commands) -> None:
         default="127.0.0.1",
         help="address to listen on (default: 127.0.0.1, only this machine); 0.0.0.0: all",
     )
-    parser.add_argument("--task", help="only this task, for a user without rights to the registry")
+    parser.add_argument("--task", help="only this task, for a user who may not read the registry")
     only = parser.add_mutually_exclusive_group()
     add_flag(only, "--once", "print the metrics once, and end")
     add_flag(only, "--print-alerts", "print alert rules for Prometheus, and end")

@@ -1,4 +1,4 @@
-"""The rights in Redis that each role of a run needs: commands, and the keys that they may touch.
+"""The permissions in Redis that each role of a run needs: commands, and the keys they may touch.
 
 A rule set has a part for the task's keys and, behind it, selectors: a request is allowed if one of
 these parts allows all of it. The commands inside scripts are found in the scripts' text.
@@ -75,10 +75,10 @@ _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 
 
-def rights(
+def permissions(
     role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
 ) -> str:
-    """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
+    """Return the rules of `ACL SETUSER` for a role; they replace all permissions that a user had.
 
     Args:
         tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
@@ -112,7 +112,7 @@ def _joined(rules: Sequence[str]) -> str:
 
 
 def _rules(keys: Iterable[str], commands: Iterable[str], *, writes: bool = True) -> str:
-    """Return a part of a user's rights.
+    """Return a part of a user's permissions.
 
     `keys` are patterns as ACL rules: "~pattern", or "%R~pattern" for reading only. Without `writes`
     commands that write are forbidden.

@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         if not task.readable:
             raise StoreDenied(
                 f"the user of Redis at {state.where} may not read task {task.name!r}: "
-                "`redrb acl --role observer` prints the rights that it needs."
+                "`redrb acl --role observer` prints the permissions that it needs."
             )
     for number, task in enumerate(state.tasks):
         _print(task, options, first=not number)

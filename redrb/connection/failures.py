@@ -157,12 +157,12 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
         if _ONLY_READS in reply:
             return StoreDenied(
                 f"Redis at {where} refused a change: {reply}. Give the URL of a user with more "
-                "rights: `redrb acl --role admin` prints those that every change needs."
+                "permissions: `redrb acl --role admin` prints those that every change needs."
             )
         return StoreDenied(
             f"Redis at {where} refused access: {reply}. Check user and password in the URL "
             "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`: "
-            "`redrb acl` prints the rights that it needs."
+            "`redrb acl` prints the permissions that it needs."
         )
     if is_out_of_memory(error):
         return StoreFull(

@@ -6,7 +6,7 @@ are found by themselves. Redis runs a script from its first line each time, and 
 of all files takes longer than most calls do: an include inside a block, indented like its lines, is
 made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
 commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
-they run later for the same user, and do not check its rights again. `PAGE.name` is a number of
+they run later for the same user, and do not check its permissions again. `PAGE.name` is a number of
 `redrb.lua.pages`. A reply that has cases begins with a word. Repeated with the same arguments a
 script changes nothing more, so the client repeats it when a connection breaks.
 """
@@ -135,7 +135,7 @@ def scripts_in(folder: str) -> list[str]:
 
 @cache
 def needed_commands(script: str) -> frozenset[str]:
-    """Return the commands of a script such as "take/take", which the rights of its user need."""
+    """Return the commands of a script such as "take/take", which its user needs."""
     return commands_in(load(script).text)
 
 
@@ -163,7 +163,7 @@ def _with_includes(
 
 
 def _with_commands(source: str, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the lines of a script, with the list of the commands that need rights filled in."""
+    """Return the lines of a script, with the list of the commands that it needs filled in."""
     if not any(code.startswith(_COMMANDS) for _, code in lines):
         return lines
     later = [load(each).text for names in _BEFORE.findall(source) for each in names.split()]

@@ -9,7 +9,7 @@ from torch import Tensor
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
 from redrb.connection import Client
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from redrb.weights.wire import chunks, stored_keys
 
 
@@ -146,9 +146,9 @@ def test_chunks_dropped_during_the_commit_are_sent_again(
     publisher.publish(state(0))
     attempts, kept = [], stored_keys.keep
 
-    def stage(attempt, *arguments, **named):
+    def upload_and(attempt, *arguments, **named):
         attempts.append(attempt)
-        return staged(attempt, *arguments, **named)
+        return uploaded(attempt, *arguments, **named)
 
     def keep(*arguments):
         whole = kept(*arguments)
@@ -156,8 +156,8 @@ def test_chunks_dropped_during_the_commit_are_sent_again(
             publisher._committer.discard(attempts[0])
         return whole
 
-    staged = staging.StagingAttempt.stage
-    monkeypatch.setattr(staging.StagingAttempt, "stage", stage)
+    uploaded = upload.Upload.upload
+    monkeypatch.setattr(upload.Upload, "upload", upload_and)
     monkeypatch.setattr(stored_keys, "keep", keep)
     assert publisher.publish(state(1)).version == 2
     assert len(attempts) == 2

@@ -21,7 +21,7 @@ _log = logging.getLogger("redrb")
 
 
 @dataclass(slots=True, eq=False)
-class _Staged:
+class _Received:
     """The chunks of an update so far, by model."""
 
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ChunkedUpdates:
     def __init__(self, models: LockedModels) -> None:
         self._models, self._loads = models, models.loads
         self._mergers = {name: LoraMerger(model) for name, model in models.models.items()}
-        self._own = threading.local()  # `staged`: the update that this thread has begun
+        self._own = threading.local()  # `received`: the update that this thread has begun
 
     def update(
         self,
@@ -64,14 +64,14 @@ class ChunkedUpdates:
                 is no such model.
             WeightMismatch: A tensor does not fit the models, which keep their old weights.
         """
-        staged: _Staged | None = getattr(self._own, "staged", None)
-        ends = last or (staged is None and not first)
-        if first and staged is not None and not staged.dropped:
+        received: _Received | None = getattr(self._own, "received", None)
+        ends = last or (received is None and not first)
+        if first and received is not None and not received.dropped:
             _log.warning("an update of the models was not ended, and another one begins")
-        if first or (staged is None and not last):
-            staged = _Staged()
-        self._own.staged = None if ends else staged
-        if staged is None or staged.dropped:
+        if first or (received is None and not last):
+            received = _Received()
+        self._own.received = None if ends else received
+        if received is None or received.dropped:
             raise WeightError(
                 "no update is under way in this thread: the first call needs chunk_start=True, and "
                 "an update is dropped when one of its calls fails. Send all of it again, from "
@@ -80,19 +80,19 @@ class ChunkedUpdates:
         try:
             for model, state in states.items():
                 if state is not None:
-                    self._stage(staged, model, state, lora_configs[model])
+                    self._receive(received, model, state, lora_configs[model])
             if ends:
                 with self._models.exclusive():
-                    self._load(staged)
+                    self._load(received)
         except BaseException:
-            staged.dropped = True
-            staged.states, staged.loras = {}, {}
+            received.dropped = True
+            received.states, received.loras = {}, {}
             raise
         return ends
 
-    def _stage(
+    def _receive(
         self,
-        staged: _Staged,
+        received: _Received,
         model: str,
         state: Mapping[str, Tensor],
         lora_configs: Mapping[str, Any] | None,
@@ -101,21 +101,21 @@ class ChunkedUpdates:
             raise WeightError(f"this maker has no {model}; it has {sorted(self._models.models)}.")
         copied = {name: tensor.detach().clone() for name, tensor in state.items()}
         if lora_configs is None:
-            staged.states.setdefault(model, {}).update(copied)
+            received.states.setdefault(model, {}).update(copied)
         else:
-            tensors, configs = staged.loras.setdefault(model, ({}, {}))
+            tensors, configs = received.loras.setdefault(model, ({}, {}))
             tensors.update(copied)
             configs.update(lora_configs)
 
     @torch.no_grad()
-    def _load(self, staged: _Staged) -> None:
+    def _load(self, received: _Received) -> None:
         """Load the weights that the models have, and LoRA products, after all were checked."""
         if self._loads != self._models.loads:  # later LoRA products are merged into the new weights
             self._loads = self._models.loads
             for merger in self._mergers.values():
                 merger.forget()
         planned: list[Callable[[], object]] = []
-        for model, state in staged.states.items():
+        for model, state in received.states.items():
             live = module_tensors(self._models.models[model])
             for name, tensor in state.items():
                 if name in live and tensor.shape != live[name].shape:
@@ -125,10 +125,10 @@ class ChunkedUpdates:
                     )
                 if name in live:
                     planned.append(partial(live[name].copy_, tensor))
-        for model, (tensors, configs) in staged.loras.items():
+        for model, (tensors, configs) in received.loras.items():
             merger = self._mergers[model]
             planned.append(partial(merger.apply, merger.plan(tensors, configs)))
         for change in planned:
             change()
-        for model in staged.states:
+        for model in received.states:
             self._mergers[model].forget()

@@ -1,7 +1,7 @@
--- Add a part of a saved task to its stage: the transaction has just added the entries or dead letters.
+-- Add a part of a saved task to its restore area: the transaction has just added the entries or dead letters.
 -- Parts are numbered from 1 and come in order; a repeated part changes nothing.
--- KEYS[1] stream of the stage
--- ARGV    the call `AddToStage` of redrb/stream/saving/calls.py. Its value, by kind:
+-- KEYS[1] stream of the restore area
+-- ARGV    the call `AddToArea` of redrb/stream/saving/calls.py. Its value, by kind:
 --         task       {task = {field = value}, puts = {field = value},
 --                    groups = {name = {state = {}, staleness = {}}}}
 --         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
@@ -14,7 +14,7 @@
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
 -- Returns its reply
---@include task facts settings pools ledger stage permissions
+--@include task facts settings pools ledger restore_area permissions
 
 check_permissions(KEYS[1])
 begin_writing()

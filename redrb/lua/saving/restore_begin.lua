@@ -1,8 +1,8 @@
--- Begin to restore a task, or give up. The stage of an earlier attempt is deleted.
+-- Begin to restore a task, or give up. The restore area of an earlier attempt is deleted.
 -- KEYS[1] stream
 -- ARGV    the call `BeginRestore` of redrb/stream/saving/calls.py
 -- Returns its reply
---@include task settings stage permissions
+--@include task settings restore_area permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -15,7 +15,7 @@ local function number_of(name)
 end
 
 if ask.ttl_ms == 0 then
-  drop_stage(token)
+  drop_area(token)
   if earlier == token then
     redis.call('DEL', key('restoring'))
   end
@@ -28,7 +28,7 @@ if earlier and earlier ~= token then
   if number_of(token) > 0 and number_of(earlier) > number_of(token) then
     return cmsgpack.pack({outcome = 'overtaken'})
   end
-  drop_stage(earlier)
+  drop_area(earlier)
 end
 redis.call('SET', key('restoring'), token, 'PX', ask.ttl_ms)
 return cmsgpack.pack({outcome = 'begun', fields = task_fields(), groups = groups()})

@@ -1,10 +1,10 @@
--- Replace tasks by their complete stages: all of them, or none. The cost does not grow with the groups.
+-- Replace tasks by their complete restore areas: all or none. The cost does not grow with the groups.
 -- KEYS    stream of each task; on a cluster they share one slot
 -- ARGV    the call `EndRestore` of redrb/stream/saving/calls.py
 -- Returns its reply
---@include task settings membership stage permissions
+--@include task settings membership restore_area permissions
 
--- Return the settings of a task that its stage lacks.
+-- Return the settings of a task that its restore area lacks.
 local function differing(settings)
   local found = {}
   for _, name in ipairs(SETTINGS) do
@@ -27,7 +27,7 @@ local function check(name, asked)
     settings[here[i]] = here[i + 1]
   end
   local joined = groups()
-  work_at(stage_of(asked.token))
+  work_at(area_of(asked.token))
   if not exists() or not is_whole(asked.whole) then
     return nil, {outcome = 'gone', stream = name}
   end
@@ -41,7 +41,7 @@ end
 local function replace(checked)
   local token, settings = checked.token, checked.settings
   work_on(checked.name)
-  work_at(stage_of(token))
+  work_at(area_of(token))
   local version = tonumber(settings.version or '')
   if version and version > number(task, 'version') then
     redis.call('HSET', task, 'version', settings.version)
@@ -57,9 +57,9 @@ local function replace(checked)
   delete_task(checked.joined)
   redis.call('DEL', key('restoring'))
   for _, name in ipairs(names) do
-    local staged = stage_of(token) .. name
-    if redis.call('PERSIST', staged) == 1 or redis.call('EXISTS', staged) == 1 then
-      redis.call('RENAME', staged, prefix .. name)
+    local restored = area_of(token) .. name
+    if redis.call('PERSIST', restored) == 1 or redis.call('EXISTS', restored) == 1 then
+      redis.call('RENAME', restored, prefix .. name)
     end
   end
   work_on(checked.name) -- the rules are those of the restored task now

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `FindRestored` of redrb/stream/saving/calls.py
 -- Returns its reply
---@include stage task
+--@include restore_area task
 
 local ask, how = cmsgpack.unpack(ARGV[1]), 'other'
 if redis.call('HGET', task, 'restored_file') == ask.checksum then

@@ -60,7 +60,7 @@ end
 local seen, workers = announced_since(ask.since, PAGE.observed_workers)
 local memory = 0
 for _, name in ipairs({stream, key('facts'), key('dead')}) do
-  -- the user may lack the right
+  -- the user may lack the permission
   local known, nbytes = pcall(redis.call, 'MEMORY', 'USAGE', name, 'SAMPLES', '5')
   memory = known and memory and memory + (nbytes or 0) or nil
 end

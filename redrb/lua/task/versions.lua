@@ -6,7 +6,7 @@
 
 local ask, counts, looks = cmsgpack.unpack(ARGV[1]), {}, 0
 local group = ask.group
-local stage, at, after = string.match(ask.place, '^(%a) (%d+) (%S+)$')
+local phase, at, after = string.match(ask.place, '^(%a) (%d+) (%S+)$')
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
 local indexed = rules().order == 'stalest' or rules().max_staleness
 local function report(kind, version, count)
@@ -88,16 +88,16 @@ end
 if not exists() then
   return cmsgpack.pack({place = '', counts = counts})
 end
-if not stage then
+if not phase then
   local taken = redis.call('HGETALL', key('staleness', group)) -- bound: stalenesses, 4 * (MOST_STALENESS + 1)
   for i = 1, #taken, 2 do
     report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
   end
 end
 local next_place
-if stage == 'l' then
+if phase == 'l' then
   next_place = report_leased()
-elseif stage ~= 'w' and not (joined and indexed) then
+elseif phase ~= 'w' and not (joined and indexed) then
   next_place = report_by_facts()
 else
   next_place = report_waiting()

@@ -15,5 +15,5 @@ end
 if redis.call('HGET', fence, 'owner') ~= ask.owner or redis.call('HGET', fence, 'token') ~= ask.token then
   return cmsgpack.pack('gone')
 end
-redis.call('HSET', attempts, ask.token, 'keys ' .. ask.staged)
+redis.call('HSET', attempts, ask.token, 'keys ' .. ask.uploaded)
 return cmsgpack.pack('ok')

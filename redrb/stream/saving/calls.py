@@ -1,4 +1,4 @@
-"""The calls of the scripts in `redrb/lua/saving`: tasks are read, and built on a stage.
+"""The calls of the scripts in `redrb/lua/saving`: tasks are read, and built in a restore area.
 
 Every call may be repeated as it is when a connection breaks, and is.
 """
@@ -125,7 +125,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class BeginRestore(Call[Begun], frozen=True):
-    """Begin to restore a task, or give up; the stage of an earlier attempt is deleted.
+    """Begin to restore a task, or give up; the restore area of an earlier attempt is deleted.
 
     Attributes:
         token: Name of this attempt, "<number>-<random>"; a number of 0 is never overtaken.
@@ -139,12 +139,12 @@ class BeginRestore(Call[Begun], frozen=True):
     put: int
 
 
-class AddToStage(Call[Literal["ok", "again", "gone"]], frozen=True):
-    """Add a part to a stage: "again": it was added before; "gone": the stage has expired.
+class AddToArea(Call[Literal["ok", "again", "gone"]], frozen=True):
+    """Add a part to a restore area: "again": it was added before; "gone": the area has expired.
 
     Attributes:
         part: Parts are numbered from 1, and come in order.
-        ttl_ms: The stage expires after so long without a further part.
+        ttl_ms: The restore area expires after so long without a further part.
     """
 
     script: ClassVar = "saving/restore"
@@ -154,8 +154,8 @@ class AddToStage(Call[Literal["ok", "again", "gone"]], frozen=True):
     value: Any
 
 
-class Staged(msgspec.Struct, frozen=True):
-    """A task that is complete on its stage; see `BeginRestore` and `FindRestored`."""
+class RestoredTask(msgspec.Struct, frozen=True):
+    """A task that is complete in its restore area; see `BeginRestore` and `FindRestored`."""
 
     token: str
     put: int
@@ -166,7 +166,7 @@ class Ended(msgspec.Struct, frozen=True):
     """The reply to the end of a restore.
 
     Attributes:
-        outcome: "ok"; "gone": a stage is not complete; "used": something was put meanwhile;
+        outcome: "ok"; "gone": a restore area is not complete; "used": something was put meanwhile;
             "differs": a task was given other settings meanwhile.
         stream: Of the task that it is about.
         settings: Names of the settings that differ.
@@ -178,7 +178,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class EndRestore(Call[Ended], frozen=True):
-    """Replace tasks by their complete stages: all of them, or none; KEYS are their streams."""
+    """Replace tasks by their complete restore areas: all or none; KEYS are their streams."""
 
     script: ClassVar = "saving/restore_end"
-    tasks: list[Staged]
+    tasks: list[RestoredTask]

@@ -1,6 +1,6 @@
-"""`Restoring`: builds a saved task on a stage, whose keys `resuming` moves to their place.
+"""`Restoring`: builds a saved task in a restore area, whose keys `resuming` moves to their place.
 
-Parts go to the stage like puts: the payloads by XADD, and the records to a script, in one
+Parts go to the restore area like puts: the payloads by XADD, and the records to a script, in one
 transaction that has its effect once however often it is sent.
 """
 
@@ -15,7 +15,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
-from redrb.stream.saving.calls import AddToStage, BeginRestore, PartKind
+from redrb.stream.saving.calls import AddToArea, BeginRestore, PartKind
 from redrb.stream.saving.checking import CheckedFile
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
@@ -33,15 +33,15 @@ from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
-"""Time after which Redis deletes a stage that no process continues."""
+"""Time after which Redis deletes a restore area that no process continues."""
 
 COMPLETE_TTL_MS = 3_600_000
-"""The same of a complete stage, which waits for the stages of other tasks, and of its token."""
+"""The same of a complete restore area, which waits for those of other tasks, and of its token."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """Entries that go to the stage in one transaction, and a description of each for the script."""
+    """Entries that go to the area in one transaction, and a description of each for the script."""
 
     commands: list[tuple[list[Argument], bytes]] = field(default_factory=list)
     described: list[Any] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Page:
 
 
 class Restoring:
-    """One attempt to restore a task: its stage, and the parts that were put on it."""
+    """One attempt to restore a task: its restore area, and the parts that were put there."""
 
     def __init__(
         self, store: TaskStore, saved: CheckedFile, *, put: int = 0, number: int = 0
@@ -84,7 +84,7 @@ class Restoring:
         self._settings: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Check that the task may be restored, and begin a stage.
+        """Check that the task may be restored, and begin a restore area.
 
         Raises:
             ConfigError: The task was used.
@@ -102,7 +102,7 @@ class Restoring:
         self._send("task", {**self._task(), "groups": self._groups()})
 
     def group(self, record: GroupRecord, payload: bytes) -> None:
-        """Put a group on the stage."""
+        """Put a group in the restore area."""
         needs = [(self._names[place], *others) for place, *others in record.needs]
         if not record.archived:
             needs += [(name, "", "", 0, 0) for name in self._late]
@@ -112,7 +112,7 @@ class Restoring:
         self._last = record.seq
 
     def dead_letter(self, record: DeadRecord) -> None:
-        """Put a dead letter on the stage."""
+        """Put a dead letter in the restore area."""
         *others, (name, value) = record.fields
         words = [word for pair in others for word in pair]
         command: list[Argument] = ["XADD", self._stage.dead, record.entry_id, *words, name]
@@ -124,22 +124,22 @@ class Restoring:
         self._add(Kind.DEAD_LETTER, command, value, described)
 
     def part(self, kind: PartKind, records: Any) -> None:
-        """Put other records on the stage."""
+        """Put other records in the restore area."""
         self._flush()
         self._send(kind, records)
 
     def end(self) -> None:
-        """Complete the stage."""
+        """Complete the restore area."""
         self.part("end", [self.header.last, self._last])
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The numbers by which scripts recognize that a stage is complete."""
+        """The numbers by which scripts recognize that a restore area is complete."""
         late = dict.fromkeys(self._late, self.saved.needed)
         return {**self.saved.whole, "members": {**self.saved.whole["members"], **late}}
 
     def give_up(self) -> None:
-        """Delete the stage."""
+        """Delete the restore area."""
         self.store.call(BeginRestore(self.token, 0, 0))
 
     def _add(
@@ -156,13 +156,13 @@ class Restoring:
             self._send("entries" if self._kind is Kind.GROUP else "dead", page.described, page)
 
     def _send(self, kind: PartKind, records: Any, page: _Page | None = None) -> None:
-        """Put the next part on the stage, once however often it is sent."""
+        """Put the next part in the restore area, once however often it is sent."""
         self._part += 1
         pipeline = self.store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
         ttl_ms = COMPLETE_TTL_MS if kind == "end" else STAGE_TTL_MS
-        add = AddToStage(self._part, ttl_ms, kind, records)
+        add = AddToArea(self._part, ttl_ms, kind, records)
         add.add_to(pipeline, [self._stage.stream], whole=True)
         pipeline.add("EXEC")
 
@@ -222,7 +222,7 @@ class Restoring:
         )
 
     def gone(self) -> StoreError:
-        """Return the error for a stage that is not complete any more."""
+        """Return the error for a restore area that is not complete any more."""
         return StoreError(
             f"the restored part of task {self.store.task!r} is gone: another process resumes the "
             "task, or Redis was away for too long. The task was not changed; try again."

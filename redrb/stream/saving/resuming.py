@@ -1,7 +1,7 @@
 """Builds tasks anew from their files: one task, or all tasks of a `ReplayBuffer`.
 
-Every task is built on a stage first. The last step puts all stages of one server in the places of
-their tasks, or none of them; nothing is ever deleted from a task that holds groups
+Every task is built in a restore area first. The last step puts all areas of one server in the
+places of their tasks, or none of them; nothing is ever deleted from a task that holds groups
 (`docs/decisions/0012-saving.md`, `docs/decisions/0028-resumed-buffers.md`).
 """
 
@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from redrb.errors import ConfigError, DecodeError, StoreError
-from redrb.stream.saving.calls import EndRestore, FindRestored, PartKind, Staged
+from redrb.stream.saving.calls import EndRestore, FindRestored, PartKind, RestoredTask
 from redrb.stream.saving.checking import CheckedContents, CheckedFile, open_saved
 from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.file import Kind, SaveReader
@@ -192,14 +192,14 @@ def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
     except BaseException as error:
         if done:
             error.add_note(f"Tasks {', '.join(done)} are restored: resume again for the others.")
-        with suppress(StoreError):  # while Redis is away the stages are left to expire
+        with suppress(StoreError):  # while Redis is away the restore areas are left to expire
             for restoring in attempts:
                 restoring.give_up()
         raise
 
 
 def _fill(restoring: Restoring) -> None:
-    """Read a file again, check it again, and put its records on the stage."""
+    """Read a file again, check it again, and put its records in the restore area."""
     path = restoring.saved.path
     contents = CheckedContents(str(path))
     with open_saved(path) as file:
@@ -217,11 +217,11 @@ def _fill(restoring: Restoring) -> None:
 
 
 def _replace_tasks(all_restoring: Sequence[Restoring]) -> None:
-    """Replace tasks on one server, or in one slot of a cluster, by their stages: all or none."""
+    """Replace tasks on one server, or in one slot of a cluster, by their areas: all or none."""
     first = all_restoring[0].store
     by_stream = {each.store.keys.stream: each for each in all_restoring}
-    staged = [Staged(each.token, each.put, each.whole) for each in all_restoring]
-    reply = EndRestore(staged).run(first.client, list(by_stream))
+    restored = [RestoredTask(each.token, each.put, each.whole) for each in all_restoring]
+    reply = EndRestore(restored).run(first.client, list(by_stream))
     if reply.outcome == "ok":
         return
     restoring = by_stream[reply.stream]

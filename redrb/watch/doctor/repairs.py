@@ -101,7 +101,7 @@ def _attempted(code: str, subject: str, mend: Callable[[], Outcome]) -> Repair:
         summary, done = mend()
     except StoreUnavailable:
         raise
-    except StoreError as error:  # such as a missing right, or a server at its memory limit
+    except StoreError as error:  # such as a missing permission, or a server at its memory limit
         return Repair(code, subject, shown(str(error), longest=400), done=False)
     return Repair(code, subject, summary, done=done)
 

@@ -119,7 +119,7 @@ class RemovedWeights:
 
 
 def remove_weights(client: Client, name: str, *, namespace: str = "default") -> RemovedWeights:
-    """Delete all versions of `name`, and staged chunks of the next one.
+    """Delete all versions of `name`, and uploaded chunks of the next one.
 
     A publisher that still runs is fenced, as by a new `WeightPublisher`; for that the key `fence`
     stays, about two hundred bytes. The next publisher begins with version 1. Readers keep their

@@ -129,13 +129,13 @@ class Baseline:
         checksums = tuple(found[index][1] for index in everything)
         return Difference(newest, before.state_hash, blocks, checksums)
 
-    def advance(self, staged: Anchor, source: StateBytes, difference: Difference | None) -> None:
+    def advance(self, uploaded: Anchor, source: StateBytes, difference: Difference | None) -> None:
         """Make a committed version the baseline; `difference` leads to its state, `source`."""
-        manifest = staged.manifest
+        manifest = uploaded.manifest
         whole = manifest.kind == "full"
         self._since_anchor = 0 if whole else self._since_anchor + 1
         if whole:
-            self.anchor = staged
+            self.anchor = uploaded
         if not self._deltas:
             return
         self._manifest = None

@@ -13,7 +13,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.staging import StagingAttempt
+from redrb.weights.publishing.upload import Upload
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import (
@@ -59,7 +59,7 @@ class Committer:
         """Become the owner of the name: the owner before can commit nothing more."""
         self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
 
-    def begin(self, version: int | None, source: StateBytes) -> StagingAttempt:
+    def begin(self, version: int | None, source: StateBytes) -> Upload:
         """Begin a version, or raise ConfigError or PublisherFenced."""
         if self._is_fenced:  # also by a server that has lost its data since
             raise self._fenced()
@@ -83,13 +83,13 @@ class Committer:
                 f"version {number} of weights {self._name!r} is not larger than {newest}, which "
                 "is published: leave `version` out, or give a larger number."
             )
-        return StagingAttempt(self._everywhere, self._keys, source, number, begun)
+        return Upload(self._everywhere, self._keys, source, number, begun)
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
         self._token += _SKIPPED
 
-    def commit(self, attempt: StagingAttempt, manifest: Manifest) -> WeightVersion | None:
+    def commit(self, attempt: Upload, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""
         stored = msgspec.msgpack.encode(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
@@ -138,7 +138,7 @@ class Committer:
         self._advance_followers(manifest.version)
         return manifest.describe(self._name, committed.created_ms / 1000)
 
-    def discard(self, attempt: StagingAttempt) -> None:
+    def discard(self, attempt: Upload) -> None:
         """Delete the keys of an attempt; if Redis does not answer, they are deleted later."""
         with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
             discard = Discard(str(attempt.token), attempt.version)

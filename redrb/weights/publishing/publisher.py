@@ -1,4 +1,4 @@
-"""`WeightPublisher`: stage a version's chunks, then make it the newest in one atomic step."""
+"""`WeightPublisher`: upload a version's chunks, then make it the newest in one atomic step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redrb.registry import Registry
 from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.staging import StagingAttempt, TokenUsedError
+from redrb.weights.publishing.upload import TokenUsedError, Upload
 from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES, published_dtype
 from redrb.weights.tensors.names import StateLike, describe_type, named_values
 from redrb.weights.tensors.state import StateBytes, is_dtensor, plain
@@ -91,7 +91,7 @@ class WeightPublisher:
     """The only publisher of the weights `name`; a new publisher takes over from the one before.
 
     Readers see either the version before or the whole new version, even if the publisher is killed;
-    staged chunks of an uncommitted version expire.
+    uploaded chunks of an uncommitted version expire.
 
     Args:
         client: From `redrb.connect`.
@@ -229,21 +229,21 @@ class WeightPublisher:
         )
 
     def _attempt(
-        self, attempt: StagingAttempt, source: StateBytes, adapter: dict[str, LoraConfig] | None
+        self, attempt: Upload, source: StateBytes, adapter: dict[str, LoraConfig] | None
     ) -> WeightVersion | None:
-        """Stage what readers lack, and commit it; None if chunks that it needs are gone."""
+        """Upload what readers lack, and commit it; None if chunks that it needs are gone."""
         baseline, published = self._baseline, None
         try:
             if adapter is not None:
-                staged = attempt.stage(None, whole=True, adapter=adapter)
-                published = self._committer.commit(attempt, staged.manifest)
+                uploaded = attempt.upload(None, whole=True, adapter=adapter)
+                published = self._committer.commit(attempt, uploaded.manifest)
             else:
                 difference = baseline.difference(source, attempt.newest_state)
                 whole = baseline.stores_in_full(difference)
-                staged = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
-                published = self._committer.commit(attempt, staged.manifest)
+                uploaded = attempt.upload(difference, whole=whole, anchor=baseline.anchor)
+                published = self._committer.commit(attempt, uploaded.manifest)
                 if published is not None:
-                    baseline.advance(staged, source, difference)
+                    baseline.advance(uploaded, source, difference)
         except TokenUsedError:
             self._committer.skip_tokens()
         except BaseException as error:

@@ -122,13 +122,13 @@ class Prepare(Call[Literal["ok", "fenced", "gone"]], frozen=True):
     """Note the keys of an attempt; "gone": a newer one has begun.
 
     Attributes:
-        staged: Ranges of its keys: `redrb/lua/include/weights.lua`.
+        uploaded: Ranges of its keys: `redrb/lua/include/weights.lua`.
     """
 
     script: ClassVar = "weights/prepare"
     owner: str
     token: str
-    staged: str
+    uploaded: str
 
 
 class Kept(Page, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing(_Value):
-    """A value about to be stored; its memory must not change until `stage` returns.
+    """A value about to be stored; its memory must not change until `upload` returns.
 
     Attributes:
         seen: Called with each part, in order, just before it is sent for the first time. A hash
@@ -98,7 +98,7 @@ def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
         yield batch
 
 
-def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
+def upload(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
     """Store values that expire unless they are made permanent.
 
     Args:

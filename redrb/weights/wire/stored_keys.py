@@ -1,6 +1,6 @@
 """The keys of versions: which there are, and what no script does, as they may be on many nodes.
 
-Staged keys expire. To commit a version, its attempt is noted in Redis with all its keys, `keep`
+Uploaded keys expire. To commit a version, its attempt is noted in Redis with all its keys, `keep`
 makes these permanent, and a script commits it. A publisher that dies between leaves its note, by
 which the next one lists the keys in the trash, as scripts do that delete versions; `clean` deletes
 what the trash lists.
@@ -47,7 +47,7 @@ def pieces_of(manifest: Manifest) -> list[ChunkSource]:
 
 
 def staged_ranges(manifest: Manifest, token: int) -> str:
-    """Return the ranges of the keys that an attempt with this token has staged."""
+    """Return the ranges of the keys that an attempt with this token has uploaded."""
     chunks = [run for run in manifest.sources if run.token == token]
     pieces = [run for run in pieces_of(manifest) if run.token == token]
     return ";".join(filter(None, (ranges(chunks, "chunk"), ranges(pieces, "delta"))))
@@ -56,8 +56,8 @@ def staged_ranges(manifest: Manifest, token: int) -> str:
 def keep(client: Client, keys: WeightKeys, manifest: Manifest, token: int) -> bool:
     """Make the keys that have this token permanent; return whether all keys exist."""
     found = list(_keys_of(keys, manifest))
-    staged = {name for owner, name in found if owner == token}
-    return _sum(client, (name for _, name in found), "EXISTS", kept=staged) == len(found)
+    uploaded = {name for owner, name in found if owner == token}
+    return _sum(client, (name for _, name in found), "EXISTS", kept=uploaded) == len(found)
 
 
 def clean(client: Client, keys: WeightKeys) -> None:

@@ -1,4 +1,4 @@
-"""Staging: one attempt's chunks and delta pieces are stored, to be committed or to expire."""
+"""Upload: one attempt's chunks and delta pieces are stored, to be committed or to expire."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import Begun
-from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, stage
+from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, upload
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import Blob, ChunkSource, Delta, Manifest, pack_hashes
 
 _HEAD = 64 << 10
 """First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
-_STAGING_S = 600
+_UPLOADED_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000
-"""Staged chunks expire after `_STAGING_S`, plus the time that they take at this rate."""
+"""Uploaded chunks expire after `_UPLOADED_S`, plus the time that they take at this rate."""
 
 
 class TokenUsedError(WeightError):
     """Another attempt has had this token, which Redis has forgotten, and has left keys."""
 
 
-class StagingAttempt:
-    """Stages one version under a token that no other attempt has.
+class Upload:
+    """Uploads one version under a token that no other attempt has.
 
     Attributes:
         version: Number of the version.
@@ -43,7 +43,7 @@ class StagingAttempt:
     def __init__(
         self, client: Client, keys: WeightKeys, source: StateBytes, version: int, begun: Begun
     ) -> None:
-        """Prepare to stage `source`."""
+        """Prepare to upload `source`."""
         self.version = version
         self.token = begun.token
         self.newest_state = begun.newest_state
@@ -53,9 +53,9 @@ class StagingAttempt:
         self._source = source
         self._chunks = range(0)
         self._pieces = 0
-        self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
+        self._expire_s = _UPLOADED_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
 
-    def stage(
+    def upload(
         self,
         difference: Difference | None,
         *,
@@ -107,7 +107,7 @@ class StagingAttempt:
         return Anchor(manifest, heads)
 
     def staged_keys(self) -> list[str]:
-        """Return the keys that this attempt may have staged."""
+        """Return the keys that this attempt may have uploaded."""
         return [*self._chunk_keys(), *self._piece_keys()]
 
     def _chunk_keys(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ class StagingAttempt:
         try:
             if stored_keys.count_existing(self._client, names):
                 raise KeyUsedError("keys of this token exist already.")
-            stage(self._client, values, expire_s=self._expire_s)
+            upload(self._client, values, expire_s=self._expire_s)
         except KeyUsedError as error:
             # some keys are of another version: none is deleted, and those of this attempt expire
             self._chunks, self._pieces = range(0), 0

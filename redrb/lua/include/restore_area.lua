@@ -1,8 +1,8 @@
--- The stage of a task: a saved task is assembled there, unseen, before it replaces the task.
+-- The restore area of a task: a saved task is assembled there, unseen, before it replaces the task.
 --
--- A stage is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
+-- The area is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
 -- function works on it. Its keys expire unless more parts come. The string restoring holds the token of
--- the newest stage.
+-- the newest area.
 --@include task facts
 
 local home = prefix
@@ -13,13 +13,13 @@ local function work_at(other)
   known_rules = nil
 end
 
--- From here on all functions work on the task with this stream, and stages are stages of this task.
+-- From here on all functions work on the task with this stream, and areas are areas of this task.
 local function work_on(name)
   home = string.sub(name, 1, -7)
   work_at(home)
 end
 
-local function stage_of(token)
+local function area_of(token)
   return home .. 'restoring:' .. token .. ':'
 end
 
@@ -80,8 +80,8 @@ local function names_of_keys()
   return names
 end
 
-local function drop_stage(token)
-  work_at(stage_of(token))
+local function drop_area(token)
+  work_at(area_of(token))
   for _, name in ipairs(names_of_keys()) do
     redis.call('UNLINK', prefix .. name)
   end
