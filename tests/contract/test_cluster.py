@@ -388,6 +388,20 @@ def test_one_of_the_named_nodes_is_enough(cluster, namespace):
             stream_of(client, f"n{number}", namespace).put([numbered(number)])
 
 
+def test_a_node_that_evicts_keys_is_refused(cluster):
+    first, *_, node = cluster.primaries
+    node.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with (
+            redrb.connect(f"redis+cluster://127.0.0.1:{first.port}") as client,
+            pytest.raises(ConfigError, match=f"{node.port} has maxmemory-policy allkeys-lru"),
+        ):
+            for each in client.primaries():
+                each.execute("PING")
+    finally:
+        node.run("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
 def test_a_node_that_knows_no_slots_is_not_believed(cluster, namespace):
     stranger = Primary(cluster.primaries[0].program)  # not joined yet
     try:

@@ -27,7 +27,9 @@ from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
 from redrb.compat.coati import TrainerPerformanceEvaluator
 from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
+from redrb.train.fresh_batches import reject_incomplete
 from redrb.weights import LoraConfig
+from tests.conftest import Opener
 from tests.networks import VOCABULARY, LoraLinear, TokenNetwork
 
 WANTED = 7
@@ -315,6 +317,21 @@ def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
         "into this one after `redrb rm`."
     )
     assert said == [expected] * 2
+
+
+def test_batches_of_a_step_that_have_the_missing_field_are_requeued(open_stream: Opener) -> None:
+    stream = open_stream(checks=())
+    lacking, whole = (
+        BufferItem(torch.arange(5), -torch.ones(2), **fields)
+        for fields in ({}, {"advantages": torch.ones(2)})
+    )
+    first, _ = stream.put_many([[lacking], [whole]])
+    leases = [stream.take(1, timeout=0) for _ in range(2)]
+    error = RecordError("it is missing", field="advantages")
+    assert reject_incomplete(error, leases[0].batch(), leases)
+    assert error.ids == (first,)
+    ledger = stream.stats().ledger
+    assert (ledger.dead, ledger.waiting, ledger.leased) == (1, 1, 0)
 
 
 def test_a_rank_ends_at_a_missing_field_and_the_next_trainer_does_not_meet_it(

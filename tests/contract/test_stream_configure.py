@@ -388,24 +388,32 @@ def test_a_lost_task_gets_the_settings_that_a_process_has_learned_last(
         old.take(1, timeout=0).ack()
 
 
+@pytest.mark.parametrize(
+    ("partitions", "name", "later_most", "by_hand"),
+    [
+        (None, "rate", "queue(24)", RateLimit.queue(64)),
+        (2, "limit", "24", 64),
+    ],
+)
 def test_a_run_that_restarts_with_another_batch_size_goes_on(
-    client: Client, namespace: str
+    client: Client, namespace: str, partitions: int | None, name: str, later_most: str, by_hand: Any
 ) -> None:
-    def restart(batch: int, limit: int = 2, **options: Any) -> DetachedReplayBuffer:
-        return DetachedReplayBuffer(batch, limit, client=client, namespace=namespace, **options)
+    def restart(batch: int, limit: int = 2) -> DetachedReplayBuffer:
+        place: dict[str, Any] = {"client": client, "namespace": namespace}
+        return DetachedReplayBuffer(batch, limit, partitions=partitions, **place)
 
     def most(buffer: DetachedReplayBuffer) -> str:
-        return buffer.stream.settings().values["rate"]
+        return buffer.stream.settings().values[name]
 
     with restart(4) as buffer:
         buffer.extend([numbered(1)] * 8)
         with restart(8, 3) as later:
             later.extend([numbered(2)] * 16)
-            assert most(later) == most(buffer) == "queue(24)"
-        assert buffer.stream.settings().implied == {"rate"}
-        buffer.stream.configure(rate=RateLimit.queue(64))
+            assert most(later) == most(buffer) == later_most
+        assert buffer.stream.settings().implied == {name}
+        buffer.stream.configure(**{name: by_hand})
     with restart(8, 3) as again:  # a limit that a user gave stays
-        assert most(again) == "queue(64)"
+        assert most(again) == later_most.replace("24", "64")
         assert not again.stream.settings().implied
 
 

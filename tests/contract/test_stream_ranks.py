@@ -321,6 +321,22 @@ def test_a_rank_that_was_silent_still_acknowledges_and_goes_on(open_stream):
     assert ranks[0].stats().ledger.acked == 6
 
 
+def test_a_rank_that_was_silent_acknowledges_nothing_if_its_part_was_given_again(open_stream):
+    ranks, again = [open_stream(), open_stream()], open_stream()
+    fill(ranks[0], 8)
+    first, second = leases(ranks, 2, 0)
+    first.ack()
+    for holder in (ranks[1], again):  # the process that has replaced it dies too
+        kill_consumer(holder)
+        with pytest.raises(RankLost):
+            take(ranks[0], 0, 2, 1, 2)
+        if holder is ranks[1]:
+            assert take(again, 1, 2, 0, 2).ids == second.ids
+    with pytest.raises(LeaseLost, match="another process has taken rank 1 over"):
+        second.ack()
+    assert ranks[0].stats().ledger.acked == 0
+
+
 def test_a_rank_whose_silent_job_has_ended_learns_it(open_stream):
     ranks, other = [open_stream(), open_stream()], open_stream()
     fill(ranks[0], 4)

@@ -40,6 +40,16 @@ def test_wrong_urls_say_what_is_wrong(watched):
         redrb.connect(watched.url.replace("for-servers", "wrong"), connect_timeout=2)
 
 
+def test_a_primary_that_evicts_keys_is_refused(watched):
+    with redrb.connect(watched.url) as client:
+        client.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(ConfigError, match="has maxmemory-policy allkeys-lru"):
+                redrb.connect(watched.url)
+        finally:
+            client.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
 def test_a_put_waits_for_its_replicas(watched, namespace):
     replicas = [server for server in watched.servers if server is not watched.primary()]
     with (

@@ -17,8 +17,9 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.cli.__main__ import main
-from redrb.connection.server_cli import cli_options
 from redrb.environment import child_environment
+from redrb.watch.doctor.servers import server_of
+from redrb.watch.state.reader import StateReader
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.dashboards import Dashboard
@@ -73,9 +74,10 @@ def check_redis_cli(url: str) -> None:
     """redis-cli, which comes with Debian's server, reaches each server as findings name it."""
     program = need("redis-cli")  # all else was checked before
     with redrb.connect(url) as client:
-        for server in client.primaries():
+        of_doctor = [server_of(each, {}) for each in client.primaries()]
+        for server in (*StateReader(client, "default").look().servers, *of_doctor):
             said = subprocess.run(
-                [program, *cli_options(server), "INFO", "server"],
+                [program, *server.cli, "INFO", "server"],
                 env=child_environment(REDISCLI_AUTH=SECRET),
                 capture_output=True,
                 check=True,
