@@ -154,6 +154,32 @@ def test_a_key_of_another_type_changes_nothing_of_a_version_that_is_being_commit
     assert torch.equal(reader.fetch()["a"], state(3)["a"])
 
 
+@pytest.mark.parametrize("deletion", ["trim", "remove"])
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_of_another_type_ends_a_deletion_before_it_has_begun(
+    client, namespace, name, deletion
+):
+    """Else half of a version would be left, without what says which chunks others need."""
+    writer = redrb.WeightPublisher(client, "policy", namespace=namespace, keep=9, deltas=False)
+    for value in range(3):
+        writer.publish(state(value))
+    client.execute("DEL", key_of(namespace, name))
+    client.execute("SET", key_of(namespace, name), "x")
+
+    def stored():
+        keys = client.execute("KEYS", f"{WeightKeys.of(namespace, 'policy').prefix}*")
+        return {key: client.execute("DUMP", key) for key in keys}
+
+    before = stored()
+    with pytest.raises(StoreError, match=f"{name} holds a string"):
+        if deletion == "remove":
+            remove_weights(client, "policy", namespace=namespace)
+        else:
+            trim = Trim(writer._committer._owner, 1, 0, "0-0")
+            committer.run(client, WeightKeys.of(namespace, "policy"), trim)
+    assert stored() == before
+
+
 def test_an_attempt_of_a_publisher_that_died_is_removed(client, namespace, monkeypatch):
     """Its keys do not expire any more, and no version names them."""
     writer = publisher(client, namespace)
