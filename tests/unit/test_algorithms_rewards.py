@@ -7,6 +7,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from redrb.algorithms import (
     Reward,
     generate,
 )
-from redrb.algorithms.user_functions import submit
+from redrb.algorithms.user_functions import Calls, submit
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import faults_reported
 from tests.networks import PlainActor, PlainCritic, seeded
@@ -246,6 +248,24 @@ def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(m
         over.set()
     assert [math.isnan(each) for each in found[2:]] == [True] * 4
     assert "calls are given up: they did not end in time" in caplog.text
+
+
+def test_calls_that_end_one_after_the_other_are_not_given_up(monkeypatch):
+    now, gates, found = [0.0], [threading.Event() for _ in range(4)], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("redrb.algorithms.user_functions.time", clock)
+
+    async def wait_for_turn(number):
+        await asyncio.to_thread(gates[number].wait, 60)
+        return number
+
+    gates[0].set()
+    for ready in Calls(60).results([partial(wait_for_turn, number) for number in range(4)]):
+        found += ready
+        now[0] += 50
+        for gate in gates[: len(found) + 1]:
+            gate.set()
+    assert found == [(number, number) for number in range(4)]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "batched"])
