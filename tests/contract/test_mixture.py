@@ -348,6 +348,7 @@ def test_a_take_behind_a_starving_take_names_its_task(tasks, mixture, waiters):
             mixture.take(1, timeout=timeout)
         error = caught.value
         assert (error.task, error.available, error.wanted) == ("code", 1, 3)
+        assert (error.blocked, error.expired, error.others) == (0, 0, 0)
         assert "earlier take" in error.__notes__[0]
     tasks.put(code=2)
     assert first.result(timeout=30) == {"math": 7, "code": 3}
