@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.calls import Calls, attempt
 from redrb.algorithms.completions import Completions, Decode
 from redrb.algorithms.models import sequence_rewards
+from redrb.algorithms.user_functions import Calls, attempt
 from redrb.checks import checked_number
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import Fault, log_filtered, raised

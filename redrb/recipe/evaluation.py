@@ -13,8 +13,8 @@ import torch
 from torch import distributed, nn
 
 from redrb.algorithms import Reward, generate
-from redrb.algorithms.calls import GRACE_S, submit
 from redrb.algorithms.models import device_of
+from redrb.algorithms.user_functions import GRACE_S, submit
 from redrb.errors import ConfigError
 from redrb.recipe.episode_maker import encoded_prompt, episode_of, reward_of
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns

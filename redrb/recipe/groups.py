@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
-from redrb.algorithms.calls import Calls
 from redrb.algorithms.experience_makers import CompletionScorer
 from redrb.algorithms.models import evaluating
+from redrb.algorithms.user_functions import Calls
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
 from redrb.recipe.prompts import prompt_batch

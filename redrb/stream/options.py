@@ -12,7 +12,7 @@ from redrb.keys import check_name
 from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked_checks
 from redrb.stream.put.room import OnFull
-from redrb.stream.take.reading import GroupReader
+from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS, LEAST_LEASE_MS
 
 

@@ -48,7 +48,7 @@ from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.reading import GroupReader
+from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.origin import Origin, SourceGroup
 from redrb.stream.task.settings import (
     LEASE_MS,

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from redrb.algorithms.calls import attempt
+from redrb.algorithms.user_functions import attempt
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds

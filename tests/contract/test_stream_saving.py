@@ -340,6 +340,7 @@ def test_no_consumer_group_and_no_group_at_all(
     audit(back)
 
 
+@pytest.mark.usefixtures("no_heartbeats")
 def test_a_task_that_is_not_new_is_left_alone(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
@@ -359,6 +360,7 @@ def test_a_task_that_is_not_new_is_left_alone(
 
 
 @pytest.mark.parametrize("other", [{"order": "lifo"}, {"tags": ["name"]}, {"order": "uniform"}])
+@pytest.mark.usefixtures("no_heartbeats")
 def test_another_order_or_other_tags_are_refused(
     client: Client, namespace: str, other: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -383,6 +385,7 @@ def saved(client: Client, namespace: str, tmp_path: Path) -> bytes:
     return (tmp_path / "whole").read_bytes()
 
 
+@pytest.mark.usefixtures("no_heartbeats")
 def test_damage_is_found_before_anything_is_changed(
     client: Client, namespace: str, saved: bytes, tmp_path: Path
 ) -> None:
@@ -449,6 +452,7 @@ def file_of(frames: list[tuple[int, Any, bytes]]) -> bytes:
     return bytes(data + xxhash.xxh3_128_digest(data))
 
 
+@pytest.mark.usefixtures("no_heartbeats")
 def test_a_forged_file_is_refused(
     client: Client, namespace: str, saved: bytes, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ FORBIDDEN = (
 
 
 @pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
+def owner(real_url: str, no_heartbeats: None) -> Iterator[Client]:
     """A client with all rights."""
     with redrb.connect(real_url) as client:
         yield client

@@ -19,7 +19,7 @@ from redrb.algorithms import (
     Reward,
     generate,
 )
-from redrb.algorithms.calls import submit
+from redrb.algorithms.user_functions import submit
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import faults_reported
 from tests.networks import PlainActor, PlainCritic, seeded
@@ -232,7 +232,7 @@ def test_a_reward_that_lasts_too_long_costs_its_group():
 
 
 def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(monkeypatch, caplog):
-    monkeypatch.setattr("redrb.algorithms.calls.GRACE_S", 0.0)
+    monkeypatch.setattr("redrb.algorithms.user_functions.GRACE_S", 0.0)
     over = threading.Event()
 
     async def reward(completion):

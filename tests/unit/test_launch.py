@@ -29,10 +29,10 @@ from redrb.cli.processes.metrics_log import MetricsLog, RecordFile
 from redrb.cli.run.folder import Owner, RunFolder
 from redrb.cli.run.history import JobEvents
 from redrb.cli.run.job import Job, delete_job
-from redrb.cli.run.process import Death, OnEnd, WorkerProcess, _event
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.server import RunServer, server_for, watch_advice
 from redrb.cli.run.supervisor import ProcessState, Supervisor, _Process
+from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess, _event
 from redrb.connection import Client
 from redrb.connection.embedded import EmbeddedServer
 from redrb.errors import ConfigError

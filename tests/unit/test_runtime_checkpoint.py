@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from redrb import BufferItem, make_experience_batch
-from redrb.cli.processes.process import exit_status
+from redrb.cli.processes.lifetime import exit_status
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.train.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
 from tests.disks import fill, read_only, small_disk

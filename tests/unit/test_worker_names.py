@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from redrb.cli.processes.process import leaving_on_signals
+from redrb.cli.processes.lifetime import leaving_on_signals
 from redrb.cli.run.history import JobEvents
 from redrb.errors import ConfigError
 from redrb.recipe.job_settings import JobSettings
@@ -25,7 +25,7 @@ def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signals) -> None:
     code = (
-        "from redrb.cli.processes.process import leaving_on_signals\n"
+        "from redrb.cli.processes.lifetime import leaving_on_signals\n"
         "import threading\n"
         "with leaving_on_signals():\n"
         "    print('ready', flush=True)\n"

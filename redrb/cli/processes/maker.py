@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
-from redrb.cli.processes.process import end, run_recipe
+from redrb.cli.processes.lifetime import end, run_recipe
 
 if TYPE_CHECKING:
     from redrb.connection import Client

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from redrb.cli.processes.event_sinks import tracing_to_collector
-from redrb.cli.processes.process import end, exit_status, leaving_on_signals
+from redrb.cli.processes.lifetime import end, exit_status, leaving_on_signals
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.keys import check_name

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 
-from redrb.cli.processes.process import WATCHER
+from redrb.cli.processes.lifetime import WATCHER
 
 
 def _end_with_run(pipe: int) -> None:

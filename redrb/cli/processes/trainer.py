@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from redrb import environment
-from redrb.cli.processes.process import end, run_recipe
+from redrb.cli.processes.lifetime import end, run_recipe
 
 if TYPE_CHECKING:
     from redrb.connection import Client

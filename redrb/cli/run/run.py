@@ -18,10 +18,10 @@ from redrb.cli.processes.metrics_log import MetricsLog, RecordFile
 from redrb.cli.run.folder import Owner, RunFolder
 from redrb.cli.run.history import JobEvents
 from redrb.cli.run.job import TRAINER, Job, delete_job, delete_namespace
-from redrb.cli.run.process import OnEnd, WorkerProcess
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.server import server_for, watch_advice
 from redrb.cli.run.supervisor import ProcessState, Supervisor
+from redrb.cli.run.worker_process import OnEnd, WorkerProcess
 from redrb.connection import Client, connect
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop

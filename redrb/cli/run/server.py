@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from redrb.cli.run.process import Death, OnEnd
+from redrb.cli.run.worker_process import Death, OnEnd
 from redrb.connection.embedded import SOCKET, EmbeddedServer, socket_in
 from redrb.errors import ConfigError
 from redrb.options import has_password, variable_of

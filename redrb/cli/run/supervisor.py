@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
 
-from redrb.cli.processes.process import WRONG_CONFIGURATION
-from redrb.cli.run.process import Death, OnEnd, WorkerProcess
+from redrb.cli.processes.lifetime import WRONG_CONFIGURATION
 from redrb.cli.run.server import RunServer
+from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess
 from redrb.errors import RedrbError
 
 SERVER = "the server"

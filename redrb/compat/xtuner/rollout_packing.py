@@ -25,7 +25,7 @@ from redrb.compat.xtuner.rollout_fields import (
 from redrb.compat.xtuner.values import pack_value, unpack_value
 from redrb.errors import ConfigError, DecodeError, RecordError
 from redrb.experience import BufferItem
-from redrb.stream.take.reading import ROLLOUT
+from redrb.stream.take.rollout_reading import ROLLOUT
 
 META = ROLLOUT
 """Name of the extra with the format; no rollout may have a field of this name."""

@@ -14,7 +14,7 @@ from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
 from redrb.stream import Lease
 from redrb.stream.take.partition_lease import Expiry
-from redrb.stream.take.reading import is_rollouts
+from redrb.stream.take.rollout_reading import is_rollouts
 from redrb.stream.task.settings import NO_BOUND
 
 _log = logging.getLogger("redrb")

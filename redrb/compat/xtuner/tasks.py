@@ -12,7 +12,7 @@ from redrb.experience import Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.partition import MOST_PARTITIONS
-from redrb.stream.take.reading import as_stored
+from redrb.stream.take.rollout_reading import as_stored
 from redrb.stream.task.entries import Numbering
 from redrb.stream.task.settings import NO_BOUND
 from redrb.stream.task.store import TaskStore

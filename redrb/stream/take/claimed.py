@@ -13,7 +13,7 @@ from redrb.stream import tracing
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.partition_lease import Draw, Expiry, Holder, PartitionLease
-from redrb.stream.take.reading import is_rollouts, read_rollouts
+from redrb.stream.take.rollout_reading import is_rollouts, read_rollouts
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore

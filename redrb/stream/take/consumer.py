@@ -18,7 +18,7 @@ from redrb.lua.pages import PAGES
 from redrb.stream.heartbeat import Heartbeat, do_each, period_s
 from redrb.stream.take.calls import Beat, Drop, Finish, Leave, Outcome, Pulse, Recheck
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.reading import GroupReader
+from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
