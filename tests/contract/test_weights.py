@@ -17,7 +17,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from redrb.weights.reading import catalogue
 from tests.published import (
     CHUNK_BYTES,
@@ -244,11 +244,11 @@ def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
     publisher.publish({"a": torch.zeros(1)})
     before = keys()
 
-    def stage(*arguments, original=staging.stage, **options):
+    def send(*arguments, original=upload.upload, **options):
         redrb.WeightPublisher(client, "actor", namespace=namespace)
         original(*arguments, **options)
 
-    monkeypatch.setattr(staging, "stage", stage)
+    monkeypatch.setattr(upload, "upload", send)
     with pytest.raises(PublisherFenced):
         publisher.publish({"a": torch.ones(1)})
     assert keys() == before

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreUnavailable, WeightError
-from redrb.weights.publishing import committer, staging
+from redrb.weights.publishing import committer, upload
 from redrb.weights.wire.calls import Commit
 from tests.published import check_nothing_left, lose_all, prefix, stored_keys
 
@@ -24,10 +24,10 @@ def sent(monkeypatch):
             found.append((value.key.partition("}:")[2], value.nbytes))
             yield value
 
-    def stage(client, values, *, original=staging.stage, **options):
+    def send(client, values, *, original=upload.upload, **options):
         original(client, noted(values), **options)
 
-    monkeypatch.setattr(staging, "stage", stage)
+    monkeypatch.setattr(upload, "upload", send)
     return found
 
 
@@ -198,12 +198,12 @@ def test_a_refused_publish_changes_nothing(make, subscriber, client, namespace, 
     with pytest.raises(EncodeError):
         publisher.publish({"a": 1})
 
-    def interrupted(*arguments, original=staging.stage, **options):
+    def interrupted(*arguments, original=upload.upload, **options):
         original(*arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "stage", interrupted)
+        patch.setattr(upload, "upload", interrupted)
         nudge(state)
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(state)
@@ -285,12 +285,12 @@ def test_chunks_that_vanish_at_each_attempt_are_reported(
         publisher.publish(state)
         nudge(state)
 
-    def stage(client, values, *, original=staging.stage, **options):
+    def send(client, values, *, original=upload.upload, **options):
         original(client, values, **options)
         lost = [key for key in stored_keys(client, namespace) if not key.startswith("chunk:1:")]
         client.execute("DEL", prefix(namespace) + (lost or ["chunk:1:0"])[0])
 
-    monkeypatch.setattr(staging, "stage", stage)
+    monkeypatch.setattr(upload, "upload", send)
     with pytest.raises(WeightError, match="gone at the commit"):
         publisher.publish(state)
     check_nothing_left(client, namespace)

@@ -13,7 +13,7 @@ import redrb
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
 from redrb.watch.state.reader import StateReader
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from redrb.weights.wire.chunks import checksum_of
 from tests.published import bits, keys_of, prefix
 
@@ -128,11 +128,11 @@ def test_a_checksum_over_fewer_bytes_than_expected_is_refused(
 def test_a_version_added_behind_the_publishers_back_is_not_overtaken(
     client, namespace, publisher, keys, monkeypatch
 ):
-    def stage(*arguments, original=staging.stage, **options):
+    def send(*arguments, original=upload.upload, **options):
         original(*arguments, **options)
         add_entry(client, namespace, 5, {"full": ""})
 
-    monkeypatch.setattr(staging, "stage", stage)
+    monkeypatch.setattr(upload, "upload", send)
     with pytest.raises(ConfigError, match="not larger than 5"):
         publisher.publish({"a": torch.zeros(1)})
     assert keys() == ["fence", "versions"]

@@ -7,7 +7,7 @@ from torch import nn
 from redrb import WeightPublisher
 from redrb.errors import ConfigError, PublisherFenced, WeightMismatch
 from redrb.weights import LoraConfig
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from redrb.weights.reading import targets
 from redrb.weights.wire import stored_keys
 
@@ -88,14 +88,14 @@ def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(
 ):
     fence = f"redrb:{{{namespace}:weights:actor}}:fence"
     publisher.publish({"a": torch.zeros(3)})
-    stage, lost = staging.stage, []
+    send, lost = upload.upload, []
 
     def lose_the_token(*arguments, **options):
-        stage(*arguments, **options)
+        send(*arguments, **options)
         if not lost:
             lost.append(client.execute("HINCRBY", fence, "token", -1))
 
-    monkeypatch.setattr(staging, "stage", lose_the_token)
+    monkeypatch.setattr(upload, "upload", lose_the_token)
     assert publisher.publish({"a": torch.ones(3)}).version == 2
     assert subscriber.fetch()["a"].tolist() == [1.0] * 3
 
@@ -145,16 +145,16 @@ def test_the_later_owner_commits_what_it_has_staged_when_an_earlier_one_came_fir
     client, namespace, publisher, subscriber, monkeypatch
 ):
     later = WeightPublisher(client, "actor", namespace=namespace)
-    stage, lost = staging.stage, []
+    send, lost = upload.upload, []
 
     def lose_the_data(*arguments, **options):
-        stage(*arguments, **options)
+        send(*arguments, **options)
         if not lost:
             lost.append(client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*"))
             client.execute("DEL", *lost[0])
             publisher.publish({"a": torch.full((3,), 7.0)})
 
-    monkeypatch.setattr(staging, "stage", lose_the_data)
+    monkeypatch.setattr(upload, "upload", lose_the_data)
     assert later.publish({"a": torch.ones(3)}).version == 2
     assert subscriber.fetch()["a"].tolist() == [1.0] * 3
 

@@ -14,7 +14,7 @@ import redrb
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
 from redrb.lua import scripts
 from redrb.weights.publishing import publisher as publishing
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from tests.published import prefix
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ def test_a_commit_that_was_never_sent_leaves_nothing(url, namespace, monkeypatch
 def test_a_commit_that_arrives_late_is_not_the_next_attempt(
     client, namespace, monkeypatch, small_chunks
 ):
-    """The first attempt's commit is still on its way while the second stages the same version."""
+    """The first attempt's commit is still on its way while the second uploads the same version."""
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
     commit = scripts.load("weights/commit")
     late = []
@@ -112,13 +112,13 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
     with pytest.raises(StoreUnavailable):
         publisher.publish(state(1))
 
-    stage = staging.stage
+    send = upload.upload
 
-    def stage_then_late_commit(*arguments, **options):
-        stage(*arguments, **options)
+    def send_then_late_commit(*arguments, **options):
+        send(*arguments, **options)
         assert msgpack.unpackb(scripts.run(client, commit, *late[0])) == {"outcome": "gone"}
 
-    monkeypatch.setattr(staging, "stage", stage_then_late_commit)
+    monkeypatch.setattr(upload, "upload", send_then_late_commit)
     assert publisher.publish(state(2)).version == 1
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
     assert (subscriber.fetch()["a"] == 2).all()
@@ -201,13 +201,13 @@ def test_staged_chunks_are_committed_even_at_the_memory_limit(own_server, namesp
     with redrb.connect(server.url) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
 
-        def stage_then_limit(*arguments, original=staging.stage, **options):
+        def send_then_limit(*arguments, original=upload.upload, **options):
             original(*arguments, **options)
             client.execute("CONFIG", "SET", "maxmemory", "8mb")
             with pytest.raises(StoreFull):
                 client.execute("SET", "filler", b"x" * MIB)
 
-        monkeypatch.setattr(staging, "stage", stage_then_limit)
+        monkeypatch.setattr(upload, "upload", send_then_limit)
         assert publisher.publish(state(1, 3 * MIB)).version == 1
         subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
         assert (subscriber.fetch()["a"] == 1).all()

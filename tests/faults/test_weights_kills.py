@@ -9,7 +9,7 @@ import torch
 
 import redrb
 from redrb.errors import WeightError
-from redrb.weights.publishing import staging
+from redrb.weights.publishing import upload
 from redrb.weights.reading import catalogue
 from tests.faults import weight_workers as workers
 from tests.faults.weight_workers import ELEMENTS, KINDS, POINTS, state
@@ -208,9 +208,9 @@ def test_a_server_that_restarts_in_mid_publish(
     with redrb.connect(server.url) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
         publisher.publish(state(kind, 1))
-        original = staging.stage
+        original = upload.upload
 
-        def stage(client, values, **options):
+        def send(client, values, **options):
             def breaking():
                 for number, value in enumerate(values):
                     if number == 3:
@@ -218,10 +218,10 @@ def test_a_server_that_restarts_in_mid_publish(
                         server.start()
                     yield value
 
-            monkeypatch.setattr(staging, "stage", original)
+            monkeypatch.setattr(upload, "upload", original)
             original(client, breaking(), **options)
 
-        monkeypatch.setattr(staging, "stage", stage)
+        monkeypatch.setattr(upload, "upload", send)
         published = publisher.publish(state(kind, 2))
         assert published.version == 2
         assert published.kind == (kind if kept else "full")

@@ -13,7 +13,7 @@ import torch
 import redrb
 from redrb.errors import PublisherFenced
 from redrb.lua import scripts
-from redrb.weights.publishing import publisher, staging
+from redrb.weights.publishing import publisher, upload
 from redrb.weights.reading import catalogue
 from redrb.weights.wire.lora_config import LoraConfig
 
@@ -59,8 +59,8 @@ def die_at_script(name: str, *, after: bool) -> None:
     scripts.run = run
 
 
-def die_while_staging(what: str) -> None:
-    original = staging.stage
+def die_while_uploading(what: str) -> None:
+    original = upload.upload
 
     def dying(values: Any) -> Any:
         for number, value in enumerate(values):
@@ -68,12 +68,12 @@ def die_while_staging(what: str) -> None:
                 die()
             yield value
 
-    def stage(client: Any, values: Any, *, expire_s: int) -> None:
+    def send(client: Any, values: Any, *, expire_s: int) -> None:
         # one at a time, so that the first ones have reached the server
         for value in dying(values):
             original(client, [value], expire_s=expire_s)
 
-    staging.stage = stage
+    upload.upload = send
 
 
 def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
@@ -81,7 +81,7 @@ def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
     _, publisher = made(url, namespace, kind)
     publisher.publish(state(kind, 1))
     if point in ("chunks", "pieces"):
-        die_while_staging({"chunks": "chunk", "pieces": "delta"}[point])
+        die_while_uploading({"chunks": "chunk", "pieces": "delta"}[point])
     elif point in ("advancing", "advanced"):
         die_at_script("task/advance", after=point == "advanced")
     else:
@@ -105,7 +105,7 @@ def publish_adapter_and_die(url: str, namespace: str, point: str) -> None:
     publisher.publish({"0.weight": torch.zeros(8, 512)})
     publisher.publish_lora(adapter(1))
     if point == "chunks":
-        die_while_staging("chunk")
+        die_while_uploading("chunk")
     else:
         name = "weights/begin" if point == "begin" else "weights/commit"
         die_at_script(name, after=point == "committed")

@@ -244,6 +244,7 @@ def test_a_stage_is_neither_maker_nor_trainer_and_workers_have_the_weights_that_
         expect(stations.nth(0)).to_have_text("Makers1 live")
         expect(stations.nth(1)).to_contain_text("stages: 1 live")
         expect(stations.nth(2)).to_have_text("Trainersnone")
+        expect(stations.nth(2)).not_to_have_class(re.compile("critical"))  # the stage takes
         expect(stations.nth(3)).to_contain_text("actor")
         expect(page.get_by_text("Loading…")).to_have_count(0)
         row = page.locator("#workers tbody tr", has_text="maker")

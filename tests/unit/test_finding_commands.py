@@ -117,6 +117,9 @@ def test_commands_name_the_namespace_and_the_server() -> None:
     server = with_server(kind="valkey", address="/run/a b.sock", maxmemory_policy="allkeys-lru")
     command = "valkey-cli -s '/run/a b.sock' CONFIG SET maxmemory-policy noeviction"
     assert findings_of(server)[0].command == command
+    server = with_server(cli=("-h", "h", "--tls"), maxmemory_policy="allkeys-lru")
+    command = "redis-cli -h h --tls CONFIG SET maxmemory-policy noeviction"
+    assert findings_of(server)[0].command == command
 
 
 def test_workers_are_started_on_the_task_and_namespace_that_lack_them() -> None:
