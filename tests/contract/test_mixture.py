@@ -437,7 +437,7 @@ def test_threads_keep_the_ratio_at_every_moment(client, namespace, tasks, mixtur
         each.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_processes_take_from_common_tasks_and_one_is_killed(real_url, namespace):
     """No two of them wait for groups of each other, and nothing is lost or taken twice."""
     with redrb.connect(real_url) as client:
