@@ -150,7 +150,7 @@ class Faults:
         if "server" in self._busy or not self.pair.in_sync():
             return False
         self.pair.fail_over()
-        return self._once("server", self.dice.uniform(0.0, 1.0), self.pair.proxy.cut)
+        return self._once("server", self.dice.uniform(0.0, 1.0), self.pair.cut)
 
     def _unplanned_failover(self) -> Undo | Literal[False]:
         if "server" in self._busy or not self.pair.in_sync():

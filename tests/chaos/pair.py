@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.chaos.failovers import Failover
+from tests.chaos.failovers import Failover, Span
 from tests.clocks import remove_shared_memory
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -86,6 +86,8 @@ class Pair:
     Attributes:
         up: Whether the primary runs.
         failovers: Unplanned failovers: the replica may lack the last writes.
+        demoted: Planned failovers: until connections are cut, readers may still ask the former
+            primary, a replica that is a little behind.
     """
 
     def __init__(self, program: str) -> None:
@@ -94,6 +96,7 @@ class Pair:
         self.proxy = Proxy("127.0.0.1", self.primary.port)
         self.up = True
         self.failovers: list[Failover] = []
+        self.demoted: list[Span] = []
         self._follow(self.replica, self.primary)
 
     @contextmanager
@@ -129,7 +132,8 @@ class Pair:
             return _follows(replica.info("replication"), primary.info("replication"))
 
     def fail_over(self) -> None:
-        """Make the replica the primary when it has everything; connections are not closed."""
+        """Make the replica the primary when it has everything; `cut` closes the connections."""
+        self.demoted.append(Span(time.monotonic(), float("inf")))
         with self.admin() as client:
             client.execute_command(
                 "FAILOVER",
@@ -144,6 +148,11 @@ class Pair:
             assert time.monotonic() < until, "a planned failover does not end"
             time.sleep(0.02)
         self._swap()
+
+    def cut(self) -> None:
+        """Close all connections, after a planned failover those to the former primary."""
+        self.proxy.cut()
+        self.demoted[-1] = self.demoted[-1]._replace(ended=time.monotonic())
 
     def fail_over_at_once(self) -> None:
         """Kill the primary and promote the replica, whatever it has; `rejoin` undoes the kill."""

@@ -191,7 +191,7 @@ class Run:
             findings += leftovers.keys(client, namespace, leftovers.AFTER_CLEAR, "after deletion")
         findings += leftovers.files(self.directory / "tmp", self._shared_memory)
         findings += self._fleet.left()
-        of_weights, published, loaded = versions.check(journals, failovers)
+        of_weights, published, loaded = versions.check(journals, failovers, self._pair.demoted)
         return Result(
             faults=self._faults.counts,
             checker=checker,

@@ -16,13 +16,16 @@ Lines = Sequence[dict[str, Any]]
 
 
 def check(
-    journals: Mapping[str, Lines], failovers: Sequence[Failover] = ()
+    journals: Mapping[str, Lines],
+    failovers: Sequence[Failover] = (),
+    demoted: Sequence[Span] = (),
 ) -> tuple[list[str], int, int]:
     """Check all journals of publishers and readers.
 
     Args:
         journals: Lines of each worker.
         failovers: Promotions of a replica after its primary was killed.
+        demoted: Times at which readers may have asked a former primary, which is a little behind.
 
     Returns:
         Findings, the versions that were published, and the versions that readers loaded.
@@ -40,7 +43,8 @@ def check(
             if version is None or "content" not in end:
                 continue
             reads += version > seen
-            if version < seen and not published.may_be_lost(seen_content):
+            behind = any(span.began <= end["t"] and begin["t"] <= span.ended for span in demoted)
+            if version < seen and not (behind or published.may_be_lost(seen_content)):
                 findings.append(f"{worker} went from version {seen} to {version}")
             seen, seen_content = version, end["content"]
             if not published.has(version, seen_content):
@@ -48,7 +52,7 @@ def check(
             if published.begun.get(seen_content, end["t"]) >= end["t"]:
                 findings.append(f"{worker} read values that nobody published: {end}")
             newest = published.newest(begin["t"])
-            if begin["op"] == "poll" and version < newest:
+            if begin["op"] == "poll" and version < newest and not behind:
                 findings.append(f"{worker} polled {version} after {newest} was published")
     if not published.in_order():
         findings.append("a later version has the values of an earlier one")

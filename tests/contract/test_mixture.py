@@ -348,6 +348,7 @@ def test_a_take_behind_a_starving_take_names_its_task(tasks, mixture, waiters):
             mixture.take(1, timeout=timeout)
         error = caught.value
         assert (error.task, error.available, error.wanted) == ("code", 1, 3)
+        assert (error.blocked, error.expired, error.others) == (0, 0, 0)
         assert "earlier take" in error.__notes__[0]
     tasks.put(code=2)
     assert first.result(timeout=30) == {"math": 7, "code": 3}
@@ -436,7 +437,7 @@ def test_threads_keep_the_ratio_at_every_moment(client, namespace, tasks, mixtur
         each.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_processes_take_from_common_tasks_and_one_is_killed(real_url, namespace):
     """No two of them wait for groups of each other, and nothing is lost or taken twice."""
     with redrb.connect(real_url) as client:

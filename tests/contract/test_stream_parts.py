@@ -13,6 +13,7 @@ import redrb
 from redrb import ConfigError, ExperienceStream
 from redrb.errors import RecordError, StoreFull
 from redrb.stream import PartStats
+from redrb.stream.admission.calls import Admit
 from redrb.stream.put.producer import Producer
 from tests.one_partition import each_partition
 from tests.parts_audit import audit_parts
@@ -257,6 +258,21 @@ def test_one_right_covers_the_group_and_outlives_its_maker(open_stream):
     rights = stream.stats().admission
     assert (rights.used, rights.held, rights.returned, rights.late) == (1, 0, 3, 0)
     assert rights.balanced
+
+
+@pytest.mark.parametrize("rule", ["dead", "drop"])
+def test_a_maker_that_waits_is_woken_for_the_right_of_a_group_that_is_not_put(open_stream, rule):
+    stream = open_stream(max_staleness=0, groups_per_version=1)
+    stream.advance(1)
+    with stream.admit(1, timeout=0) as right:
+        put_parts(stream, 0, on_incomplete=rule, policy_version=1, admission=right)
+    store, incarnation = stream._task.store, stream._task.description.incarnation
+    waits = Admit("maker/1", 1, 1, 60_000, 60_000, 60_000, incarnation, "series")
+    assert store.call(waits).outcome == "wait"
+    make_due(stream)
+    stream._partitions[0].parts.finish_due()
+    assert store.client.execute("LLEN", f"{store.keys.prefix}wake:maker/1") == 1
+    assert store.call(waits).outcome == "granted"
 
 
 def test_a_whole_group_waits_for_room(open_stream):

@@ -24,6 +24,10 @@ from redrb import (
 from redrb.connection import Client
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
+
+WOKEN_S = 10.0
+"""Time for a waiter that is woken: less than LOOK_AGAIN_S of `only_wakes`."""
 
 
 def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
@@ -74,29 +78,27 @@ def test_a_ratio_blocks_whichever_side_is_ahead(client, namespace):
     audit(stream)
 
 
-def test_a_blocked_put_goes_on_when_something_is_read(client, namespace):
+def test_a_blocked_put_goes_on_when_something_is_read(client, namespace, only_wakes):
     stream = stream_of(client, namespace, rate=RateLimit.queue(2))
     stream.join_group()
     put(stream, 0, 1)
     with ThreadPoolExecutor(1) as pool:
-        blocked = pool.submit(put, stream, 2, timeout=10)
-        time.sleep(0.2)
-        assert not blocked.done()
+        blocked = pool.submit(put, stream, 2, timeout=30)
+        until(lambda: stream.stats().producers_waiting == 1)
         with stream.take(1, timeout=0) as lease:
             assert numbers(lease) == [0]
-            blocked.result(timeout=30)
+            blocked.result(timeout=WOKEN_S)
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
 
 
-def test_a_blocked_take_goes_on_when_something_is_put(client, namespace):
+def test_a_blocked_take_goes_on_when_something_is_put(client, namespace, only_wakes):
     stream = stream_of(client, namespace, rate=RateLimit.at_least(2), max_reads=0)
     put(stream, 0)
     with ThreadPoolExecutor(1) as pool:
-        blocked = pool.submit(stream.take, 1, timeout=10)
-        time.sleep(0.2)
-        assert not blocked.done()
+        blocked = pool.submit(stream.take, 1, timeout=30)
+        until(lambda: stream.stats().consumers_waiting == 1)
         put(stream, 1)
-        assert numbers(blocked.result(timeout=30)) == [0]
+        assert numbers(blocked.result(timeout=WOKEN_S)) == [0]
 
 
 def test_a_rate_does_not_wait_for_reads_that_no_consumer_can_make(client, namespace):

@@ -17,7 +17,7 @@ from tests.audit import audit
 from tests.samples import numbered
 
 ROOT = Path(__file__).parents[2]
-DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 def test_groups_sent_while_servers_die_arrive_once_and_in_order(own_server):

@@ -21,7 +21,7 @@ from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 ROOT = Path(__file__).parents[2]
-DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 class Worker:

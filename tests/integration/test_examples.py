@@ -36,6 +36,7 @@ def test_the_port_of_colossalais_examples_trains(own_server: Callable[..., Serve
 
 
 @pytest.mark.parametrize("own_server", list(programs())[-1:], indirect=True)
+@pytest.mark.slow
 def test_trls_trainer_learns_from_a_maker_in_another_process(
     own_server: Callable[..., Server],
 ) -> None:

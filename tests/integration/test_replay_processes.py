@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 import redrb
 from redrb import ExperienceStream, Status
 from redrb.compat.xtuner import ReplayBuffer
@@ -98,6 +100,7 @@ def said(process: subprocess.Popen[str]) -> list[int]:
     return [int(line) for line in out.split()]
 
 
+@pytest.mark.slow
 def test_makers_and_consumers_in_several_processes(real_url: str, namespace: str) -> None:
     processes = [start(real_url, namespace, "make", first * GROUPS) for first in range(3)]
     takers = [start(real_url, namespace, "consume") for _ in range(2)]

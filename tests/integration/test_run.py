@@ -188,6 +188,7 @@ def test_a_run_that_was_killed_takes_its_workers_along_and_the_next_one_waits(
     assert re.search(r"ledger balanced +│ +yes", second.output), second.output
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_logs_checkpoints_and_redis_loses_nothing(
     folder: Path, runs: list[Run]
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_full_disk_under_logs_checkpoints_and_redis_loses_nothing(
         assert not list(disk.glob("checkpoints/.*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_output_of_the_run_ends_nothing(
     folder: Path, runs: list[Run]
 ) -> None:
@@ -225,6 +227,7 @@ def test_a_full_disk_under_the_output_of_the_run_ends_nothing(
     assert "death" in [event["event"] for event in diary]
 
 
+@pytest.mark.slow
 def test_a_read_only_disk_of_checkpoints_costs_a_restart_of_the_trainer(
     folder: Path, runs: list[Run]
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, runs: list[Run]) -> None:
     trainer.wait(5)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_reward_function_hangs(folder: Path, runs: list[Run]) -> None:
     """Its maker ends within its time to stop; the others and the trainer end in order."""
     pipe = folder / "pipe"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos import versions
 from tests.chaos.checker import Checker
-from tests.chaos.failovers import Failover
+from tests.chaos.failovers import Failover, Span
 from tests.chaos.stored import Holdings, Look
 
 Line = dict[str, Any]
@@ -244,3 +244,11 @@ def test_a_failover_may_take_a_version_back_that_was_published_then():
     assert versions.check(journals, [Failover(2.0, 2.3)]) == ([], 3, 2)
     for other in ([], [Failover(1.5, 1.9)], [Failover(2.2, 2.3)]):
         assert versions.check(journals, other)[0]
+
+
+def test_a_former_primary_may_answer_until_its_connections_are_cut():
+    publishes = publish(1, 1, 10) + publish(2, 2, 20)
+    journals = {"publisher-1": publishes, "poll-1": poll(3, 1, 10) + poll(4, 2, 20)}
+    assert versions.check(journals, (), [Span(2.5, 3.5)]) == ([], 2, 2)
+    for other in ([], [Span(2.0, 2.5)], [Span(3.5, 4.5)]):
+        assert versions.check(journals, (), other)[0]

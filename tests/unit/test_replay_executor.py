@@ -37,6 +37,10 @@ def test_results_and_errors_come_back() -> None:
         assert await executor.run_undoable(lambda: 3, **ways) == 3
         with pytest.raises(ZeroDivisionError):
             await executor.run_undoable(lambda: 1 // 0, **ways)
+        assert await executor.run_stoppable(lambda: 4) == 4
+        with pytest.raises(ZeroDivisionError):
+            await executor.run_stoppable(lambda: 1 // 0)
+        assert executor._stops == set()  # each put makes one: else they would pile up
         await executor.drain()
         assert undone == []
         assert confirmed == [3]

@@ -132,10 +132,10 @@ READING = (
 )
 
 
-def test_a_script_of_a_task_that_writes_begins_so():
+def test_a_script_of_a_task_or_of_weights_that_writes_begins_so():
     """At the memory limit, or while a cluster moves the slot, nothing of it is done."""
     for name in SCRIPTS:
-        if re.search(r"^ *--@include task", _LUA[name], re.M):
+        if re.search(r"^ *--@include (task|weights)", _LUA[name], re.M):
             body = _LUA[name].replace(header(name), "")
             written = r"'(X?ADD|X?DEL|HSET|HDEL|SET|ZADD|ZREM|R?PUSH|UNLINK|P?EXPIRE)'"
             assert not (name in READING and re.search(written, body)), name

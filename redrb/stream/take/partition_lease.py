@@ -113,7 +113,7 @@ class PartitionLease:
     number: int = 0
     numbering: Numbering = ONE_PARTITION
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
-    # group -> ending whose reply is missing
+    # group -> ending that was asked for, while its reply was missing
     _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
 
     def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
@@ -228,6 +228,5 @@ class PartitionLease:
         self._end_trace(ids, outcome)
         for seq in ids:
             del self.layouts[seq]
-            self._asked.pop(seq, None)
         if not self.layouts:
             self._finalizer.detach()

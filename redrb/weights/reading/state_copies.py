@@ -64,11 +64,10 @@ class PrivateCopy:
         """Fetch a version, default the newest, by deltas if they lead to it from the content.
 
         Args:
-            only_adapter: Refuse a version that is no adapter. Of an adapter, its base is not
-                fetched.
+            only_adapter: Fetch an adapter without its base, and nothing of another version.
 
         Raises:
-            WeightError: There is no such version, or it is not an adapter.
+            WeightError: There is no such version.
         """
 
         def attempt(pin: Pin) -> FetchedVersion:
@@ -81,10 +80,7 @@ class PrivateCopy:
             if steps[-1].how == "lora":
                 steps = steps[-1:]
             elif only_adapter:
-                raise WeightError(
-                    f"version {steps[-1].described.version} of weights {catalogue.name!r} is no "
-                    "adapter: publish_lora publishes one."
-                )
+                return FetchedVersion(steps[-1].described, None, None)
             return self.follow(pin, steps, lambda _: None)
 
         return fetching(catalogue, self.forget, attempt)

@@ -10,7 +10,7 @@ from torch import Tensor
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError, DecodeError
+from redrb.errors import ConfigError, WeightError
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -170,7 +170,10 @@ class WeightSubscriber:
         """
         fetched = PrivateCopy().fetch(self._catalogue, version, only_adapter=True)
         if fetched.adapter is None:
-            raise DecodeError(f"weights {self._name!r}: the fetched version is not an adapter.")
+            raise WeightError(
+                f"version {fetched.described.version} of weights {self._name!r} is no adapter: "
+                "publish_lora publishes one."
+            )
         return fetched.adapter
 
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
