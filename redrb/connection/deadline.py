@@ -51,7 +51,8 @@ class Deadline:
         wait_until: Time when waits end (monotonic); infinite: never.
         repeat_until: Time after which no request is repeated.
         end: Time when all work with Redis has ended.
-        budget: Its seconds on Redis bound the block; None: nothing does.
+        budget: Its seconds on Redis, once a signal has come or its `end` was called, bound the
+            block; None: nothing does.
         counts: Whether time in the block is time on Redis.
         stop: Ends waits at once when it is asked; None: nothing does. A failed request is then not
             repeated, and a wait is over at its next look, within a second.
@@ -75,8 +76,9 @@ class Deadline:
             at_most: Seconds after which all work with Redis has ended.
             repeat_s: Seconds after which no request of the block is repeated.
             stop: Ends waits at once when it is asked; it takes the place of an outer one.
-            budget: Its seconds on Redis, once a signal has come, are those of the block. In the
-                main thread a request that is under way when they are over is interrupted.
+            budget: Its seconds on Redis, once a signal has come, are those of the block. A
+                request that is under way when they are over is interrupted in the main thread; in
+                another one `Stop.end` interrupts it.
 
         Raises:
             ConfigError: `timeout` is no number >= 0.

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 
 import redis
 
+from redrb.connection.deadline import here
 from redrb.connection.sockets import limited
 from redrb.errors import StoreClosed
 from redrb.forks import in_child
@@ -77,7 +78,9 @@ class Connections:
             self._drop(connection)
             self.renew()  # most likely they broke too
             raise
-        if self.closed:  # meanwhile
+        budget = here().budget
+        # an interrupt may have come after the last reply was read
+        if self.closed or (budget is not None and not budget.left_s):
             self._drop(connection)
         else:
             idle.append(connection)

@@ -22,7 +22,7 @@ _LOOK_AGAIN_S = 0.1
 """Shortest pause between two looks whether the time is up."""
 
 _END_S = 2.0
-"""How long `end` waits for a thread, which may work at something else than a request."""
+"""Longest wait of `end` for a thread, which may work at something else than a request."""
 
 
 def checked_stop_seconds(name: str, value: object) -> float:
@@ -120,7 +120,7 @@ class Stop:
         left = self.left_s
         self._entered_at = None
         if self._begun_at is not None:
-            self._left = left
+            self._left = min(self._left, left)  # `begin` may have come since `left` was read
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -145,17 +145,26 @@ class Stop:
             if goes_on and not self.left_s:
                 self._interrupt()
 
-    def end(self, thread: threading.Thread) -> None:
-        """Ask, break the request that a thread works at, and wait a little until it has ended.
+    def end(self, thread: threading.Thread, seconds: float) -> None:
+        """Ask, break the requests of a thread, and wait until it has ended, for 2 s at most.
 
         The thread works in `Deadline(stop=stop, budget=stop)`, and the stop allows 0 seconds. A
         thread that is left to itself may be stopped by Python's end in the middle of C++ code, such
-        as torch's, which aborts the process.
+        as torch's, which aborts the process. One that opens a connection cannot be interrupted.
+
+        Args:
+            thread: It may have ended; in a child that was forked since, it has.
+            seconds: Longest wait, if it is shorter.
         """
         self.ask()
         self.begin()
-        self._interrupt()
-        thread.join(_END_S)
+        until = time.monotonic() + min(_END_S, seconds)
+        while thread.is_alive() and thread is not threading.current_thread():
+            self._interrupt()
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            thread.join(min(left, _LOOK_AGAIN_S))
 
     def _interrupt(self) -> None:
         for interrupt in list(self.interrupts):

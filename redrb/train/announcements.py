@@ -22,7 +22,7 @@ import msgspec
 
 from redrb.checks import MOST
 from redrb.connection import Client
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import MessageReader, post
 from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed
@@ -201,7 +201,7 @@ class JobEnd:
         try:
             yield
         finally:
-            over.end(thread)
+            over.end(thread, here().left_s)
 
     def _run(self, over: Stop) -> None:
         grace_ends = time.monotonic() + GRACE_S

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +16,12 @@ from redis.exceptions import RedisError, ResponseError, TryAgainError
 
 import redrb
 from redrb import ConfigError, StoreUnavailable
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.connection.transport import Pipeline, packed
 from redrb.errors import StoreError
 from tests.samples import numbered
+from tests.scenes import until
 
 
 @pytest.mark.every_server
@@ -185,3 +190,53 @@ def test_a_fake_server_is_closed_while_another_thread_uses_it():
         client.close()
         with suppress(RedisError, StoreError, AttributeError):  # fakeredis forgets its server
             assert waiting.result(30) is None
+
+
+def test_a_connection_that_was_interrupted_after_its_reply_is_not_lent_again(real_url):
+    stop = Stop(0.0)
+    with redrb.connect(real_url) as client:
+        with Deadline(stop=stop, budget=stop), client.connection():
+            stop.begin()
+            for interrupt in stop.interrupts:
+                interrupt()
+        assert client.once("PING") == b"PONG"
+
+
+def text_of(reply: object) -> str:
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+def test_a_forked_child_breaks_no_request_of_its_parent(real_url, namespace):
+    stop, found = Stop(0.0), []
+
+    def wait():
+        with Deadline(stop=stop, budget=stop):
+            found.append(client.once("BLPOP", namespace, 20))
+
+    with redrb.connect(real_url) as client:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: "cmd=blpop" in text_of(client.execute("CLIENT", "LIST")))
+        child = os.fork()
+        if child == 0:
+            stop.end(thread, 10)
+            os._exit(0)
+        os.waitpid(child, 0)
+        client.execute("RPUSH", namespace, "more")
+        thread.join(10)
+        assert found == [[namespace.encode(), b"more"]]
+
+
+def test_a_thread_that_waits_for_redis_ends_at_once_when_it_is_asked(real_url, namespace):
+    stop = Stop(0.0)
+
+    def wait():
+        with Deadline(stop=stop, budget=stop), suppress(StoreUnavailable):
+            client.execute("BLPOP", namespace, 20)
+
+    with redrb.connect(real_url) as client:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: stop.interrupts)
+        stop.end(thread, 10)
+        assert not thread.is_alive()

@@ -13,7 +13,7 @@ local function work_at(other)
   known_rules = nil
 end
 
--- From here on all functions work on the task with this stream, and areas are areas of this task.
+-- From here on all functions work on the task with this stream, and restore areas are those of this task.
 local function work_on(name)
   home = string.sub(name, 1, -7)
   work_at(home)

@@ -32,7 +32,7 @@ from redrb.stream.task.entries import entry_id
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.stream.task.store import TaskStore
 
-STAGE_TTL_MS = 600_000
+AREA_TTL_MS = 600_000
 """Time after which Redis deletes a restore area that no process continues."""
 
 COMPLETE_TTL_MS = 3_600_000
@@ -74,7 +74,7 @@ class Restoring:
         self.header = saved.header
         self.token = f"{number}-{uuid.uuid4().hex}"
         self.put = put
-        self._stage = TaskKeys(f"{store.keys.prefix}restoring:{self.token}:")
+        self._area = TaskKeys(f"{store.keys.prefix}restoring:{self.token}:")
         self._part = 0
         self._page = _Page()
         self._kind = Kind.GROUP
@@ -107,7 +107,7 @@ class Restoring:
         if not record.archived:
             needs += [(name, "", "", 0, 0) for name in self._late]
         described = [record.seq, len(payload), record.facts, record.archived, needs]
-        command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
+        command: list[Argument] = ["XADD", self._area.stream, "NOMKSTREAM"]
         self._add(Kind.GROUP, [*command, entry_id(record.seq), "g"], payload, described)
         self._last = record.seq
 
@@ -115,7 +115,7 @@ class Restoring:
         """Put a dead letter in the restore area."""
         *others, (name, value) = record.fields
         words = [word for pair in others for word in pair]
-        command: list[Argument] = ["XADD", self._stage.dead, record.entry_id, *words, name]
+        command: list[Argument] = ["XADD", self._area.dead, record.entry_id, *words, name]
         fields = dict(record.fields)
         has_facts = bool(fields.get(b"facts"))  # else it cannot be requeued
         seq = int(fields[b"seq"]) if has_facts else 0
@@ -158,12 +158,12 @@ class Restoring:
     def _send(self, kind: PartKind, records: Any, page: _Page | None = None) -> None:
         """Put the next part in the restore area, once however often it is sent."""
         self._part += 1
-        pipeline = self.store.client.transaction(self._stage.none)
+        pipeline = self.store.client.transaction(self._area.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
-        ttl_ms = COMPLETE_TTL_MS if kind == "end" else STAGE_TTL_MS
+        ttl_ms = COMPLETE_TTL_MS if kind == "end" else AREA_TTL_MS
         add = AddToArea(self._part, ttl_ms, kind, records)
-        add.add_to(pipeline, [self._stage.stream], whole=True)
+        add.add_to(pipeline, [self._area.stream], whole=True)
         pipeline.add("EXEC")
 
         def outcome(replies: list[Reply]) -> str:

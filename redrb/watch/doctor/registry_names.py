@@ -70,7 +70,7 @@ def remove_name(client: Client, namespace: str, left: LeftName) -> tuple[str, bo
     """Remove a name, unless another process has created what it names meanwhile.
 
     Returns:
-        What was done, and whether nothing is left to do: the user may not be allowed to.
+        What was done, and whether nothing is left to do: the user may lack permission.
     """
     registry, what = Registry(client, namespace), f"the name of {left.kind} {left.name}"
     kept = f"kept {what} in the registry: it exists now", True

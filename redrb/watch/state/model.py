@@ -91,9 +91,9 @@ class TaskState:
     """One task.
 
     Attributes:
-        readable: Whether it can be read; if not, the user may not, or its data is damaged,
+        readable: Whether it can be read; if not, the user lacks permission, or its data is damaged,
             and all else is empty.
-        damage: Why its data cannot be read; "" if it can, or the user is not allowed to.
+        damage: Why its data cannot be read; "" if it can, or the user lacks permission.
         incarnation: Random id from its creation.
         settings: Its settings by name, as text, such as "max_staleness": "4".
         groups: Its consumer groups, at most 16: "default" first, then by name. A task from which

@@ -21,7 +21,7 @@ from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
-_STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
+_UPLOADED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +142,15 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         deleted.update(page.entries)
     stored_keys.clean(client, keys)
     for primary in client.primaries():
-        stored_keys.delete(client, _staged(primary, keys, page.token))
+        stored_keys.delete(client, _uploaded(primary, keys, page.token))
     Registry(client, namespace).remove("weights", name)
     versions = {int(entry.partition("-")[0]) for entry in deleted}
     return RemovedWeights(name, tuple(sorted(versions)), nbytes)
 
 
-def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:
+def _uploaded(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:
     """Yield the keys that attempts have left on one server, without those of later publishers."""
     for key in scan(primary, f"{keys.prefix.removesuffix('}:')}[}}:]*"):
-        matched = _STAGED.fullmatch(key)
+        matched = _UPLOADED.fullmatch(key)
         if matched is not None and int(matched[1]) <= last_token:
             yield key.decode()

@@ -98,7 +98,7 @@ class Committer:
                 f"{MAX_MANIFEST_BYTES}."
             )
         token = str(attempt.token)
-        prepare = Prepare(self._owner, token, stored_keys.staged_ranges(manifest, attempt.token))
+        prepare = Prepare(self._owner, token, stored_keys.uploaded_ranges(manifest, attempt.token))
         outcome = run(self._client, self._keys, prepare)
         if outcome == "fenced":
             raise self._fenced()
@@ -144,7 +144,7 @@ class Committer:
             discard = Discard(str(attempt.token), attempt.version)
             discarded = run(self._client, self._keys, discard)
             if not discarded.committed:
-                stored_keys.delete(self._everywhere, attempt.staged_keys())
+                stored_keys.delete(self._everywhere, attempt.uploaded_keys())
             if discarded.trash:
                 stored_keys.clean(self._everywhere, self._keys)
 

@@ -1,4 +1,4 @@
-"""Upload: one attempt's chunks and delta pieces are stored, to be committed or to expire."""
+"""`Upload`: stores one attempt's chunks and delta pieces, to be committed or to expire."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Upload:
             adapter: Settings of an adapter's layers, if the state is one.
 
         Raises:
-            TokenUsedError: Keys of this attempt exist; `staged_keys` does not name them.
+            TokenUsedError: Keys of this attempt exist; `uploaded_keys` does not name them.
         """
         layout = self._source.layout
         delta, known = None, None
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
-            hashes = pack_hashes(self._stage_difference(difference, sum(sizes)))
+            hashes = pack_hashes(self._upload_difference(difference, sum(sizes)))
             blob = Blob(self.token, 0, len(sizes), hashes)
             packed = struct.pack(f">{len(sizes)}I", *sizes)
             delta = Delta(difference.base, difference.before, packed, (blob,))
@@ -88,7 +88,7 @@ class Upload:
         if whole:
             if anchor is not None and anchor.manifest.layout != layout:
                 anchor = None
-            checksums, sources, heads = self._stage_chunks(known, anchor)
+            checksums, sources, heads = self._upload_chunks(known, anchor)
         manifest = Manifest(
             version=self.version,
             kind="lora" if adapter is not None else "full" if whole else "delta",
@@ -106,7 +106,7 @@ class Upload:
         )
         return Anchor(manifest, heads)
 
-    def staged_keys(self) -> list[str]:
+    def uploaded_keys(self) -> list[str]:
         """Return the keys that this attempt may have uploaded."""
         return [*self._chunk_keys(), *self._piece_keys()]
 
@@ -117,7 +117,7 @@ class Upload:
         pieces = range(self._pieces)
         return (self._keys.delta(self.token, number, self._spread) for number in pieces)
 
-    def _stage_chunks(
+    def _upload_chunks(
         self, known: tuple[int, ...] | None, anchor: Anchor | None
     ) -> tuple[tuple[int, ...], tuple[ChunkSource, ...], tuple[int, ...]]:
         source = self._source
@@ -159,7 +159,7 @@ class Upload:
         checksums = tuple(chunk.digest() for chunk in hashes)
         return checksums, tuple(runs), tuple(chunk.head for chunk in hashes)
 
-    def _stage_difference(self, difference: Difference, nbytes: int) -> tuple[int, ...]:
+    def _upload_difference(self, difference: Difference, nbytes: int) -> tuple[int, ...]:
         """Store a difference of `nbytes` in pieces; return their checksums."""
         size = self._source.layout.chunk_bytes
         self._pieces = -(-nbytes // size)

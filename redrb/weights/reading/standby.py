@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop
 from redrb.errors import (
@@ -217,7 +217,7 @@ class BackgroundFetch(ABC):
         self._over.ask()
         self._notify()
         if self._thread is not None:
-            self._over.end(self._thread)
+            self._over.end(self._thread, here().left_s)
 
     def _notify(self) -> None:
         with self._changed:

@@ -46,7 +46,7 @@ def pieces_of(manifest: Manifest) -> list[ChunkSource]:
     return [ChunkSource(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
 
 
-def staged_ranges(manifest: Manifest, token: int) -> str:
+def uploaded_ranges(manifest: Manifest, token: int) -> str:
     """Return the ranges of the keys that an attempt with this token has uploaded."""
     chunks = [run for run in manifest.sources if run.token == token]
     pieces = [run for run in pieces_of(manifest) if run.token == token]
