@@ -22,7 +22,13 @@ from redrb.compat.sample_groups.packing import (
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.connection import connect
 from redrb.environment import PREFIX, variable
-from redrb.errors import BatchTimeout, DecodeError, LeaseLost, RecordError
+from redrb.errors import (
+    BatchTimeout,
+    DecodeError,
+    LeaseLost,
+    RecordError,
+    StoreUnavailable,
+)
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
 from redrb.train.trainer import replace_predecessor
@@ -34,6 +40,10 @@ _FIRST_NUMBER = 1 << 40
 
 _SAVE_OPTIONS = ("save_interval", "release_train", "save_trigger_sentinel")
 """Options with which slime and miles write checkpoints."""
+
+
+_SHARED_OPTIONS = ("lease_ms", "max_deliveries", "min_replicas")
+"""Options of the stream of finished groups that hold for the other two as well."""
 
 
 class HandedOut(NamedTuple):
@@ -72,14 +82,15 @@ class JobGroups:
         self._keep = checked_int("redrb_keep_checkpoints", kept)
         url, namespace, task = _names(args)
         self._client = connect(url)
-        settings: list[tuple[str, Mapping[str, Any]]] = [
-            (task, getattr(args, "redrb_task_settings", None) or {}),
-            (f"{task}.prompts", {}),
-            (f"{task}.returned", {}),
-        ]
+        options = dict(getattr(args, "redrb_stream", None) or {})
+        shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
         self.finished, self.prompts, self.returned = (
             ExperienceStream(self._client, name, namespace=namespace, checks=(), **further)
-            for name, further in settings
+            for name, further in (
+                (task, options),
+                (f"{task}.prompts", shared),
+                (f"{task}.returned", shared),
+            )
         )
         self._files = TrainedFiles(args)
         self._checkpoints = getattr(args, "rollout_global_dataset", False) and any(
@@ -115,8 +126,8 @@ class JobGroups:
                     continue
                 try:
                     lease = stream.take(waiting, timeout=0, at_least=1)
-                except BatchTimeout:  # other processes took them
-                    continue
+                except (BatchTimeout, StoreUnavailable):
+                    continue  # other processes took them, or `count` waits until Redis is back
                 for seq, items in zip(lease.ids, lease.groups(), strict=True):
                     if stream is self.prompts:
                         group = prompt(seq - 1)
@@ -253,6 +264,7 @@ class JobGroups:
         for incarnation, groups in self._files.read(last).items() if last >= 0 else ():
             self.finished.settle(groups, incarnation=incarnation)
         replace_predecessor(self._client, self.finished.task, self.finished)
+        self.finished.join_group()
 
     def _until(self, rollout_id: int) -> list[int]:
         return [key for key in self._held if key <= rollout_id]
