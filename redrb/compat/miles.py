@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-from redrb.compat.sample_groups import GroupDataSource, TakenGroup, job_groups
+from redrb.compat.sample_groups import GroupDataSource, TakenGroup, job
 from redrb.compat.sample_groups.packing import pack_group, samples_in
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
@@ -43,7 +43,7 @@ class RedrbDataBuffer:
 
     def __init__(self, input: Any) -> None:  # noqa: A002 (miles' name)
         self._args, self._unused = input.args, input.unused_handler_fn
-        self._job = job_groups(input.args, "miles")
+        self._job = job.job_groups(input.args, "miles")
         if not self._job.has_source:
             raise ConfigError(
                 "groups would never be acknowledged: give miles --data-source-path "
@@ -63,6 +63,7 @@ class RedrbDataBuffer:
         self._drops = self._miles.MetricGatherer()
         self._aborted = self._stale = 0
         self._staleness: list[int] = []
+        self._version: int | None = None
 
     async def put(self, input: Any) -> None:  # noqa: A002 (miles' name)
         """Store a finished group, or end it if it was aborted or a filter drops it.
@@ -93,6 +94,7 @@ class RedrbDataBuffer:
 
         A group is trained by the rollout during which it was got. A cancelled call takes none.
         """
+        self._version = self._version if current_version is None else current_version
         while True:
             taken = await self._take()
             prompts = taken.prompts or list(samples_in(taken.group))
@@ -124,6 +126,11 @@ class RedrbDataBuffer:
         if self._staleness:
             metrics[f"{prefix}avg_staleness"] = sum(self._staleness) / len(self._staleness)
             metrics[f"{prefix}max_staleness"] = max(self._staleness)
+        if self._version is not None:
+            waiting = self._job.finished.staleness(self._version).waiting
+            if waiting.groups:
+                metrics[f"{prefix}buffer_avg_staleness"] = waiting.mean
+                metrics[f"{prefix}buffer_max_staleness"] = waiting.max
         self._drops = self._miles.MetricGatherer()
         self._aborted, self._stale, self._staleness = 0, 0, []
         return metrics
@@ -149,8 +156,7 @@ def put_groups(
     groups: Sequence[Sequence[Any]], *, args: Any = None, timeout: float | None = None
 ) -> None:
     """Store finished groups for a trainer, from any machine: `redrb.compat.slime.put_groups`."""
-    packed = [(group, pack_group(group)) for group in groups]
-    job_groups(args, "miles").put(packed, timeout=timeout)
+    job.put_groups("miles", groups, args, timeout)
 
 
 def _release(taking: asyncio.Future[TakenGroup]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-from redrb.compat.sample_groups import GroupDataSource, job_groups
-from redrb.compat.sample_groups.packing import pack_group, samples_in
+from redrb.compat.sample_groups import GroupDataSource, job
+from redrb.compat.sample_groups.packing import samples_in
 from redrb.errors import ConfigError
 
 __all__ = ["RedrbDataSource", "generate_rollout", "put_groups"]
@@ -63,18 +63,20 @@ def generate_rollout(
             "groups would never be acknowledged: give slime --data-source-path "
             "redrb.compat.slime.RedrbDataSource as well."
         )
-    job = data_source.groups
+    groups = data_source.groups
     metrics: dict[str, Any] = {}
-    while local and job.finished.count() < args.rollout_batch_size:
+    while local and groups.finished.count() < args.rollout_batch_size:
         made = load_function(local)
         output = base.call_rollout_fn(made, args, rollout_id, data_source, evaluation=False)
         data_source.put(output.samples)
         metrics.update(output.metrics or {})
-    taken = job.take(rollout_id, args.rollout_batch_size, args.n_samples_per_prompt)
-    job.note(rollout_id)
-    groups = sorted((each.group for each in taken), key=lambda group: next(samples_in(group)).index)
-    metrics["rollout/redrb/waiting_groups"] = job.finished.count()
-    return base.RolloutFnTrainOutput(samples=groups, metrics=metrics)
+    taken = groups.take(rollout_id, args.rollout_batch_size, args.n_samples_per_prompt)
+    groups.note(rollout_id)
+    samples = sorted(
+        (each.group for each in taken), key=lambda group: next(samples_in(group)).index
+    )
+    metrics["rollout/redrb/waiting_groups"] = groups.finished.count()
+    return base.RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
 def put_groups(
@@ -95,5 +97,4 @@ def put_groups(
         StoreFull: There was no room in time; `stored` says how many groups, from the first, are in.
         StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
     """
-    packed = [(group, pack_group(group)) for group in groups]
-    job_groups(args, "slime").put(packed, timeout=timeout)
+    job.put_groups("slime", groups, args, timeout)

@@ -172,9 +172,7 @@ class JobGroups:
             entry = self._handed.get(group_index(group))
             if entry is not None and entry.id in entry.lease.ids:
                 handed.setdefault(entry.lease, {})[entry.id] = items
-        others = [
-            forget_numbers(it) for each, it in groups if group_index(each) not in self._handed
-        ]
+        others = [items for group, items in groups if group_index(group) not in self._handed]
         if others:
             self.finished.put_many(others, timeout=timeout)
         for lease, chosen in handed.items():
@@ -290,6 +288,14 @@ def job_groups(args: Any, framework: str) -> JobGroups:
         if key not in _jobs:
             _jobs[key] = JobGroups(args, framework)
         return _jobs[key]
+
+
+def put_groups(
+    framework: str, groups: Sequence[Sequence[Any]], args: Any, timeout: float | None
+) -> None:
+    """Store groups of a maker that has no data source; see `redrb.compat.slime.put_groups`."""
+    packed = [forget_numbers(pack_group(group)) for group in groups]
+    job_groups(args, framework).finished.put_many(packed, timeout=timeout)
 
 
 def _names(args: Any) -> tuple[str | None, str, str]:
