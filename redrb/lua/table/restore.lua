@@ -89,9 +89,10 @@ end
 
 -- Drop the columns of rows that were put after the mark; those that they have replaced are gone.
 local function drop_columns(numbered, records)
-  local stored, changed, bytes = {}, {}, 0
+  local stored, changed, lost, bytes = {}, {}, {}, 0
   local change = next_changes(#numbered)
   for i, record in ipairs(records) do
+    local puts_before = record and #record
     for at = record and #record or 1, 2, -1 do -- bound: puts of a row
       if record[at][4] > mark then
         bytes = bytes + bytes_of_row({0, record[at]})
@@ -99,12 +100,13 @@ local function drop_columns(numbered, records)
         table.remove(record, at)
       end
     end
-    if record then
+    if record and #record < puts_before then
+      lost[#lost + 1] = numbered[i]
       stored[#stored + 1], stored[#stored + 2] = numbered[i], cmsgpack.pack(record)
       changed[#changed + 1], changed[#changed + 2] = change + i, numbered[i]
     end
   end
-  end_claims(numbered, true) -- they arrive again where they are complete
+  end_unconsumed(lost) -- they arrive again where they are complete
   in_parts('HSET', rows, stored)
   in_parts('ZADD', changes, changed)
   add(task, 'bytes', -bytes)
