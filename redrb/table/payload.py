@@ -52,9 +52,12 @@ def values_of(
 
 def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
     """Return the places of keys, by the client for the requests that name them together."""
+    names = list(keys)
+    if not names or client.at(names[0]) is client:  # one server
+        return {client: list(range(len(names)))} if names else {}
     found: dict[Client, list[int]] = {}
     clients: dict[str, Client] = {}
-    for place, key in enumerate(keys):
+    for place, key in enumerate(names):
         tag = key[: key.index("}")]
         if tag not in clients:
             clients[tag] = client.at(key)

@@ -69,6 +69,7 @@ class Upload:
                 place.key
                 for row in self._index.find(self._keys)
                 if row is not None
-                for place in row.columns.values()
+                for place in row.places(row.names)
+                if place is not None
             }
             unlink(self._client, [value.key for value in self._values if value.key not in used])
