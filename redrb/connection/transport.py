@@ -57,6 +57,20 @@ class Pipeline:
         self._parts.append(_CRLF)
         self.commands += 1
 
+    def add_values(self, values: Iterable[tuple[str, Iterable[bytes | memoryview], int]]) -> None:
+        """Append MSET for keys, each with the parts and the length of its value."""
+        parts: list[bytes | memoryview] = []
+        count = 1
+        for key, value, nbytes in values:
+            name = key.encode()
+            parts.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes))
+            parts += value
+            parts.append(_CRLF)
+            count += 2
+        self._parts.append(b"*%d\r\n$4\r\nMSET\r\n" % count)
+        self._parts += parts
+        self.commands += 1
+
     def send(self, connection: redis.Connection) -> None:
         """Send all commands as one buffer."""
         connection.send_packed_command([self.freeze()])  # type: ignore[no-untyped-call]
