@@ -69,7 +69,11 @@ class Trainer:
         return [group[0].tokens[0] for group in groups]
 
     def ledgers(self):
-        for stream in (self.job.finished, self.job.prompts, self.job.returned):
+        for stream in (
+            self.job.finished,
+            self.job.generation.prompts,
+            self.job.generation.returned,
+        ):
             stats = stream.stats().ledger
             assert stats.balanced
             yield stats.waiting, stats.leased, stats.acked
@@ -152,7 +156,7 @@ def test_aborted_groups_are_recycled(start):
 
     async def run():
         await trainer.make(1, Sample.Status.ABORTED)
-        assert list(trainer.ledgers()) == [(0, 0, 0), (0, 0, 1), (1, 0, 0)]
+        assert list(trainer.ledgers()) == [(0, 0, 0), (1, 0, 0), (1, 0, 0)]
         await trainer.make(2)
         assert await trainer.rollout() == [0, 1]
 
@@ -198,6 +202,19 @@ def test_stale_groups_are_recycled_and_not_trained(start):
     name = "rollout/fully_async/"
     assert trainer.metrics[f"{name}stale_groups_filtered"] == 1
     assert trainer.metrics[f"{name}max_staleness"] == 5
+    assert list(trainer.ledgers()) == [(0, 3, 1), (0, 0, 3), (0, 0, 1)]
+
+
+def test_stale_groups_that_are_dropped_expire(start):
+    trainer = start(max_weight_staleness=2)
+    trainer.buffer._unused = lambda _: None
+
+    async def run():
+        await trainer.make(1, version=1)
+        await trainer.make(2, version=5)
+        assert await trainer.rollout(current_version=6) == [1, 2]
+
+    asyncio.run(run())
     assert trainer.job.finished.stats().ledger.expired == 1
 
 

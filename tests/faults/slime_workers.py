@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from redrb.compat.sample_groups import generation
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
 from redrb.errors import StoreUnavailable
@@ -37,7 +38,14 @@ TRAINER_DEATHS = [
     ("saved", 2),
     ("", 0),
 ]
-MAKER_DEATHS = [("generating", 5), ("stored", 3), ("put", 4), ("generating", 2), ("stored", 2)]
+MAKER_DEATHS = [
+    ("generating", 5),
+    ("stored", 3),  # a finished group is stored, and its prompt is not acknowledged
+    ("put", 4),
+    ("giving back", 2),  # what was generated is stored, and the prompt is not released
+    ("generating", 2),
+    ("stored", 2),
+]
 
 
 class Death:
@@ -116,6 +124,7 @@ def train(args: SimpleNamespace, death: Death) -> None:
 def make(args: SimpleNamespace, death: Death, maker: int) -> None:
     """Put groups without end; each is noted in a journal when its put has returned."""
     death.before(Lease, "_end_parts", "stored")
+    death.before(generation, "release", "giving back")
     source = RedrbDataSource(args) if maker < 2 else None
     journal = Path(args.save, f"journal-{maker}").open("ab", buffering=0)  # noqa: SIM115
     own = (maker << 50) + (os.getpid() << 20)
@@ -123,6 +132,9 @@ def make(args: SimpleNamespace, death: Death, maker: int) -> None:
         groups = source.get_samples(2) if source else [[Sample(), Sample()] for _ in range(2)]
         death.at("generating")
         marks = []
+        if source and groups[0][0].group_index % 3 == 0 and not groups[0][0].tokens:
+            groups[0][0].tokens = [0]
+            source.add_samples([groups.pop(0)])  # it was aborted
         for group in groups:
             own += 1
             marks.append(group[0].group_index if source else own)
