@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ _SAVE_OPTIONS = ("save_interval", "release_train", "save_trigger_sentinel")
 
 
 _SHARED_OPTIONS = ("lease_ms", "max_deliveries", "min_replicas")
-"""Options of the stream of finished groups that hold for the other two as well."""
+"""Options of the stream of finished groups that hold for the two others as well."""
 
 
 class TakenGroup(NamedTuple):
@@ -57,7 +58,6 @@ class JobGroups:
 
     Attributes:
         finished: The stream of the finished groups.
-        generation: The groups that are not finished.
         rollout: Of miles: the rollout whose groups are taken now.
         has_source: Whether a data source of this process calls `save` and `load`.
     """
@@ -72,17 +72,9 @@ class JobGroups:
         url, namespace, task = _names(args)
         self._client = connect(url)
         options = dict(getattr(args, "redrb_stream", None) or {})
-        shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
-        self.finished, prompts, returned = (
-            ExperienceStream(self._client, name, namespace=namespace, checks=(), **further)
-            for name, further in (
-                (task, options),
-                (f"{task}.prompts", shared),
-                (f"{task}.returned", {**shared, "tags": ["of"]}),
-            )
-        )
-        self.generation = Generation(
-            prompts, returned, self.finished, lambda items: self._unpack(items)[0]
+        self._shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
+        self.finished = ExperienceStream(
+            self._client, task, namespace=namespace, checks=(), **options
         )
         self._files = TrainedFiles(args)
         self._checkpoints = getattr(args, "rollout_global_dataset", False) and any(
@@ -92,6 +84,22 @@ class JobGroups:
         self._saved: list[int] = []
         self.rollout = 0
         self.has_source = False
+
+    @cached_property
+    def generation(self) -> Generation:
+        """The groups that are not finished; makers that only put groups need no rights to them."""
+        prompts, returned = (
+            ExperienceStream(
+                self._client,
+                f"{self.finished.task}.{name}",
+                namespace=self.finished.namespace,
+                checks=(),
+                tags=tags,
+                **self._shared,
+            )
+            for name, tags in (("prompts", []), ("returned", ["of"]))
+        )
+        return Generation(prompts, returned, self.finished, lambda items: self._unpack(items)[0])
 
     def close(self) -> None:
         """Close the streams; their leased groups wait again."""
