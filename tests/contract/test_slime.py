@@ -12,11 +12,10 @@ import pytest
 
 from redrb import BufferItem
 from redrb.compat.sample_groups import generation, job
-from redrb.compat.sample_groups.job import JobGroups
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
 from redrb.stream import Lease
-from tests.framework_stand_ins import RolloutFnTrainOutput, Sample, stand_ins
+from tests.framework_stand_ins import RolloutFnTrainOutput, Sample, arguments, stand_ins
 
 COMPLETED, ABORTED = Sample.Status.COMPLETED, Sample.Status.ABORTED
 
@@ -29,20 +28,7 @@ def slime(monkeypatch):
 
 @pytest.fixture
 def args(url, namespace, tmp_path):
-    return SimpleNamespace(
-        redrb_url=url,
-        redrb_namespace=namespace,
-        redrb_task="math",
-        redrb_timeout=20,
-        rollout_global_dataset=True,
-        prompts=4,
-        rollout_shuffle=True,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        save_interval=1,
-        save=str(tmp_path),
-        load=str(tmp_path),
-    )
+    return arguments(url, namespace, tmp_path, prompts=4)
 
 
 @pytest.fixture
@@ -111,12 +97,6 @@ def test_processes_share_one_pass_and_what_a_dead_one_had_comes_again(start):
     assert [group[0].prompt for group in had] == ["p0", "p2", "p3"]
     first.close()  # as its lease ends when it is killed
     assert [group[0].prompt for group in second.get_samples(3)] == ["p0", "p3", "p3"]
-
-
-def test_without_a_data_set_groups_are_empty(start):
-    source = start(rollout_global_dataset=False)
-    assert source.get_samples(1) == [[Sample(0, 0), Sample(0, 1)]]
-    assert len(source) == 0
 
 
 def test_aborted_groups_come_back_first_with_what_was_generated(start):
@@ -365,27 +345,16 @@ def test_a_save_acknowledges_its_rollouts_and_not_those_taken_ahead(args, traine
     assert ledger(trainer.groups.finished) == (6, 2, 4)
 
 
-def test_a_resumed_trainer_trains_again_what_its_checkpoint_has_not(args, trainer, start):
+@pytest.mark.parametrize("resumed", [-1, 0, 1])
+def test_a_resumed_trainer_trains_what_its_checkpoint_has_not(args, trainer, start, resumed):
     for rollout_id in range(3):
         generate_rollout(args, rollout_id, trainer)
-    trainer.save(0)
-    successor = start(0)
-    assert ledger(successor.groups.finished) == (10, 0, 2)
-    assert marks(generate_rollout(args, 1, successor)) == [2, 3]
-
-
-def test_a_checkpoint_whose_save_was_never_called_has_trained_its_groups(args, trainer, start):
-    for rollout_id in range(3):
-        generate_rollout(args, rollout_id, trainer)
-    trainer.save(0)
-    successor = start(1)  # killed between the model of rollout 1 and `save(1)`
-    assert ledger(successor.groups.finished) == (8, 0, 4)
-    assert marks(generate_rollout(args, 2, successor)) == [4, 5]
-
-
-def test_a_run_without_a_checkpoint_begins_with_the_same_groups(args, trainer, start):
-    generate_rollout(args, 0, trainer)
-    assert marks(generate_rollout(args, 0, start(-1))) == [0, 1]
+    if resumed >= 0:
+        trainer.save(0)  # of rollout 1 the model is saved, and `save` was not called
+    successor = start(resumed)
+    done = 2 * resumed + 2
+    assert ledger(successor.groups.finished) == (12 - done, 0, done)
+    assert marks(generate_rollout(args, resumed + 1, successor)) == [done, done + 1]
 
 
 def test_files_of_rollouts_without_a_checkpoint_are_deleted(args, trainer, tmp_path):
@@ -464,9 +433,3 @@ def test_a_lease_that_was_lost_is_acknowledged_all_the_same(args, trainer):
     trainer.groups.finished.dismiss(trainer.groups.finished.consumer)
     trainer.save(0)
     assert ledger(trainer.groups.finished) == (10, 0, 2)
-
-
-def test_one_job_has_one_object_in_a_process(args, start):
-    source = start()
-    assert job.job_groups(args, "slime") is source.groups
-    assert isinstance(source.groups, JobGroups)

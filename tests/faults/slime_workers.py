@@ -22,7 +22,7 @@ from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
 from redrb.errors import StoreUnavailable
 from redrb.stream import Lease
-from tests.framework_stand_ins import Sample, install
+from tests.framework_stand_ins import Sample, arguments, install
 
 ROLLOUTS = 24
 BATCH = 4
@@ -69,24 +69,6 @@ class Death:
     def _patch(self, owner: Any, name: str, run: Callable[[Callable[[], Any]], Any]) -> None:
         method = getattr(owner, name)
         setattr(owner, name, lambda *given, **named: run(lambda: method(*given, **named)))
-
-
-def arguments(url: str, namespace: str, folder: str) -> SimpleNamespace:
-    return SimpleNamespace(
-        redrb_url=url,
-        redrb_namespace=namespace,
-        redrb_task="math",
-        redrb_keep_checkpoints=1,
-        redrb_stream={"limit": 60, "lease_ms": 400, "max_deliveries": 1000},
-        rollout_global_dataset=True,
-        prompts=7,
-        rollout_shuffle=True,
-        n_samples_per_prompt=2,
-        rollout_batch_size=BATCH,
-        save_interval=SAVE_EVERY,
-        save=folder,
-        load=folder,
-    )
 
 
 def checkpoints(folder: str) -> list[Path]:
@@ -172,7 +154,17 @@ def keep_running(work: Callable[[Death], None], deaths: list[tuple[str, int]], f
 def main() -> None:
     url, namespace, folder = sys.argv[1:]
     install()
-    args = arguments(url, namespace, folder)
+    args = arguments(
+        url,
+        namespace,
+        folder,
+        redrb_timeout=None,
+        redrb_keep_checkpoints=1,
+        redrb_stream={"limit": 60, "lease_ms": 400, "max_deliveries": 1000},
+        prompts=7,
+        rollout_batch_size=BATCH,
+        save_interval=SAVE_EVERY,
+    )
     supervisors = []
     for maker in range(4):
         supervisor = os.fork()
