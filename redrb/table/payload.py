@@ -10,6 +10,7 @@ from redrb.connection import Client
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, packed, without_errors
 from redrb.keys import TableKeys, bucket_of
+from redrb.stream.put.replication import Replication
 from redrb.table.values import Piece
 
 CHUNK_BYTES: Final = 32 << 20
@@ -64,17 +65,25 @@ def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
 
 def store(client: Client, values: Sequence[StoredValue]) -> None:
     """Store values; raises StoreUnavailable or StoreError, and some may be stored then."""
-    requests = []
+    replication, pipelines = Replication(client.min_replicas), []
+
+    def confirmed(replies: list[Reply]) -> list[Reply]:
+        done, replicas = replication.divide(replies)
+        without_errors(done)
+        replication.check(replicas)
+        return done
+
     for node, places in by_node(client, [value.key for value in values]).items():
-        pipeline, nbytes = Pipeline(), 0
+        nbytes = CHUNK_BYTES
         for place in places:
-            if nbytes and nbytes + values[place].nbytes > CHUNK_BYTES:
-                requests.append(Request(node, pipeline, without_errors))
-                pipeline, nbytes = Pipeline(), 0
-            values[place].add_to(pipeline)
+            if nbytes + values[place].nbytes > CHUNK_BYTES:
+                pipelines.append((node, Pipeline()))
+                nbytes = 0
+            values[place].add_to(pipelines[-1][1])
             nbytes += values[place].nbytes
-        requests.append(Request(node, pipeline, without_errors))
-    exchange(requests)
+    for _, pipeline in pipelines:
+        replication.add_to(pipeline)
+    exchange([Request(node, pipeline, confirmed) for node, pipeline in pipelines])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from redrb.table.payload import Wanted, read
 from redrb.table.rows import Rows
 from redrb.table.values import Values
 
-MOST_LOOKS: Final = 10
-"""Looks at rows whose values are gone, in one call, after which they are lost."""
+MOST_LOOKS: Final = 100
+"""Looks at rows of which others are replaced all the time, in one call."""
 
 
 class Reader:
@@ -28,6 +28,7 @@ class Reader:
 
     def get(self, row_keys: tuple[str, ...], columns: Sequence[str] | None) -> Rows:
         """Return columns of rows; arguments and errors are those of `Table.get`."""
+        gone: set[str] = set()
         for _ in range(MOST_LOOKS):
             found = self._index.find(row_keys)
             missing = tuple(key for key, row in zip(row_keys, found, strict=True) if row is None)
@@ -41,17 +42,22 @@ class Reader:
                 ]
                 if lacking:
                     raise MissingRows(self._index.table, tuple(lacking), (name,))
-            cells = self._read(rows, names)
-            if cells is not None:
+            lacking_before, gone = gone, set()
+            cells = self._read(rows, names, gone)
+            if not gone:
                 return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
+            if gone & lacking_before:
+                break
         raise StoreError(
             f"table {self._index.table!r}: values of rows such as {row_keys[0]!r} are gone from "
             "Redis, although their rows are there: a server has lost or evicted keys. Clear these "
             "rows."
         )
 
-    def _read(self, rows: Sequence[Row], names: Sequence[str]) -> list[list[memoryview]] | None:
-        """Return the columns of rows; None if values were replaced or cleared meanwhile."""
+    def _read(
+        self, rows: Sequence[Row], names: Sequence[str], gone: set[str]
+    ) -> list[list[memoryview]]:
+        """Return the columns of rows; add the keys of values that were replaced or cleared."""
         wanted: list[Wanted] = []
         places: list[dict[str, int]] = []  # of each row: string -> number in `wanted`
         for row in rows:
@@ -67,9 +73,8 @@ class Reader:
                 wanted.append(Wanted(key, begin, length, length == cells[0].nbytes))
             places.append(of_row)
         parts = read(self._client, wanted)
-        if None in parts:
-            return None
-        views = [memoryview(part) for part in parts if part is not None]
+        gone.update(one.key for one, part in zip(wanted, parts, strict=True) if part is None)
+        views = [memoryview(part or b"") for part in parts]
         found = []
         for name in names:
             column = []

@@ -62,8 +62,15 @@ class Upload:
         for value in self._values:
             value.add_to(pipeline)
 
-    def drop(self, _: Writing | None) -> None:
-        """Delete the values that no row refers to."""
+    def drop_after(self, reply: Stored) -> None:
+        """Delete the values that no row refers to, after a reply other than "ok"."""
+        if reply.outcome == "again":
+            self.drop(reply.change - reply.count)
+        elif reply.outcome != "forgotten":
+            unlink(self._client, [value.key for value in self._values])
+
+    def drop(self, after: int | None = None) -> None:
+        """Delete the values that no row refers to, nor a row that was cleared since."""
         if self._values:
             used = {
                 place.key
@@ -71,4 +78,6 @@ class Upload:
                 if row is not None
                 for place in row.columns.values()
             }
+            if after is not None:
+                used.update(self._index.retained_values(after))
             unlink(self._client, [value.key for value in self._values if value.key not in used])

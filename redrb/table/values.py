@@ -35,11 +35,24 @@ _NUMPY: Final = {
     code: name for name, code in _CODES.items() if "float8" not in name and name != "bfloat16"
 }
 
+_UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
+"""Errors of objects that msgpack does not hold, or not so that they can be read again."""
+
+_PICKLE_ERRORS: Final = (
+    pickle.PickleError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    EOFError,
+    RecursionError,
+    *_UNPACKABLE,
+)
+
 
 def head_of(kind: int, dtype: str, shape: Sequence[int], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
     code = _CODES.get(dtype)
-    if code is None:
+    if code is None or (kind == ARRAY and code not in _NUMPY):
         raise EncodeError(f"{what}: tables hold no elements of dtype {dtype}.")
     if len(shape) > MAX_RANK or any(size >= 2**32 for size in shape):
         raise EncodeError(f"{what}: tables hold at most {MAX_RANK} dimensions, each below 2^32.")
@@ -76,7 +89,7 @@ class Values:
             if rows is not None:
                 return rows
             values = values.unbind()
-        elif isinstance(values, np.ndarray) and values.dtype != object:
+        elif _is_array(values):
             return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
         return [
             self._encode(name, value, key, what) for key, value in zip(keys, values, strict=True)
@@ -84,16 +97,16 @@ class Values:
 
     def _encode(self, name: str, value: Any, key: str, what: str) -> tuple[Piece, ...]:
         if is_tensor(value):
-            head = head_of(TENSOR, str(value.dtype).removeprefix("torch."), value.shape, what)
-            return head, memoryview(_bytes_of(value))
-        if isinstance(value, np.ndarray) and value.dtype != object:
+            data = memoryview(_bytes_of(value, what))
+            return head_of(TENSOR, _dtype_of(value), value.shape, what), data
+        if _is_array(value):
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
             return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         if isinstance(value, np.generic):
             value = value.item()
         try:
-            packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
-        except (TypeError, ValueError, OverflowError) as error:
+            packed = _packed(value, what)
+        except _UNPACKABLE as error:
             if self._secret is None:
                 raise EncodeError(
                     f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
@@ -102,7 +115,13 @@ class Values:
                     "Other Python objects are pickled and signed if all processes open the table "
                     "with the same secret=."
                 ) from error
-            pickled = pickle.dumps(value)
+            try:
+                pickled = pickle.dumps(value)
+            except _PICKLE_ERRORS as failed:
+                raise EncodeError(
+                    f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
+                    f"cannot be pickled: {failed}"
+                ) from failed
             return bytes([PICKLE]) + self._sign(name, key, pickled), pickled
         return bytes([OBJECT]), packed
 
@@ -132,7 +151,13 @@ class Values:
                     f"{what} is a pickled Python object with another signature: it was altered, or "
                     "signed with another secret. It was not loaded."
                 )
-            return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
+            try:
+                return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
+            except _PICKLE_ERRORS as error:
+                raise DecodeError(
+                    f"{what} is a pickled Python object that cannot be loaded here: {error}. All "
+                    "processes need the modules that define it."
+                ) from error
         raise DecodeError(f"{what} is no value of a table")
 
     def _sign(self, name: str, key: str, pickled: bytes) -> bytes:
@@ -175,17 +200,43 @@ def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
     return torch.from_numpy(flat).view(DTYPES[code].tensor).reshape(tuple(shape))
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
+def _is_array(value: object) -> bool:
+    """Return whether a value is an array of numbers; the mask of a masked one would be lost."""
+    plain = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    return plain and value.dtype != object
+
+
+def _packed(value: object, what: str) -> bytes:
+    """Return msgpack that `unpack` reads; raises one of `_UNPACKABLE` for other objects."""
+    packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
+    if type(value) in (list, dict):
+        unpack(packed, what)
+    return packed
+
+
+def _dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _bytes_of(tensor: torch.Tensor, what: str) -> Any:
     import torch
 
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise EncodeError(
+            f"{what}: a {'nested' if tensor.is_nested else 'meta' if tensor.is_meta else 'sparse'} "
+            f"tensor of layout {tensor.layout} is no value: give dense tensors."
+        )
+    if _dtype_of(tensor) not in _CODES:
+        raise EncodeError(f"{what}: tables hold no elements of dtype {_dtype_of(tensor)}.")
+    dense = tensor.detach().resolve_neg().to("cpu").contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy()
 
 
 def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] | None:
     """Return the rows of a tensor; None for a nested one that is to be unbound."""
     import torch
 
-    dtype = str(values.dtype).removeprefix("torch.")
+    dtype = _dtype_of(values)
     if not values.is_nested:
         return _rows(TENSOR, dtype, values, what)
     jagged: Any = values
@@ -193,8 +244,8 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
         return None
     offsets = jagged.offsets().tolist()
     inner = tuple(jagged.values().shape[1:])
-    data = memoryview(_bytes_of(jagged.values()))
-    size = len(data) // max(offsets[-1], 1)
+    data = memoryview(_bytes_of(jagged.values(), what))
+    size = len(data) // max(len(jagged.values()), 1)
     return [
         (head_of(TENSOR, dtype, (end - begin, *inner), what), data[begin * size : end * size])
         for begin, end in pairwise(offsets)
@@ -204,7 +255,9 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
     """Return the rows of a dense tensor or array, which have the same head."""
     head = head_of(kind, dtype, values.shape[1:], what)
-    data = memoryview(_bytes_of(values) if kind == TENSOR else values.reshape(-1).view(np.uint8))
+    data = memoryview(
+        _bytes_of(values, what) if kind == TENSOR else values.reshape(-1).view(np.uint8)
+    )
     size = len(data) // max(len(values), 1)
     return [(head, data[at * size : (at + 1) * size]) for at in range(len(values))]
 
@@ -221,8 +274,8 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            packed[name] = msgpack.packb(plain, strict_types=True, datetime=True)
-        except (TypeError, ValueError, OverflowError) as error:
+            packed[name] = _packed(plain, f"tag {name!r}")
+        except _UNPACKABLE as error:
             raise EncodeError(
                 f"row {key!r}: tag {name!r} cannot be stored ({error}): give None, a bool, int, "
                 "float, str, bytes, or lists and dicts of these."
