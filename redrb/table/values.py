@@ -202,8 +202,9 @@ def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
 
 def _is_array(value: object) -> bool:
     """Return whether a value is an array of numbers; the mask of a masked one would be lost."""
-    plain = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
-    return plain and value.dtype != object
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return False
+    return bool(value.dtype != object)
 
 
 def _packed(value: object, what: str) -> bytes:

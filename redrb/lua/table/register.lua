@@ -24,8 +24,9 @@ if not known.full then
   local found, numbered, row_keys = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', known.after),
     '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows), {}, {}
   for i = 1, #found, 2 do
-    numbered[#numbered + 1] = found[i]
+    numbered[#numbered + 1] = tonumber(found[i])
   end
+  table.sort(numbered) -- in the order in which they were added, as far as a page goes
   for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
     row_keys[i] = packed and cmsgpack.unpack(packed)['']
   end

@@ -6,7 +6,7 @@
 --@include table
 
 local ask = cmsgpack.unpack(ARGV[1])
-local change, gone_until = unpack(numbers(task, 'change', 'gone_until'))
+local change, gone_until = unpack((numbers(task, 'change', 'gone_until')))
 local after, whole, removed = ask.after, ask.whole, {}
 local since = ask.seen < 0 and after or ask.seen
 local unknown = since < gone_until or since > change -- nobody knows what was removed since
