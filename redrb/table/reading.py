@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from redrb.connection import Client
 from redrb.errors import MissingRows, StoreError
@@ -11,6 +11,7 @@ from redrb.table.index import Index, Row
 from redrb.table.payload import Wanted, read
 from redrb.table.rows import Rows
 from redrb.table.values import Values
+from redrb.unpacking import Reading
 
 MOST_LOOKS: Final = 100
 """Looks at rows of which others are replaced all the time, in one call."""
@@ -35,15 +36,17 @@ class Reader:
             if missing:
                 raise MissingRows(self._index.table, missing)
             rows = [row for row in found if row is not None]
-            names = _common(rows) if columns is None else tuple(columns)
-            for name in names:
-                lacking = [
-                    key for key, row in zip(row_keys, rows, strict=True) if name not in row.columns
-                ]
+            with Reading(f"the index of table {self._index.table!r}"):
+                names = _common(rows) if columns is None else tuple(columns)
+                places = [row.places(names) for row in rows]
+            for at, name in enumerate(names):
+                lacking = tuple(
+                    key for key, of_row in zip(row_keys, places, strict=True) if of_row[at] is None
+                )
                 if lacking:
-                    raise MissingRows(self._index.table, tuple(lacking), (name,))
+                    raise MissingRows(self._index.table, lacking, (name,))
             lacking_before, gone = gone, set()
-            cells = self._read(rows, names, gone)
+            cells = self._read(places, gone)
             if not gone:
                 return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
             if gone & lacking_before:
@@ -54,41 +57,37 @@ class Reader:
             "rows."
         )
 
-    def _read(
-        self, rows: Sequence[Row], names: Sequence[str], gone: set[str]
-    ) -> list[list[memoryview]]:
-        """Return the columns of rows; add the keys of values that were replaced or cleared."""
-        wanted: list[Wanted] = []
-        places: list[dict[str, int]] = []  # of each row: string -> number in `wanted`
-        for row in rows:
-            of_row: dict[str, int] = {}
-            strings: dict[str, list[str]] = {}
-            for name in names:
-                strings.setdefault(row.columns[name].key, []).append(name)
-            for key, inside in strings.items():
-                cells = [row.columns[name] for name in inside]
-                begin = min(cell.begin for cell in cells)
-                length = max(cell.begin + cell.length for cell in cells) - begin
-                of_row[key] = len(wanted)
-                wanted.append(Wanted(key, begin, length, length == cells[0].nbytes))
-            places.append(of_row)
-        parts = read(self._client, wanted)
-        gone.update(one.key for one, part in zip(wanted, parts, strict=True) if part is None)
-        views = [memoryview(part or b"") for part in parts]
-        found = []
-        for name in names:
-            column = []
-            for row, of_row in zip(rows, places, strict=True):
-                cell = row.columns[name]
-                number = of_row[cell.key]
-                begin = cell.begin - wanted[number].begin
-                column.append(views[number][begin : begin + cell.length])
-            found.append(column)
+    @Reading("the index of a table")
+    def _read(self, places: Sequence[Sequence[Any]], gone: set[str]) -> list[list[memoryview]]:
+        """Return columns of rows; add the keys of values that were replaced or cleared."""
+        ranges: dict[str, list[int]] = {}  # of each string: begin, end, bytes of all of it
+        for of_row in places:
+            for key, nbytes, begin, length in of_row:
+                known = ranges.get(key)
+                if known is None:
+                    ranges[key] = [begin, begin + length, nbytes]
+                else:
+                    known[0], known[1] = min(known[0], begin), max(known[1], begin + length)
+        wanted = [
+            Wanted(key, begin, end - begin, end - begin == nbytes)
+            for key, (begin, end, nbytes) in ranges.items()
+        ]
+        views = {}
+        for one, part in zip(wanted, read(self._client, wanted), strict=True):
+            if part is None:
+                gone.add(one.key)
+            views[one.key] = memoryview(part or b""), one.begin
+        found: list[list[memoryview]] = [[] for _ in (places[0] if places else ())]
+        for of_row in places:
+            for column, (key, _, begin, length) in zip(found, of_row, strict=True):
+                view, first = views[key]
+                column.append(view[begin - first : begin - first + length])
         return found
 
 
 def _common(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the columns that all rows have, in the order of the first one."""
+    """Return the columns that all rows have."""
     if not rows:
         return ()
-    return tuple(name for name in rows[0].columns if all(name in row.columns for row in rows))
+    names = [set(row.names) for row in rows]
+    return tuple(name for name in rows[0].names if all(name in each for each in names))

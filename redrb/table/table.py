@@ -36,7 +36,8 @@ from redrb.table.payload import unlink
 from redrb.table.reading import Reader
 from redrb.table.rows import Rows
 from redrb.table.upload import Upload
-from redrb.table.values import Values, pack_tags, unpack_tags
+from redrb.table.values import TagReader, Values, pack_tags
+from redrb.unpacking import Reading
 
 MOST_KEY_BYTES = 512
 
@@ -247,6 +248,7 @@ class Table:
         after = -1 if since is None else checked_int("since", since)
         rows: dict[str, dict[str, Any]] = {}
         removed: dict[str, None] = {}
+        reader = TagReader()
         ask = Tags(after)
         while True:
             page, stored = ask.run_with_bytes(self._index.client, [self._index.keys.stream])
@@ -256,7 +258,7 @@ class Table:
             for key in page.gone:
                 rows.pop(key, None)
                 removed[key] = None
-            for key, tags in map(unpack_tags, filter(None, stored)):
+            for key, tags in map(reader.read, filter(None, stored)):
                 rows[key] = tags
                 removed.pop(key, None)
             if not page.more:
@@ -279,10 +281,17 @@ class Table:
                     return newest
                 self._index.wait(waiter)
 
+    @Reading("the index of a table")
     def columns(self, keys: Sequence[str]) -> list[dict[str, int] | None]:
         """Return the bytes of each column of rows, by name; None where there is no row."""
         return [
-            {name: place.length for name, place in row.columns.items()} if row else None
+            {
+                name: place.length
+                for name, place in zip(row.names, row.places(row.names), strict=True)
+                if place is not None
+            }
+            if row
+            else None
             for row in self._index.find(_checked_keys(keys))
         ]
 
@@ -296,11 +305,12 @@ class Table:
     def keys_of(self, numbers: Sequence[int]) -> list[str | None]:
         """Return the key of each row by its number; None where there is no such row."""
         found: list[str | None] = []
+        reader = TagReader()
         client, stored = self._index.client, f"{self._index.keys.prefix}tags"
         wanted = [checked_int("number", number, 1) for number in numbers]
         for first in range(0, len(wanted), ROWS_OF_A_CALL):
             page = client.execute("HMGET", stored, *wanted[first : first + ROWS_OF_A_CALL])
-            found += [packed and unpack_tags(packed)[0] for packed in page]
+            found += [packed and reader.read(packed)[0] for packed in page]
         now = self.numbers(list(dict.fromkeys(key for key in found if key is not None)))
         present = set(now)
         return [

@@ -11,7 +11,8 @@ import hmac
 import pickle  # noqa: TID251 (only what is signed with the user's secret is loaded)
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -49,7 +50,8 @@ _PICKLE_ERRORS: Final = (
 )
 
 
-def head_of(kind: int, dtype: str, shape: Sequence[int], what: str) -> bytes:
+@lru_cache(maxsize=8192)
+def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
     code = _CODES.get(dtype)
     if code is None or (kind == ARRAY and code not in _NUMPY):
@@ -91,6 +93,10 @@ class Values:
             values = values.unbind()
         elif _is_array(values):
             return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
+        elif len(values) > 1 and all(map(is_tensor, values)):
+            rows = _rows_of_list(list(values), what)
+            if rows is not None:
+                return rows
         return [
             self._encode(name, value, key, what) for key, value in zip(keys, values, strict=True)
         ]
@@ -98,7 +104,7 @@ class Values:
     def _encode(self, name: str, value: Any, key: str, what: str) -> tuple[Piece, ...]:
         if is_tensor(value):
             data = memoryview(_bytes_of(value, what))
-            return head_of(TENSOR, _dtype_of(value), value.shape, what), data
+            return head_of(TENSOR, _dtype_of(value), tuple(value.shape), what), data
         if _is_array(value):
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
             return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
@@ -168,8 +174,15 @@ class Values:
 
 def is_tensor(value: object) -> bool:
     """Return whether a value is a tensor; imports no torch."""
-    kinds = type(value).__mro__
-    return any(kind.__module__ == "torch" and kind.__name__ == "Tensor" for kind in kinds)
+    kind = type(value)
+    if kind not in _TENSORS:
+        kinds = kind.__mro__
+        _TENSORS[kind] = any((e.__module__, e.__name__) == ("torch", "Tensor") for e in kinds)
+    return _TENSORS[kind]
+
+
+_TENSORS: dict[type, bool] = {}
+"""Whether values of a type are tensors."""
 
 
 def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryview]:
@@ -243,10 +256,33 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
     jagged: Any = values
     if values.layout is not torch.jagged or jagged._ragged_idx != 1 or jagged.lengths() is not None:  # noqa: SLF001
         return None
-    offsets = jagged.offsets().tolist()
-    inner = tuple(jagged.values().shape[1:])
-    data = memoryview(_bytes_of(jagged.values(), what))
-    size = len(data) // max(len(jagged.values()), 1)
+    return _ragged(jagged.values(), jagged.offsets().tolist(), what)
+
+
+def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece, ...]] | None:
+    """Return the rows of a list of tensors that differ in their first dimension alone, else None.
+
+    They are copied to one buffer: a call of torch for each takes longer.
+    """
+    import torch
+
+    if any(each.is_nested or each.layout is not torch.strided or each.is_meta for each in values):
+        return None
+    first = values[0]
+    inner, dtype = first.shape[1:], first.dtype
+    if first.ndim == 0 or any(
+        each.ndim == 0 or each.dtype is not dtype or each.shape[1:] != inner for each in values
+    ):
+        return None
+    whole = torch.cat([each.detach().to("cpu") for each in values])
+    offsets = [0, *accumulate(each.shape[0] for each in values)]
+    return _ragged(whole, offsets, what)
+
+
+def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tuple[Piece, ...]]:
+    dtype, inner = _dtype_of(values), tuple(values.shape[1:])
+    data = memoryview(_bytes_of(values, what))
+    size = len(data) // max(len(values), 1)
     return [
         (head_of(TENSOR, dtype, (end - begin, *inner), what), data[begin * size : end * size])
         for begin, end in pairwise(offsets)
@@ -255,7 +291,7 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
 
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
     """Return the rows of a dense tensor or array, which have the same head."""
-    head = head_of(kind, dtype, values.shape[1:], what)
+    head = head_of(kind, dtype, tuple(values.shape[1:]), what)
     data = memoryview(
         _bytes_of(values, what) if kind == TENSOR else values.reshape(-1).view(np.uint8)
     )
@@ -285,14 +321,33 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     return whole
 
 
-def unpack_tags(stored: bytes) -> tuple[str, dict[str, Any]]:
-    """Return key and tags of a row; raises DecodeError for what redrb did not write."""
-    found = unpack(stored, "tags of a row", unicode_errors="surrogateescape")
-    try:
-        key: str = found.pop("")
-        return key, {
-            name: unpack(value.encode(errors="surrogateescape"), f"tag {name!r} of row {key!r}")
-            for name, value in found.items()
-        }
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
+class TagReader:
+    """Reads the tags of rows; values that come again are unpacked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+        self._names: dict[bytes, str] = {}
+
+    def read(self, stored: bytes) -> tuple[str, dict[str, Any]]:
+        """Return key and tags of a row; raises DecodeError for what redrb did not write."""
+        found = unpack(stored, "tags of a row", raw=True)
+        try:
+            key: str = found.pop(b"").decode()
+            return key, {
+                self._names.get(name) or self._name(name): self._known[value]
+                if value in self._known
+                else self._value(value, name, key)
+                for name, value in found.items()
+            }
+        except (AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
+
+    def _name(self, name: bytes) -> str:
+        self._names[name] = name.decode()
+        return self._names[name]
+
+    def _value(self, stored: bytes, name: bytes, key: str) -> Any:
+        value = unpack(stored, f"tag {name!r} of row {key!r}")
+        if not isinstance(value, list | dict):  # rows share no value that can change
+            self._known[stored] = value
+        return value
