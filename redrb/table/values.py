@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -56,9 +57,16 @@ def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     code = _CODES.get(dtype)
     if code is None or (kind == ARRAY and code not in _NUMPY):
         raise EncodeError(f"{what}: tables hold no elements of dtype {dtype}.")
-    if len(shape) > MAX_RANK or any(size >= 2**32 for size in shape):
-        raise EncodeError(f"{what}: tables hold at most {MAX_RANK} dimensions, each below 2^32.")
+    if len(shape) > MAX_RANK or _spread(shape) > MAX_ELEMENTS:
+        raise EncodeError(
+            f"{what}: tables hold at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements."
+        )
     return _HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
+
+
+def _spread(shape: Sequence[int]) -> int:
+    """Return the number of elements that strides span, even where a dimension is 0."""
+    return prod(size or 1 for size in shape)
 
 
 class Values:
@@ -78,6 +86,8 @@ class Values:
             EncodeError: There is not one value for each row, or a value cannot be stored.
         """
         what = f"column {name!r}"
+        if is_tensor(values) and values.is_nested and str(values.layout) == "torch.strided":
+            values = values.unbind()  # it has no length
         try:
             count = len(values)
         except TypeError:
@@ -194,10 +204,7 @@ def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryv
     except (struct.error, IndexError):
         raise DecodeError(f"{what} is no value of a table") from None
     data = stored[_HEAD.size + 4 * rank :]
-    elements = 1
-    for size in shape:
-        elements *= size
-    if rank > MAX_RANK or elements > MAX_ELEMENTS or elements * itemsize != len(data):
+    if rank > MAX_RANK or _spread(shape) > MAX_ELEMENTS or prod(shape) * itemsize != len(data):
         raise DecodeError(f"{what} has another length than its shape {shape} says")
     return code, shape, data
 
@@ -307,7 +314,7 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     """
     packed: dict[str, Any] = {"": key}
     for name, value in tags.items():
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
         plain = value.item() if isinstance(value, np.generic) else value
         try:
