@@ -63,7 +63,11 @@ class Claims:
                     self._client, f"{self._index.table}:{task}", namespace=self._index.namespace
                 )
                 stream.join_group()
-                self.fill(task, list(columns), size)
+                try:
+                    self.fill(task, list(columns), size)
+                except ConfigError:
+                    stream.close()
+                    raise
                 fill = partial(self.fill, task, list(columns), size)
                 known = ClaimingTask(self._reader, list(columns), size, stream, fill)
                 self._open[task] = known
@@ -80,6 +84,7 @@ class Claims:
                 self._index.open()
                 continue
             if reply.outcome == "claims":
+                self.delete(task)
                 raise ConfigError(
                     f"table {self._index.table!r} has {PAGES['claims']} tasks that claim: no more "
                     "can be registered."
