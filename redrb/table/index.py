@@ -154,7 +154,8 @@ class Index:
                 "change limit and max_bytes with table.configure(...), or use another name."
             )
         self.opened = found
-        Registry(self._home, self.namespace).add("table", self.table)
+        if not found.reads_only:
+            Registry(self._home, self.namespace).add("table", self.table)
 
     def call(self, call: Call[R], *beside: bytes) -> R:
         """Run a script on the index, and repeat it while Redis is away."""

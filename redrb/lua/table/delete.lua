@@ -3,7 +3,7 @@
 -- Returns the page
 --@include table permissions waiters
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local page, numbered = redis.call('HSCAN', rows, '0', 'COUNT', PAGE.table_rows)[2], {}
 for i = 1, #page, 2 do
