@@ -13,7 +13,7 @@ from redrb.errors import DecodeError, StoreDenied
 from redrb.keys import TableKeys, TaskKeys, is_name
 from redrb.table.index import Index
 from redrb.table.payload import Wanted, read
-from redrb.table.values import unpack_tags
+from redrb.table.values import TagReader
 
 _HEAD_BYTES = 3 + 4 * MAX_RANK
 _KINDS = ("tensor", "array", "object", "pickle")
@@ -71,20 +71,20 @@ def read_rows(
         UnknownTask: There is no such table.
     """
     index = Index(client, table, namespace, {}, create=False)
-    stored = f"{index.keys.prefix}tags"
+    stored, read_tags = f"{index.keys.prefix}tags", TagReader().read
     if not keys:
         newest = index.client.execute("ZREVRANGE", f"{index.keys.prefix}changes", 0, count - 1)
         packed = index.client.execute("HMGET", stored, *newest) if newest else []
-        keys = [unpack_tags(each)[0] for each in packed if each]
+        keys = [read_tags(each)[0] for each in packed if each]
     rows = {key: row for key, row in zip(keys, index.find(keys), strict=True) if row}
     numbers = [row.number for row in rows.values()]
-    tags = (
-        dict(map(unpack_tags, filter(None, index.client.execute("HMGET", stored, *numbers))))
-        if (numbers)
-        else {}
-    )
+    packed = index.client.execute("HMGET", stored, *numbers) if numbers else []
+    tags = dict(map(read_tags, filter(None, packed)))
     places = [
-        (key, name, place) for key, row in rows.items() for name, place in row.columns.items()
+        (key, name, place)
+        for key, row in rows.items()
+        for name, place in zip(row.names, row.places(row.names), strict=True)
+        if place is not None
     ]
     wanted = [
         Wanted(place.key, place.begin, min(place.length, _HEAD_BYTES), whole=False)
