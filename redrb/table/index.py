@@ -161,7 +161,8 @@ class Index:
         if self.opened.outcome == "ok":  # a process stays in the run in which it began
             found = replace(found, run=self.opened.run)
         self.opened = found
-        Registry(self._home, self.namespace).add("table", self.table)
+        if not found.reads_only:
+            Registry(self._home, self.namespace).add("table", self.table)
 
     def begin_run(self) -> int:
         """Begin a run, in which this process is from now on; returns its number."""
