@@ -1,0 +1,127 @@
+"""`save_checkpoint`, `load_checkpoint`: a mark in each partition, and a file that names it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from redrb.compat.transfer_queue.queue import Partition
+from redrb.compat.transfer_queue.session import opened
+from redrb.errors import ConfigError
+from redrb.staging import staging, sync_folder
+
+_FILE = "redrb.json"
+_VALIDATION = "val"
+"""verl's partition for validation, whose rows belong to the weights of one moment."""
+
+_log = logging.getLogger("redrb")
+
+
+def save_checkpoint(
+    checkpoint_dir: str | Path,
+    *,
+    include_storage: bool = True,  # noqa: ARG001
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Mark this moment in Redis, and write a file of some hundred bytes that names the mark.
+
+    The rows stay in Redis: those that the run clears from now on are kept until the second
+    checkpoint after this one, so `load_checkpoint` can return to the newest two.
+
+    Args:
+        checkpoint_dir: A folder, which is made.
+        include_storage: Without meaning: the rows are not copied.
+        metadata: Kept in the file.
+
+    Raises:
+        OSError: The file cannot be written.
+        StaleRun: A newer run has begun.
+    """
+    queue, mark = opened(), f"checkpoint-{uuid.uuid4().hex}"
+    marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
+    content = {
+        "mark": mark,
+        "namespace": queue.namespace,
+        "partitions": sorted(marked),
+        "user_metadata": dict(metadata or {}),
+    }
+    folder = Path(checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with staging(folder / _FILE) as work:
+        written = work / _FILE
+        with written.open("w") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(folder / _FILE)
+    sync_folder(folder)
+
+
+def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"] = "keep") -> None:
+    """Return to a checkpoint: rows that were cleared after it are there again.
+
+    Call it in the driver, right after `init`. Trajectories whose prompt is gone are cleared: they
+    were trained in the step of the checkpoint, and verl would never sample them.
+
+    Args:
+        later: Rows that were put after the checkpoint: "keep", so that finished trajectories are
+            trained, or "drop", as TransferQueue does. Those of verl's partition `val` are dropped.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint in this folder.
+        ConfigError: TransferQueue has written it; or it is older than the newest two, and its rows
+            are gone.
+    """
+    path = Path(checkpoint_dir) / _FILE
+    if not path.exists():
+        if (path.parent / "controller_state.pkl").exists():
+            raise ConfigError(
+                f"{path.parent} was written by TransferQueue, and redrb cannot read it: resume "
+                "once more without redrb, or delete the folder to resume without its rows."
+            )
+        raise FileNotFoundError(f"no checkpoint of redrb: {path} is missing.")
+    content = json.loads(path.read_text())
+    queue = opened()
+    if queue.namespace != content["namespace"]:
+        raise ConfigError(
+            f"the checkpoint is of namespace {content['namespace']!r}: set REDRB_NAMESPACE to it."
+        )
+    for name in {*queue.names(), *content["partitions"]}:
+        partition = queue.partition(name)
+        if name not in content["partitions"] or content["mark"] not in partition.table.marks():
+            if name in content["partitions"]:
+                raise ConfigError(
+                    f"{path}: Redis no longer has this checkpoint of partition {name!r} (it keeps "
+                    "the newest two). Resume from a newer one, or delete the folder to resume "
+                    "without its rows."
+                )
+            continue
+        restored = partition.table.restore(
+            content["mark"], later="drop" if name == _VALIDATION else later
+        )
+        orphans = _orphans(partition)
+        partition.table.clear(orphans)
+        _log.warning(
+            "partition %s: %d rows came back, %d were dropped, and %d trajectories whose prompt is "
+            "gone were cleared",
+            name,
+            restored.back,
+            restored.dropped,
+            len(orphans),
+        )
+
+
+def _orphans(partition: Partition) -> list[str]:
+    """Return verl's trajectories, whose keys begin with that of their prompt, without a prompt."""
+    rows = partition.rows()
+    prompts = {key for key, tags in rows.items() if tags.get("is_prompt")}
+    return [
+        key
+        for key, tags in rows.items()
+        if prompts and not tags.get("is_prompt") and key.partition("_")[0] not in prompts
+    ]
