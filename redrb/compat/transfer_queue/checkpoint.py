@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from redrb.compat.transfer_queue.queue import Partition
+from redrb.compat.transfer_queue.queue import Partition, Queue
 from redrb.compat.transfer_queue.session import opened
 from redrb.errors import ConfigError
 from redrb.staging import staging, sync_folder
@@ -42,24 +42,7 @@ def save_checkpoint(
         OSError: The file cannot be written.
         StaleRun: A newer run has begun.
     """
-    queue, mark = opened(), f"checkpoint-{uuid.uuid4().hex}"
-    marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
-    content = {
-        "mark": mark,
-        "namespace": queue.namespace,
-        "partitions": sorted(marked),
-        "user_metadata": dict(metadata or {}),
-    }
-    folder = Path(checkpoint_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with staging(folder / _FILE) as work:
-        written = work / _FILE
-        with written.open("w") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(folder / _FILE)
-    sync_folder(folder)
+    save(opened(), checkpoint_dir, metadata or {})
 
 
 def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"] = "keep") -> None:
@@ -77,6 +60,41 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"
         ConfigError: TransferQueue has written it; or it is older than the newest two, and its rows
             are gone.
     """
+    for name, partition in load(opened(), checkpoint_dir, later).items():
+        orphans = _orphans(partition)
+        if orphans:
+            partition.table.clear(orphans)
+            _log.warning(
+                "partition %s: %d trajectories without a prompt were cleared", name, len(orphans)
+            )
+
+
+def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) -> None:
+    """Mark all partitions, and write the file."""
+    mark = f"checkpoint-{uuid.uuid4().hex}"
+    marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
+    content = {
+        "mark": mark,
+        "namespace": queue.namespace,
+        "partitions": sorted(marked),
+        "user_metadata": dict(metadata),
+    }
+    path = Path(checkpoint_dir) / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with staging(path) as folder:
+        written = folder / _FILE
+        with written.open("w") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+    sync_folder(path.parent)
+
+
+def load(
+    queue: Queue, checkpoint_dir: str | Path, later: Literal["keep", "drop"]
+) -> dict[str, Partition]:
+    """Return all partitions to the mark that the file names; returns them."""
     path = Path(checkpoint_dir) / _FILE
     if not path.exists():
         if (path.parent / "controller_state.pkl").exists():
@@ -86,34 +104,25 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"
             )
         raise FileNotFoundError(f"no checkpoint of redrb: {path} is missing.")
     content = json.loads(path.read_text())
-    queue = opened()
-    if queue.namespace != content["namespace"]:
-        raise ConfigError(
-            f"the checkpoint is of namespace {content['namespace']!r}: set REDRB_NAMESPACE to it."
-        )
-    for name in {*queue.names(), *content["partitions"]}:
-        partition = queue.partition(name)
-        if name not in content["partitions"] or content["mark"] not in partition.table.marks():
-            if name in content["partitions"]:
-                raise ConfigError(
-                    f"{path}: Redis no longer has this checkpoint of partition {name!r} (it keeps "
-                    "the newest two). Resume from a newer one, or delete the folder to resume "
-                    "without its rows."
-                )
-            continue
-        restored = partition.table.restore(
-            content["mark"], later="drop" if name == _VALIDATION else later
-        )
-        orphans = _orphans(partition)
-        partition.table.clear(orphans)
+    mark = content["mark"]
+    partitions = {name: queue.partition(name) for name in content["partitions"]}
+    for name, partition in partitions.items():
+        if mark not in partition.table.marks():
+            raise ConfigError(
+                f"{path}: partition {name!r} at {queue.where} no longer has this checkpoint, or "
+                f"never had: Redis keeps the newest two, and this one is of namespace "
+                f"{content['namespace']!r}. Resume from a newer one, or delete the file to resume "
+                "without its rows."
+            )
+    for name, partition in partitions.items():
+        restored = partition.table.restore(mark, "drop" if name == _VALIDATION else later)
         _log.warning(
-            "partition %s: %d rows came back, %d were dropped, and %d trajectories whose prompt is "
-            "gone were cleared",
+            "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
             name,
             restored.back,
             restored.dropped,
-            len(orphans),
         )
+    return partitions
 
 
 def _orphans(partition: Partition) -> list[str]:

@@ -11,12 +11,12 @@ import torch
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
-from redrb.errors import StoreError, UnknownTask
+from redrb.errors import ConfigError, StoreError, UnknownTask
 from redrb.table import Table
 from redrb.table.table import MOST_ROWS
 
-RUNS = "transfer_queue.run"
-"""The table that names the current run and its partitions."""
+RUNS = "partitions"
+"""The table that names the current run and its partitions; no partition can have this name."""
 
 _RUN, _PARTITION = "run", "partition:"
 
@@ -130,6 +130,8 @@ class Queue:
             StaleRun: A newer run has begun.
         """
         with self._lock:
+            if name == RUNS:
+                raise ConfigError(f"partition {name!r}: redrb uses this name itself.")
             if name not in self._partitions:
                 opened = Partition(self._table(name))
                 self._runs.table.put([_PARTITION + name], tags=[{}])
@@ -172,7 +174,7 @@ def durability(client: Client) -> str:
         return (
             "Its server writes snapshots only: if it stops, the rows since the last one are lost."
             if settings.get("save")
-            else "ITS SERVER KEEPS NOTHING ON DISK: if it stops, all rows are lost."
+            else "Its server keeps NOTHING on disk: if it stops, all rows are lost."
         )
     return {
         "always": "Its server syncs each write: a put that has returned survives a power failure.",

@@ -64,6 +64,8 @@ def to_tensordict(columns: Mapping[str, Sequence[Any]], count: int) -> TensorDic
 def _values(name: str, value: Any) -> Any:
     if isinstance(value, NonTensorStack | NonTensorData):
         return value.tolist()
+    if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.strided:
+        return list(value.unbind())
     if isinstance(value, torch.Tensor | np.ndarray | list):
         return value
     raise ConfigError(
