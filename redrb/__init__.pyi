@@ -15,6 +15,7 @@ from .connection import connect as connect
 from .errors import BatchTimeout as BatchTimeout
 from .errors import ConfigError as ConfigError
 from .errors import LeaseLost as LeaseLost
+from .errors import MissingRows as MissingRows
 from .errors import RedrbError as RedrbError
 from .errors import StoreFull as StoreFull
 from .errors import StoreUnavailable as StoreUnavailable
@@ -35,6 +36,7 @@ from .stream.export import export_task as export_task
 from .stream.feeding import ExperienceLoader as ExperienceLoader
 from .stream.mixture import Mixture as Mixture
 from .stream.sending import ExperienceSender as ExperienceSender
+from .table import Table as Table
 from .train import MakerCallback as MakerCallback
 from .train import Stage as Stage
 from .train import Strategy as Strategy

@@ -3,7 +3,7 @@
     RedrbError
     ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
     │   ├── TaskMismatch                the task exists with other settings
-    │   ├── UnknownTask                 there is no such task, and the call must not create it
+    │   ├── UnknownTask                 no such task or table, and none may be created
     │   ├── AdmissionRefused            the task gives no rights to begin groups
     │   └── WrongStep                   a rank asks for a step that is over, or not the next
     ├── RecordError (ValueError)        an item or batch of experience is malformed
@@ -15,6 +15,8 @@
     │   ├── StoreFull                   the task's limit or the server's memory is reached
     │   ├── StoreClosed                 this process has closed the client
     │   └── UnsupportedServer           the server is too old, or not a Redis
+    ├── MissingRows (LookupError)       a table has no such rows, or rows lack columns
+    ├── StaleRun                        a newer run of a table has begun: this writer is over
     ├── OutcomeUnknown                  a put may be stored, and a repetition could store it twice
     ├── SendFailed                      a sender could not put all its groups
     ├── TaskInUse                       consumers or producers use a task that is to be deleted
@@ -204,6 +206,43 @@ class StoreClosed(StoreError):
 
 class UnsupportedServer(StoreError):
     """The server is older than 7.0, or does not speak Redis' protocol."""
+
+
+class MissingRows(RedrbError, LookupError):
+    """A table has no rows of these keys, or its rows lack columns.
+
+    Attributes:
+        keys: Keys of the rows.
+        columns: The columns that they lack; empty if there are no such rows.
+    """
+
+    def __init__(self, table: str, keys: tuple[str, ...], columns: tuple[str, ...] = ()) -> None:
+        self.table, self.keys, self.columns = table, keys, columns
+        listed = ", ".join(map(repr, keys[:3])) + (f" and {len(keys) - 3} more" * (len(keys) > 3))
+        names = ", ".join(map(repr, columns))
+        super().__init__(
+            f"table {table!r}: row {listed} has no column {names}: it was not put yet, or has "
+            "another name."
+            if columns
+            else f"table {table!r} has no row {listed}: it was never put, or was cleared."
+        )
+
+
+class StaleRun(RedrbError):
+    """A newer run of a table has begun, so what this writer sent was refused.
+
+    Attributes:
+        run: The run to which this writer belongs.
+        newest: The run of now.
+    """
+
+    def __init__(self, table: str, *, run: int, newest: int) -> None:
+        self.run, self.newest = run, newest
+        super().__init__(
+            f"table {table!r}: run {newest} has begun, and this process opened the table in run "
+            f"{run}. It is left over from a job that was started again: nothing was changed. End "
+            "it; a process of the new job opens the table anew."
+        )
 
 
 class OutcomeUnknown(RedrbError):

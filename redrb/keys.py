@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from dataclasses import dataclass
 
 from redrb.errors import ConfigError
@@ -22,6 +23,12 @@ def check_name(argument: str, name: str) -> str:
 def is_name(name: str) -> bool:
     """Return whether a key may contain a name."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_task(name: str) -> bool:
+    """Return whether a task can have this name: that of a task of its own, or `TABLE:TASK`."""
+    table, colon, task = name.partition(":")
+    return is_name(table) and (is_name(task) if colon else True)
 
 
 def registry_key(namespace: str) -> str:
@@ -74,7 +81,7 @@ class _Key:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, keys: TaskKeys | WeightKeys, owner: type) -> str:
+    def __get__(self, keys: TaskKeys | TableKeys | WeightKeys, owner: type) -> str:
         return f"{keys.prefix}{self._name}"
 
 
@@ -90,9 +97,12 @@ class TaskKeys:
 
     @classmethod
     def of(cls, namespace: str, task: str) -> TaskKeys:
-        """Return the keys of `task` in `namespace`."""
+        """Return the keys of `task` in `namespace`; TABLE:TASK is a task that claims rows."""
         check_name("namespace", namespace)
-        check_name("task", task)
+        table, claims, name = task.partition(":") if isinstance(task, str) else ("", "", task)
+        check_name("task", name if claims else task)
+        if claims:
+            return cls(f"{TableKeys.of(namespace, table).prefix}claims:{name}:")
         return cls(f"redrb:{{{namespace}:{task}}}:")
 
     @classmethod
@@ -163,6 +173,56 @@ class TaskKeys:
     def wake(self, waiter: str) -> str:
         """The list on which `waiter` blocks."""
         return f"{self.prefix}wake:{waiter}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableKeys:
+    """Keys of one table: its index on one node, the values of its rows on all of them.
+
+    Scripts get `stream`, which no table has, and derive the others from its prefix.
+    """
+
+    prefix: str
+
+    @classmethod
+    def of(cls, namespace: str, table: str) -> TableKeys:
+        """Return the keys of `table` in `namespace`."""
+        check_name("namespace", namespace)
+        check_name("table", table)
+        return cls(f"redrb:{{{namespace}:table:{table}}}:")
+
+    stream = _Key()
+
+    task = _Key()
+    """Settings and counters."""
+
+    claims = _Key()
+    """The tasks that claim rows."""
+
+    trash = _Key()
+    """Set of the keys of values that are to be deleted."""
+
+    def value(self, bucket: int, token: str, place: int) -> str:
+        """What one put has stored of one row."""
+        return f"{self.prefix.removesuffix('}:')}:{bucket}}}:{token}:{place}"
+
+    def wake(self, waiter: str) -> str:
+        """The list on which `waiter` blocks."""
+        return f"{self.prefix}wake:{waiter}"
+
+    @property
+    def values(self) -> str:
+        """Pattern of the keys of all values."""
+        return f"{self.prefix.removesuffix('}:')}:[0-9]*}}:*"
+
+
+BUCKETS = 64
+"""Groups of a table's rows; the values of a group lie on one node of a cluster."""
+
+
+def bucket_of(row: bytes) -> int:
+    """Return the number of a row's group: the sum by which a cluster finds slots, mod 64."""
+    return crc_hqx(row, 0) % BUCKETS
 
 
 @dataclass(frozen=True, slots=True)

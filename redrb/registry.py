@@ -1,4 +1,4 @@
-"""`Registry`: the names of the tasks and weights of a namespace, in one sorted set in Redis."""
+"""`Registry`: the names of the tasks, tables and weights of a namespace, in one sorted set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redrb.connection import Client
 from redrb.errors import StoreDenied, StoreFull, StoreUnavailable
 from redrb.keys import registry_key
 
-Kind: TypeAlias = Literal["task", "weights"]
+Kind: TypeAlias = Literal["task", "table", "weights"]
 
 NAMES_OF_A_CALL: Final = 1000
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("redrb")
 
 
 class Registry:
-    """The names of the tasks and weights of a namespace.
+    """The names of the tasks, tables and weights of a namespace.
 
     On a cluster it is on another node than most tasks, so a name and what it names are not written
     in one step. A process enters a name after it has opened the task or the weights, each time: a

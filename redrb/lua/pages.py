@@ -70,6 +70,12 @@ PAGES: dict[str, int] = {
     "observed_workers": 200,  # workers that are observed
     "examined_groups": 16,  # consumer groups that one call of doctor examines
     "examined_waiters": 200,  # waiters of a queue that it examines
+    # Tables.
+    "table_rows": 1000,  # rows that one call lists, finds, removes or looks through
+    "columns": 1024,  # columns of a table
+    "claims": 32,  # tasks that claim rows of a table
+    "claim_size": 1024,  # rows of a group that is claimed as a whole
+    "gone_kept": 10_000,  # removed keys that a table remembers
     # Weights.
     "versions": 30,  # versions of weights that one call looks at, to keep or delete them
     "old_pins": 10,  # pins of dead readers that one call looks at

@@ -30,6 +30,7 @@ from redrb import (
     WeightSubscriber,
 )
 from redrb.errors import DecodeError, PublisherFenced, RecordError
+from redrb.train.world import default_device
 from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
@@ -51,7 +52,7 @@ class Trainer(DetachedTrainer):
 
     def __init__(self, *args: Any, die_at: int = -1, **options: Any) -> None:
         torch.manual_seed(1)
-        self.actor = nn.Linear(1, 1)
+        self.actor = nn.Linear(1, 1).to(default_device())
         self.optimizer = torch.optim.SGD(self.actor.parameters(), lr=0.1, momentum=0.9)
         self.trained: list[list[float]] = []
         self.die_at = die_at
@@ -63,7 +64,7 @@ class Trainer(DetachedTrainer):
         assert experience.reward is not None
         self.trained.append(experience.reward.tolist())
         self.optimizer.zero_grad()
-        noise = torch.rand(())
+        noise = torch.rand((), device=experience.reward.device)
         loss = (self.actor(experience.reward[:, None] / 50) - noise).square().mean()
         loss.backward()
         self.optimizer.step()
@@ -320,6 +321,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         first.fit(12, 3, train_epochs=epochs)
         assert len(first.trained) == stop_after
     torch.rand(7)
+    torch.rand(7, device=default_device())
     with make(checkpoint_dir=tmp_path) as second:
         assert second.resume()
         second.fit(12, 3, train_epochs=epochs)
@@ -682,7 +684,7 @@ def test_weights_may_be_sent_in_another_dtype(
         assert (published.version, published.kind, published.name) == (1, "full", "t")
         sent = redrb.WeightSubscriber(client, "t", namespace=namespace).fetch()
         assert {tensor.dtype for tensor in sent.values()} == {torch.bfloat16}
-        assert torch.equal(sent["actor.weight"], trainer.actor.weight.to(torch.bfloat16))
+        assert torch.equal(sent["actor.weight"], trainer.actor.weight.to("cpu", torch.bfloat16))
 
 
 def test_callbacks_are_called_for_lost_batches_and_misfits(make: Callable[..., Trainer]) -> None:

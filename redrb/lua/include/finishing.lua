@@ -1,5 +1,5 @@
 -- Ends leased entries for good: acknowledged or expired.
---@include task facts pending groups
+--@include task facts pending groups consumption
 
 -- End those of the entries that the slot leases. `outcome` is ack, of so many samples, or expire. `whole`: no
 -- entry of this lease was ever requeued, so those that it does not lease are done. Returns the number of
@@ -27,6 +27,9 @@ local function end_held(group, slot, seqs, outcome, samples, whole)
   add(state, acked and 'acked' or 'expired', ended)
   if ended + again > 0 and acked then
     add(state, 'samples_acked', samples)
+  end
+  if acked then
+    note_consumed(over)
   end
   forget(group, over, acked)
   return ended + again

@@ -3,7 +3,7 @@
 -- ARGV    the call `Settle` of redrb/stream/task/calls.py
 -- Returns its reply: refused are entries that may be others than the ones that were trained, because the task
 --         was created anew since, or was restored from an older save. Repeated, none is acknowledged.
---@include task facts pools waking groups ended_elsewhere permissions
+--@include task facts pools waking groups ended_elsewhere consumption permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -54,6 +54,7 @@ end
 if #over > 0 then
   add(state, 'acked', #over)
   add(state, 'samples_acked', samples)
+  note_consumed(over)
   forget(group, over, true)
   wake_room()
 end

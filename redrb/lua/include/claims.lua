@@ -1,0 +1,188 @@
+-- Claims on the rows of a table: each task that claims is a task below the table's prefix, whose groups name
+-- rows. A group arrives when its rows have all columns that the task needs; leases are those of any task.
+--
+-- claims: name -> {columns = names, size = rows of a group, or 1, ...}; `front` and `back` are what stands in an
+-- encoded group before and after the length of its extras, which hold the keys of its rows. claimed:<name>: number -> seq of the row's
+-- group, '' while other rows of it are missing. parts:<name>: number of a group -> how many of its rows are
+-- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows
+-- of group g are those with the numbers g * size + 1 to (g + 1) * size.
+--@include table facts pools groups restore_area arrival
+
+local CLAIMER = 'default' -- the consumer group of all claims
+
+local function claims()
+  local found, all = redis.call('HGETALL', table_prefix .. 'claims'), {} -- bound: PAGE.claims
+  for i = 1, #found, 2 do
+    all[found[i]] = cmsgpack.unpack(found[i + 1])
+  end
+  return all
+end
+
+local function claim_key(kind, name)
+  return table_prefix .. kind .. ':' .. name
+end
+
+-- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows.
+local function encoded(claim, row_keys)
+  local extras = cmsgpack.pack({{rows = row_keys}})
+  local size, length = #extras, {}
+  for i = 1, 4 do -- bound: four bytes
+    length[i], size = size % 256, math.floor(size / 256)
+  end
+  return claim.front .. string.char(unpack(length)) .. claim.back .. extras
+end
+
+-- Add encoded groups to a task that claims; `at` holds the numbers of the rows of each. Returns their seqs.
+local function add_groups(name, all, at)
+  work_at(table_prefix .. 'claims:' .. name .. ':')
+  local members, facts, stored, seqs = {}, {}, {}, {}
+  if rules().exists then
+    for i, group in ipairs(all) do
+      local seq = seq_of(redis.call('XADD', stream, '*', 'g', group))
+      seqs[i], members[i], facts[i] = seq, member_of(seq), {samples = 1, size = #group, rows = at[i]}
+      stored[2 * i - 1], stored[2 * i] = members[i], cmsgpack.pack(facts[i])
+    end
+    in_parts('HSET', key('facts'), stored)
+    for _, group in ipairs(groups()) do
+      enter(group, group, members, facts)
+    end
+    redis.call('HSET', puts, 'last', string.format('%d', seqs[#seqs]))
+    add(puts, 'put', #all)
+    add(puts, 'samples_put', #all)
+    make_known('', #all)
+  end
+  work_at(table_prefix)
+  return seqs
+end
+
+-- Rows have all columns that a task needs: those that are not known to be, arrive. Returns how many.
+local function arrive(name, claim, numbered, row_keys)
+  local size = claim.size
+  local known, all, at, noted = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}, {}
+  local arrived = 0
+  for i, number in ipairs(numbered) do
+    if not known[i] and size == 1 then
+      all[#all + 1], at[#at + 1] = encoded(claim, {row_keys[i]}), {number}
+    elseif not known[i] then
+      local group = math.floor((number - 1) / size)
+      redis.call('HSET', claim_key('claimed', name), number, '')
+      if redis.call('HINCRBY', claim_key('parts', name), group, 1) == size then
+        local members, found = {}, {}
+        for place = 1, size do -- bound: PAGE.claim_size
+          members[place] = group * size + place
+        end
+        for place, packed in ipairs(replies_of('HMGET', tags, members)) do
+          found[place] = packed and cmsgpack.unpack(packed)[''] or ''
+        end
+        all[#all + 1], at[#at + 1] = encoded(claim, found), members
+      end
+    end
+    arrived = arrived + (known[i] and 0 or 1)
+  end
+  if #all == 0 then
+    return arrived
+  end
+  local seqs = add_groups(name, all, at)
+  for i, seq in ipairs(seqs) do
+    for _, number in ipairs(at[i]) do
+      noted[#noted + 1], noted[#noted + 2] = number, seq
+    end
+  end
+  in_parts('HSET', claim_key('claimed', name), noted)
+  return arrived
+end
+
+-- Those of the rows that have all columns that a task needs: their numbers and keys.
+local function complete_for(claim, ids, numbered, row_keys, records)
+  local found, found_keys = {}, {}
+  for i, record in ipairs(records) do
+    local _, has = bytes_of_row(record or {0})
+    local whole = record and row_keys[i]
+    for _, column in ipairs(claim.columns) do
+      whole = whole and ids[column] and has[ids[column]]
+    end
+    if whole then
+      found[#found + 1], found_keys[#found_keys + 1] = numbered[i], row_keys[i]
+    end
+  end
+  return found, found_keys
+end
+
+-- Rows have columns that they had not: let them arrive where they are complete.
+local function arrive_everywhere(ids, numbered, row_keys, records)
+  for name, claim in pairs(claims()) do
+    local found, found_keys = complete_for(claim, ids, numbered, row_keys, records)
+    if #found > 0 then
+      arrive(name, claim, found, found_keys)
+    end
+  end
+end
+
+-- Forget that rows have arrived for a task.
+local function forget_arrival(name, size, numbered, seqs)
+  for i, seq in ipairs(seqs) do
+    if seq and size > 1 then
+      redis.call('HINCRBY', claim_key('parts', name), math.floor((numbered[i] - 1) / size), -1)
+    end
+  end
+  in_parts('HDEL', claim_key('claimed', name), numbered)
+end
+
+-- Rows are removed: what a task has acknowledged of them is noted in spent:<name> if they are `retained`.
+local function forget_consumption(name, numbered, retained)
+  local spent = {}
+  for i, change in ipairs(retained and replies_of('ZMSCORE', claim_key('consumed', name), numbered) or {}) do
+    if change then
+      spent[#spent + 1], spent[#spent + 2] = change, numbered[i]
+    end
+  end
+  in_parts('ZADD', claim_key('spent', name), spent)
+  in_parts('ZREM', claim_key('consumed', name), numbered)
+end
+
+-- End the groups of a task that rows belong to: waiting or leased, they count as evicted.
+local function end_groups(name, claim, numbered)
+  local seqs, ended, known = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}
+  for _, seq in ipairs(seqs) do
+    if seq and seq ~= '' and not known[seq] then
+      known[seq], ended[#ended + 1] = true, tonumber(seq)
+    end
+  end
+  forget_arrival(name, claim.size, numbered, seqs)
+  work_at(table_prefix .. 'claims:' .. name .. ':')
+  local over = {}
+  for _, seq in ipairs(rules().exists and ended or {}) do
+    local pool = waits_in(CLAIMER, seq)
+    if pool then
+      withdraw(CLAIMER, pool, {member_of(seq)})
+    end
+    if pool or is_leased(CLAIMER, seq) then
+      over[#over + 1] = seq
+    end
+  end
+  if #over > 0 then
+    acknowledge(CLAIMER, over)
+    add(key('group', CLAIMER), 'evicted', #over)
+    forget(CLAIMER, over)
+  end
+  work_at(table_prefix)
+end
+
+-- Rows are removed: the groups that they belong to end.
+local function end_claims(numbered, retained)
+  for name, claim in pairs(claims()) do
+    end_groups(name, claim, numbered)
+    forget_consumption(name, numbered, retained)
+  end
+end
+
+-- Rows have lost columns: groups of them that no task has acknowledged end.
+local function end_unconsumed(numbered)
+  for name, claim in pairs(claims()) do
+    local left = {}
+    for i, change in ipairs(replies_of('ZMSCORE', claim_key('consumed', name), numbered)) do
+      left[#left + 1] = not change and numbered[i] or nil
+    end
+    end_groups(name, claim, left)
+  end
+end

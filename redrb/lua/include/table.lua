@@ -1,0 +1,118 @@
+-- The rows of a table; every script of a table includes this.
+--
+-- KEYS[1] is <prefix>stream, as for a task, although a table has no stream: its other keys share the prefix.
+-- The hash task holds settings and counters, the hash puts the last operation of each writer.
+--
+-- A row has a number, which it got at its first put, and which no other row ever gets. keys: key -> number.
+-- rows: number -> record, {change of the first put, segment, ...}. tags: number -> {'' = key, name = value},
+-- each value as the client has packed it. columns: name -> id. changes: numbers by their last change.
+-- gone: keys that were removed, by change; only the newest, as `gone_until` says. trash: keys of values that
+-- are to be deleted. In a table that retains cleared rows, cleared: numbers of these, by change.
+-- marks: name -> "<change> <last number>".
+--
+-- A segment is what one put has stored of a row: {token, place, bucket, change, id, bytes, ...}. Its value is
+-- the string <owner>:<bucket>}:<token>:<place>, perhaps on another node: the columns follow each other in it.
+-- The id of a column that another put has replaced is 0.
+--@include task
+
+local keys, rows, tags, changes = key('keys'), key('rows'), key('tags'), key('changes')
+local columns, gone, trash, cleared = key('columns'), key('gone'), key('trash'), key('cleared')
+local marks, table_prefix = key('marks'), prefix
+local owner = string.sub(prefix, 1, -3)
+
+local FIRST = 5 -- place of the first column in a segment
+
+-- Take so many numbers of changes. Returns the one before the first of them.
+local function next_changes(count)
+  return redis.call('HINCRBY', task, 'change', count) - count
+end
+
+-- The ids of columns by name.
+local function column_ids()
+  local found, ids = redis.call('HGETALL', columns), {} -- bound: PAGE.columns
+  for i = 1, #found, 2 do
+    ids[found[i]] = tonumber(found[i + 1])
+  end
+  return ids
+end
+
+-- What a hash holds of rows by number, false where there is nothing, or no number.
+local function of_rows(hash, numbered)
+  local fields = {}
+  for i, row in ipairs(numbered) do
+    fields[i] = row or ''
+  end
+  return replies_of('HMGET', hash, fields)
+end
+
+-- Records of rows by number, false where there is none.
+local function records_of(numbered)
+  local all = of_rows(rows, numbered)
+  for i, packed in ipairs(all) do
+    all[i] = packed and cmsgpack.unpack(packed)
+  end
+  return all
+end
+
+local function discard(segment)
+  redis.call('SADD', trash, string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2]))
+end
+
+-- Bytes of a record, and whether a column of each id is there.
+local function bytes_of_row(record)
+  local bytes, has = 0, {}
+  for i = 2, #record do
+    local segment = record[i]
+    for at = FIRST, #segment, 2 do
+      has[segment[at]] = true
+      bytes = bytes + segment[at + 1]
+    end
+  end
+  return bytes, has
+end
+
+-- Delete rows for good, by number: their values go into the trash.
+local function delete_rows(numbered, records)
+  for _, record in ipairs(records) do
+    for at = 2, record and #record or 0 do -- bound: puts of a row
+      discard(record[at])
+    end
+  end
+  in_parts('HDEL', rows, numbered)
+  in_parts('HDEL', tags, numbered)
+end
+
+-- Keep the newest removals only; a look from before the others reads the whole table.
+local function trim_gone()
+  local over = redis.call('ZCARD', gone) - PAGE.gone_kept
+  if over > 0 then
+    over = math.min(over, PAGE.arguments)
+    local last = redis.call('ZRANGE', gone, over - 1, over - 1, 'WITHSCORES')
+    redis.call('ZREMRANGEBYRANK', gone, 0, over - 1)
+    redis.call('HSET', task, 'gone_until', last[2])
+  end
+end
+
+-- Rows and bytes that may be added, -1 without a limit.
+local function table_room()
+  local known = numbers(task, 'limit', 'max_bytes', 'bytes')
+  local left = known[1] > 0 and math.max(known[1] - redis.call('HLEN', keys), 0) or -1
+  if known[2] > 0 and known[3] >= known[2] then
+    left = 0
+  end
+  return left, known[2] > 0 and known[2] - known[3] or -1
+end
+
+-- Wake those who watch the table, and puts for which there is room.
+local function wake_table(made_room)
+  if redis.call('EXISTS', key('queue', '#watch'), key('queue', '#room')) == 0 then
+    return
+  end
+  --@include clock waiters
+  local now = now_ms()
+  wake('#watch', 0, now)
+  if made_room then
+    local left = table_room()
+    wake('#room', left < 0 and math.huge or left, now)
+  end
+end

@@ -1,0 +1,14 @@
+-- Begin a run: writers of earlier runs are refused from now on.
+-- KEYS[1] stream
+-- ARGV    the call `BeginRun` of redrb/table/calls.py
+-- Returns the number of the run. Repeated with the same token, it is the same run.
+--@include table permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+local ask = cmsgpack.unpack(ARGV[1])
+if redis.call('HGET', task, 'run_token') ~= ask.token then
+  redis.call('HSET', task, 'run_token', ask.token)
+  redis.call('HINCRBY', task, 'run', 1)
+end
+return cmsgpack.pack(number(task, 'run'))

@@ -1,0 +1,23 @@
+-- Count the rows that have all of some columns, a page at a time.
+-- KEYS[1] stream
+-- ARGV    the call `Produced` of redrb/table/calls.py
+-- Returns the page
+--@include table
+
+local ask, found, ids = cmsgpack.unpack(ARGV[1]), 0, column_ids()
+local page = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after), '+inf', 'WITHSCORES',
+  'LIMIT', 0, PAGE.table_rows)
+local numbered = {}
+for i = 1, #page, 2 do
+  numbered[#numbered + 1] = page[i]
+end
+for _, record in ipairs(records_of(numbered)) do
+  local _, has = bytes_of_row(record or {0})
+  local whole = true
+  for _, column in ipairs(ask.columns) do
+    whole = whole and ids[column] and has[ids[column]]
+  end
+  found = found + (whole and 1 or 0)
+end
+return cmsgpack.pack({found = found, after = tonumber(page[#page] or '0'),
+  more = #numbered == PAGE.table_rows})

@@ -1,0 +1,133 @@
+-- Add columns and tags to rows; their values were stored before.
+-- KEYS[1] stream
+-- ARGV    the call `Put` of redrb/table/calls.py; then, with tags, the packed tags of each row
+-- Returns its reply. Repeated, it changes nothing more.
+--@include table runs writes
+
+local ask = cmsgpack.unpack(ARGV[1])
+local answer = refusal(ask) or repeated(ask)
+if answer then
+  return cmsgpack.pack(answer)
+end
+if redis.call('HEXISTS', puts, ask.writer) == 0 then
+  --@include permissions
+  check_permissions(KEYS[1])
+end
+begin_writing()
+local numbered, added = replies_of('HMGET', keys, ask.keys), 0
+for _, row in ipairs(numbered) do
+  added = added + (row and 0 or 1)
+end
+if added > 0 then -- puts that add no row are let in: others may wait for these columns
+  local left, bytes = table_room()
+  if left >= 0 or bytes >= 0 then
+    --@include clock waiters
+    local now, most = now_ms(), numbers(task, 'limit', 'max_bytes')
+    if most[1] > 0 and added > most[1] or most[2] > 0 and ask.nbytes > most[2] then
+      return cmsgpack.pack({outcome = 'never'})
+    end
+    if bytes >= 0 and ask.nbytes > bytes
+      or left >= 0 and left - added < reserved_before('#room', ask.writer, now, left - added, added) then
+      if ask.ttl_ms > 0 then
+        enqueue('#room', ask.writer, added, ask.ttl_ms, now)
+      else
+        dequeue('#room', ask.writer)
+      end
+      return cmsgpack.pack({outcome = 'full'})
+    end
+    dequeue('#room', ask.writer)
+  end
+end
+
+local ids, new = column_ids(), {}
+local known = redis.call('HLEN', columns)
+for _, name in ipairs(ask.columns) do
+  if not ids[name] then
+    known = known + 1
+    if known > PAGE.columns then
+      return cmsgpack.pack({outcome = 'columns'})
+    end
+    ids[name] = known
+    new[#new + 1], new[#new + 2] = name, known
+  end
+end
+local count, width = #ask.keys, #ask.columns
+local change = next_changes(count)
+local last = number(task, 'number')
+local stored_keys, stored_rows, stored_tags, changed = {}, {}, {}, {}
+local records, packed_tags = records_of(numbered), of_rows(tags, numbered)
+local written = {}
+for i = 1, width do -- bound: PAGE.columns
+  written[ids[ask.columns[i]]] = true
+end
+
+-- Mark the columns of a record as replaced that this put writes.
+local function replace(record)
+  for at = #record, 2, -1 do -- bound: puts of a row
+    local segment, left = record[at], false
+    for place = FIRST, #segment, 2 do
+      if written[segment[place]] then
+        segment[place] = 0
+      end
+      left = left or segment[place] ~= 0
+    end
+    if not left then
+      for place = FIRST + 1, #segment, 2 do
+        ask.nbytes = ask.nbytes - segment[place]
+      end
+      discard(segment)
+      table.remove(record, at)
+    end
+  end
+end
+
+for i, name in ipairs(ask.keys) do
+  local record = records[i]
+  if not numbered[i] then
+    last = last + 1
+    numbered[i], record = last, {change + i}
+    stored_keys[#stored_keys + 1], stored_keys[#stored_keys + 2] = name, last
+  elseif width > 0 then
+    replace(record)
+  end
+  if width > 0 then
+    local segment = {ask.token, i - 1, ask.buckets[i], change + i}
+    for place = 1, width do -- bound: PAGE.columns
+      segment[FIRST + 2 * place - 2] = ids[ask.columns[place]]
+      segment[FIRST + 2 * place - 1] = ask.sizes[(i - 1) * width + place]
+    end
+    record[#record + 1] = segment
+  end
+  records[i] = record
+  stored_rows[2 * i - 1], stored_rows[2 * i] = numbered[i], cmsgpack.pack(record)
+  changed[2 * i - 1], changed[2 * i] = change + i, numbered[i]
+  local given = ARGV[1 + i]
+  if given and packed_tags[i] then
+    local merged = cmsgpack.unpack(packed_tags[i])
+    for tag, value in pairs(cmsgpack.unpack(given)) do
+      merged[tag] = value
+    end
+    given = cmsgpack.pack(merged)
+  elseif not packed_tags[i] then
+    given = given or cmsgpack.pack({[''] = name})
+  end
+  if given then
+    stored_tags[#stored_tags + 1], stored_tags[#stored_tags + 2] = numbered[i], given
+  end
+end
+in_parts('HSET', columns, new)
+in_parts('HSET', keys, stored_keys)
+in_parts('HSET', rows, stored_rows)
+in_parts('HSET', tags, stored_tags)
+in_parts('ZADD', changes, changed)
+redis.call('HSET', task, 'number', string.format('%d', last))
+add(task, 'made', added)
+add(task, 'bytes', ask.nbytes)
+note_done(ask, change + count, count)
+if width > 0 and redis.call('EXISTS', key('claims')) == 1 then
+  --@include claims
+  arrive_everywhere(ids, numbered, ask.keys, records)
+end
+wake_table(false)
+return cmsgpack.pack({outcome = 'ok', change = change + count, count = count,
+  trash = redis.call('EXISTS', trash) == 1})

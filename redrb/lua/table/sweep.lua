@@ -1,0 +1,22 @@
+-- Delete cleared rows that no mark needs any more, a page at a time.
+-- KEYS[1] stream
+-- Returns the page: how many
+--@include table permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+local before = '(' .. (redis.call('HGET', task, 'kept_from') or '-1')
+local numbered = redis.call('ZRANGEBYSCORE', cleared, '-inf', before, 'LIMIT', 0, PAGE.table_rows)
+local records, bytes = records_of(numbered), 0
+for _, record in ipairs(records) do
+  bytes = bytes + bytes_of_row(record or {0})
+end
+if #numbered > 0 then
+  for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.claims
+    in_parts('ZREM', key('spent', name), numbered)
+  end
+  delete_rows(numbered, records)
+  in_parts('ZREM', cleared, numbered)
+  add(task, 'retained_bytes', -bytes)
+end
+return cmsgpack.pack({found = #numbered, more = #numbered == PAGE.table_rows})

@@ -1,0 +1,278 @@
+"""The calls of the scripts of a table, in `redrb/lua/table`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from redrb.lua.calls import Call, Found, Page
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """Reply to `Open`.
+
+    Attributes:
+        settings: Those that the table has; of "differs", those that differ.
+    """
+
+    outcome: Literal["ok", "differs", "unknown"]
+    incarnation: str = ""
+    run: int = 0
+    epoch: int = 0
+    settings: dict[str, str] = {}
+
+
+class Open(Call[Opened], frozen=True):
+    """Create a table, or check that it has these settings."""
+
+    script: ClassVar = "table/open"
+    incarnation: str
+    create: bool
+    in_run: int
+    given: dict[str, str]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """Reply to a call that changes rows.
+
+    Attributes:
+        change: The newest change of the call.
+        count: Rows of the call.
+        run: The run of now, of "stale".
+        epoch: The epoch of now, of "forgotten".
+        trash: Whether values are to be deleted.
+    """
+
+    outcome: Literal["ok", "again", "gone", "stale", "forgotten"]
+    change: int = 0
+    count: int = 0
+    run: int = 0
+    epoch: int = 0
+    more: bool = False
+    trash: bool = False
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Reply to `Put`, as `Changed`."""
+
+    outcome: Literal["ok", "again", "gone", "stale", "forgotten", "full", "never", "columns"]
+    change: int = 0
+    count: int = 0
+    run: int = 0
+    epoch: int = 0
+    more: bool = False
+    trash: bool = False
+
+
+class Put(Call[Stored], frozen=True):
+    """Add columns and tags to rows.
+
+    Attributes:
+        writer, operation: Name the call, so that a repetition changes nothing more.
+        token: Names the values of the call.
+        buckets: Group of each row, in the keys of its value.
+        sizes: Bytes of each column of each row, row after row.
+        ttl_ms: Time for which the writer stays in the queue for room; 0: it leaves.
+    """
+
+    script: ClassVar = "table/put"
+    writer: str
+    operation: int
+    epoch: int
+    incarnation: str
+    in_run: int
+    token: str
+    keys: list[str]
+    buckets: list[int]
+    columns: list[str]
+    sizes: list[int]
+    nbytes: int
+    ttl_ms: int
+
+
+class Clear(Call[Changed], frozen=True):
+    """Remove rows by key, or all whose last change is not after `all_until`; -1: by key."""
+
+    script: ClassVar = "table/clear"
+    writer: str
+    operation: int
+    epoch: int
+    incarnation: str
+    in_run: int
+    keys: list[str]
+    all_until: int
+
+
+class Mark(Call[Changed], frozen=True):
+    """Name this moment."""
+
+    script: ClassVar = "table/mark"
+    writer: str
+    operation: int
+    epoch: int
+    incarnation: str
+    in_run: int
+    name: str
+
+
+class Sweep(Call[Found], frozen=True):
+    """Delete cleared rows that no mark needs any more."""
+
+    script: ClassVar = "table/sweep"
+
+
+class RestoredPage(msgspec.Struct, frozen=True):
+    """Reply to `Restore`: a page of one step, and where the next page goes on."""
+
+    outcome: Literal["ok", "gone", "stale", "unknown"]
+    step: str = ""
+    after: int = 0
+    until_change: int = 0
+    back: int = 0
+    dropped: int = 0
+    more: bool = False
+    run: int = 0
+    names: list[str] = []
+
+
+class Restore(Call[RestoredPage], frozen=True):
+    """Return to a mark."""
+
+    script: ClassVar = "table/restore"
+    incarnation: str
+    in_run: int
+    name: str
+    later: str
+    step: str = "back"
+    after: int = 0
+    until_change: int = 0
+
+
+class FoundRows(msgspec.Struct, frozen=True):
+    """Reply to `Look`: the number of each row, 0 where there is none; ids of columns by name."""
+
+    numbers: list[int]
+    columns: dict[str, int] = {}
+
+
+class Look(Call[FoundRows], frozen=True):
+    """Find rows by key."""
+
+    script: ClassVar = "table/look"
+    keys: list[str]
+
+
+class TagsPage(Page, frozen=True):
+    """Reply to `Tags`.
+
+    Attributes:
+        after, until_change: For the next page; the next look begins after the last one.
+        whole: Whether all rows are listed, as nobody knows which have changed.
+        gone: Keys that were removed.
+    """
+
+    after: int = 0
+    until_change: int = 0
+    whole: bool = False
+    gone: tuple[str, ...] = ()
+    incarnation: str = ""
+
+
+class Tags(Call[TagsPage], frozen=True):
+    """List the rows that changed; `until_change` is -1 for the first page."""
+
+    script: ClassVar = "table/tags"
+    after: int
+    until_change: int
+    whole: bool
+
+
+class Watch(Call[int], frozen=True):
+    """Queue for a change after another one; returns the newest."""
+
+    script: ClassVar = "table/watch"
+    waiter: str
+    after: int
+    ttl_ms: int
+
+
+class Registered(Page, frozen=True):
+    """Reply to `Register`: the columns and the size with which the task is registered."""
+
+    outcome: Literal["ok", "gone", "claims", "differs"] = "ok"
+    columns: tuple[str, ...] = ()
+    size: int = 1
+
+
+class Register(Call[Registered], frozen=True):
+    """Register a task that claims rows in groups of `size`."""
+
+    script: ClassVar = "table/register"
+    incarnation: str
+    task: str
+    columns: list[str]
+    size: int
+
+
+class Counted(Page, frozen=True):
+    """Reply to `Produced`: rows of this page, and its last change."""
+
+    found: int = 0
+    after: int = 0
+
+
+class Produced(Call[Counted], frozen=True):
+    """Count rows that have all of some columns."""
+
+    script: ClassVar = "table/produced"
+    columns: list[str]
+    after: int
+
+
+class ClaimStats(msgspec.Struct, frozen=True):
+    """A task that claims rows: the columns that it needs, rows of a group, rows consumed."""
+
+    columns: list[str]
+    size: int
+    consumed: int
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Reply to `Count`; `redrb.table.stats` says what they are."""
+
+    rows: int
+    retained: int
+    change: int
+    run: int
+    bytes: int
+    retained_bytes: int
+    made: int
+    cleared: int
+    dropped: int
+    limit: int
+    max_bytes: int
+    retain: str
+    trash: int
+    columns: list[str] = []
+    marks: dict[str, int] = {}
+    claims: dict[str, ClaimStats] = {}
+
+
+class Count(Call[Counts | None], frozen=True):
+    """Count rows, bytes and changes."""
+
+    script: ClassVar = "table/stats"
+
+
+class BeginRun(Call[int], frozen=True):
+    """Begin a run; returns its number."""
+
+    script: ClassVar = "table/begin_run"
+    token: str
+
+
+class Delete(Call[Found], frozen=True):
+    """Delete a table whose claims were deleted."""
+
+    script: ClassVar = "table/delete"

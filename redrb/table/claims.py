@@ -1,0 +1,183 @@
+"""Claims: leases of rows, which are leases of groups that name them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
+
+from redrb.checks import checked_int
+from redrb.codec import encode_groups
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.experience import BufferItem
+from redrb.lua.pages import PAGES
+from redrb.stream import ExperienceStream, Lease, StreamStats
+from redrb.table.calls import Register
+from redrb.table.index import Index
+from redrb.table.reading import Reader
+from redrb.table.rows import Rows
+
+_PREFIX = 12
+"""Bytes of an encoded group before the length of its extras."""
+
+
+def _frame() -> tuple[bytes, bytes]:
+    """Return what stands before and after the length of the extras in the groups of claims."""
+    [group] = encode_groups([[BufferItem(None, None, extras={"rows": []})]])
+    blob = bytes(group.blob)
+    extras = int.from_bytes(blob[_PREFIX : _PREFIX + 4], "little")
+    return blob[:_PREFIX], blob[_PREFIX + 4 : -extras]
+
+
+class Claims:
+    """The tasks that claim rows of a table from this process; safe among threads."""
+
+    def __init__(self, client: Client, index: Index, reader: Reader) -> None:
+        self._client, self._index, self._reader = client, index, reader
+        self._open: dict[str, ClaimingTask] = {}
+        self._lock = threading.Lock()
+
+    def open(
+        self, task: str, columns: Sequence[str] | None, group_size: int | None
+    ) -> ClaimingTask:
+        """Return a task that claims, registered; raises ConfigError as `Table.register`."""
+        known = self._open.get(task)
+        if known is None or (columns is not None and list(columns) != known.columns):
+            if columns is None:
+                raise ConfigError(
+                    f"table {self._index.table!r}: task {task!r} was not registered from here: "
+                    "give the columns that it needs."
+                )
+            if isinstance(columns, str) or not columns:
+                raise ConfigError(f"columns={columns!r:.80}: give the names of columns.")
+            size = 1 if group_size is None else group_size
+            checked_int("group_size", size, 1, PAGES["claim_size"])
+            with self._lock:
+                stream = ExperienceStream(
+                    self._client, f"{self._index.table}:{task}", namespace=self._index.namespace
+                )
+                stream.join_group()
+                self.fill(task, list(columns), size)
+                known = ClaimingTask(self._reader, list(columns), size, stream)
+                self._open[task] = known
+        elif group_size is not None and group_size != known.size:
+            raise ConfigError(f"task {task!r} claims groups of {known.size} rows.")
+        return known
+
+    def fill(self, task: str, columns: list[str], size: int) -> None:
+        """Register a task, and let the rows arrive that are complete."""
+        while True:
+            call = Register(self._index.opened.incarnation, task, columns, size)
+            reply = self._index.call(call, *_frame())
+            if reply.outcome == "gone":
+                self._index.open()
+                continue
+            if reply.outcome == "claims":
+                raise ConfigError(
+                    f"table {self._index.table!r} has {PAGES['claims']} tasks that claim: no more "
+                    "can be registered."
+                )
+            if reply.outcome == "differs":
+                raise ConfigError(
+                    f"table {self._index.table!r}: task {task!r} needs the columns "
+                    f"{list(reply.columns)} in groups of {reply.size} rows, not {columns} in "
+                    f"groups of {size}: use these, or another name."
+                )
+            if not reply.more:
+                return
+
+    def _stream(self, task: str) -> ExperienceStream:
+        known = self._open.get(task)
+        if known is not None:
+            return known.stream
+        name = f"{self._index.table}:{task}"
+        return ExperienceStream(self._client, name, namespace=self._index.namespace)
+
+    def stats(self, task: str) -> StreamStats:
+        """Return ledger and counters of a task."""
+        return self._stream(task).stats()
+
+    def delete(self, task: str) -> None:
+        """Delete what a task has claimed."""
+        stream = self._stream(task)
+        stream.clear()
+        stream.close()
+        self._open.pop(task, None)
+
+
+class ClaimingTask:
+    """A task that claims rows, opened by this process."""
+
+    def __init__(
+        self, reader: Reader, columns: list[str], size: int, stream: ExperienceStream
+    ) -> None:
+        self._reader = reader
+        self.columns, self.size, self.stream = columns, size, stream
+
+    def take(self, count: int, at_least: int | None, timeout: float | None) -> Claim:
+        """Claim rows; raises as `Table.claim` does."""
+        groups = self._groups("count", count)
+        least = None if at_least is None else self._groups("at_least", at_least)
+        lease = self.stream.take(groups, at_least=least, timeout=timeout)
+        return Claim(self._reader, self.columns, lease)
+
+    def _groups(self, name: str, rows: int) -> int:
+        groups, rest = divmod(checked_int(name, rows, 1), self.size)
+        if rest:
+            raise ConfigError(f"{name}={rows}: the task claims rows in groups of {self.size}.")
+        return groups
+
+
+class Claim:
+    """Rows that a task has leased, held by a heartbeat until they are acknowledged or released.
+
+    As a context manager it acknowledges at the end of the block; an exception requeues the rows and
+    counts as a failed delivery, an interrupt requeues them unharmed.
+
+    Attributes:
+        keys: Keys of the rows, group after group.
+        lease: The lease on the groups that name them.
+    """
+
+    def __init__(self, reader: Reader, columns: Sequence[str], lease: Lease) -> None:
+        self._reader, self._columns, self.lease = reader, columns, lease
+        self.keys: tuple[str, ...] = tuple(
+            key for item in lease.items() for key in item.extras["rows"]
+        )
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.lease.__exit__(kind, error, trace)
+
+    def get(self, columns: Sequence[str] | None = None) -> Rows:
+        """Return columns of the rows, as `Table.get` does; default: those that the task needs."""
+        return self._reader.get(self.keys, self._columns if columns is None else columns)
+
+    def batch(self, columns: Sequence[str] | None = None, **options: Any) -> dict[str, Any]:
+        """Return columns of the rows as `Table.batch` does."""
+        return self.get(columns).batch(**options)
+
+    def ack(self) -> None:
+        """Acknowledge the rows: this task claims them no more.
+
+        Raises:
+            LeaseLost: Another process has taken them over; they were not acknowledged.
+            StoreUnavailable: Redis stayed away: the rows are still leased, or will be claimed
+                again if this process dies.
+        """
+        self.lease.ack()
+
+    def release(self) -> None:
+        """Let the rows wait again, unharmed."""
+        self.lease.release()
+
+    def fail(self, reason: str | BaseException) -> None:
+        """Let the rows wait again, and count a failed delivery of each group."""
+        self.lease.fail(reason)

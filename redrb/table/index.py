@@ -1,0 +1,282 @@
+"""`Index`: the index of a table, as one process has opened it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from redrb.connection import Client
+from redrb.connection.deadline import here
+from redrb.connection.request import Request
+from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.errors import (
+    ConfigError,
+    OutcomeUnknown,
+    StaleRun,
+    StoreError,
+    StoreFull,
+    UnknownTask,
+)
+from redrb.forks import in_child
+from redrb.keys import TableKeys
+from redrb.lua.calls import Call, R
+from redrb.lua.pages import PAGES
+from redrb.lua.scripts import scripted_request
+from redrb.registry import Registry
+from redrb.stream.put.pending import ProducerIdentity
+from redrb.stream.put.replication import Replication
+from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.wakes import wait_for_any
+from redrb.table.calls import Changed, Look, Open, Opened, Stored
+from redrb.unpacking import Reading, unpack
+
+W = TypeVar("W", Changed, Stored)
+
+ROWS_OF_A_CALL: Final = PAGES["table_rows"]
+
+NAMES: Final = ("limit", "max_bytes", "retain")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a column of a row lies.
+
+    Attributes:
+        key: The string that holds it, and other columns of the same put.
+        nbytes: Length of the string.
+        begin, length: The part of it that is the column.
+    """
+
+    key: str
+    nbytes: int
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row in the index.
+
+    Attributes:
+        columns: Where its columns lie, by name.
+    """
+
+    number: int
+    columns: dict[str, Place]
+
+
+@dataclass(slots=True)
+class Writing:
+    """One call that changes rows, and the names by which a repetition is recognized."""
+
+    identity: ProducerIdentity
+    opened: Opened
+    attempts: int = 0
+
+    @property
+    def names(self) -> dict[str, str | int]:
+        """What the calls of the scripts have in common."""
+        return {
+            "writer": self.identity.name,
+            "operation": self.identity.operation,
+            "epoch": self.opened.epoch,
+            "incarnation": self.opened.incarnation,
+            "in_run": self.opened.run,
+        }
+
+
+class Index:
+    """The index of a table: all scripts of a table run through it; safe among threads."""
+
+    def __init__(
+        self, client: Client, table: str, namespace: str, given: dict[str, str], *, create: bool
+    ) -> None:
+        self.keys = TableKeys.of(namespace, table)
+        self.table, self.namespace = table, namespace
+        self.client = client.at(self.keys.stream)
+        self.replication = Replication(client.min_replicas)
+        self._home, self._given, self._create = client, given, create
+        self.opened = Opened("unknown")
+        self._begin()
+        in_child(self._begin)
+        self.open()
+
+    def _begin(self) -> None:
+        self._idle: deque[ProducerIdentity] = deque()
+
+    def open(self) -> None:
+        """Learn incarnation, run and settings; create the table where it is not there.
+
+        Raises:
+            ConfigError: It has other settings than those given here.
+            UnknownTask: There is no such table, and it must not be created.
+        """
+        found = self.call(Open(uuid.uuid4().hex, self._create, self.opened.run, self._given))
+        if found.outcome == "unknown":
+            raise UnknownTask(self.table, namespace=self.namespace, where=self.client.where)
+        if found.outcome == "differs":
+            listed = ", ".join(
+                f"{name} is {stored or 'not set'}, not {self._given[name]}"
+                for name, stored in sorted(found.settings.items())
+            )
+            raise ConfigError(
+                f"table {self.table!r} exists with other settings: {listed}. Open it without them, "
+                "change limit and max_bytes with table.configure(...), or use another name."
+            )
+        self.opened = found
+        Registry(self._home, self.namespace).add("table", self.table)
+
+    def call(self, call: Call[R], *beside: bytes) -> R:
+        """Run a script on the index, and repeat it while Redis is away."""
+        return call.run(self.client, [self.keys.stream], *beside)
+
+    def request(
+        self, call: Call[R], *beside: bytes, before: Callable[[Pipeline], None] | None = None
+    ) -> Request[R]:
+        """Return the request of a script, in one transaction with the commands of `before`."""
+        replication = self.replication
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = self.client.transaction(f"{self.keys.prefix}none")
+            if before is not None:
+                before(made)
+            call.add_to(made, [self.keys.stream], *beside, whole=whole)
+            made.add("EXEC")
+            replication.add_to(made)
+            return made
+
+        def result(replies: list[Reply]) -> R:
+            done, confirmed = replication.divide(replies)
+            reply = call.read(without_errors(without_errors(done)[-1])[-1])
+            if replication.min_replicas:
+                replication.check(confirmed)
+            return reply
+
+        return scripted_request(self.client, pipeline, result)
+
+    def change(
+        self,
+        make: Callable[[Writing], Request[W]],
+        again: Callable[[Writing], object] | None = None,
+    ) -> W:
+        """Do a call that changes rows, once however often its request is repeated.
+
+        Args:
+            make: Returns its request.
+            again: Called after a request that has not changed the rows, or not this time.
+
+        Raises:
+            StoreFull, StaleRun, OutcomeUnknown, ConfigError, StoreUnavailable: As `Table.put` says.
+        """
+        try:
+            identity = self._idle.pop()
+        except IndexError:
+            identity = ProducerIdentity()
+        identity.operation += 1
+        writing = Writing(identity, self.opened)
+        try:
+            while True:
+                request = make(writing)
+                try:
+                    reply = request.result()
+                finally:
+                    writing.attempts += request.attempts
+                if reply.outcome == "ok":
+                    return reply
+                if again is not None:
+                    again(writing)
+                if reply.outcome == "again":
+                    return reply
+                self._prepare(writing, reply)
+        finally:
+            self._idle.append(identity)
+
+    def _prepare(self, writing: Writing, reply: Changed | Stored) -> None:
+        """Prepare the next attempt of a call that was refused; raise where waiting cannot help."""
+        what = f"table {self.table!r}"
+        self.refuse(reply.outcome, reply.run, writing.opened)
+        if reply.outcome == "never":
+            raise ConfigError(
+                f"{what}: these rows alone are more than its limit or max_bytes: put fewer at once."
+            )
+        if reply.outcome == "columns":
+            raise ConfigError(f"{what} would have more than {PAGES['columns']} columns.")
+        if reply.outcome == "full":
+            if here().over:
+                raise StoreFull(
+                    f"{what} in namespace {self.namespace!r} is at its limit, and no rows were "
+                    "cleared in time: clear rows that were trained, or raise limit or max_bytes.",
+                    task=self.table,
+                    namespace=self.namespace,
+                )
+            here().log(f"{what}: a put waits for room")
+            self.wait(writing.identity.name)
+            return
+        if writing.attempts > MOST_ATTEMPTS:
+            raise StoreError(f"{what}: its scripts refuse what Redis has just returned")
+        before = writing.opened
+        if reply.outcome == "gone":
+            self.open()
+        else:  # forgotten
+            if writing.attempts > 1:
+                raise OutcomeUnknown(
+                    f"{what}: nobody knows whether these rows are stored: the connection broke, "
+                    "and the table had forgotten this writer when Redis was reached again. Put "
+                    "them again: columns and tags that are stored already stay as they are.",
+                    groups=reply.count,
+                )
+            self.opened = Opened("ok", before.incarnation, before.run, reply.epoch, before.settings)
+        writing.opened = self.opened
+        if writing.opened.incarnation != before.incarnation:
+            writing.attempts = 0
+
+    def refuse(self, outcome: str, newest: int, opened: Opened | None = None) -> None:
+        """Raise StaleRun where a newer run has begun."""
+        if outcome == "stale":
+            raise StaleRun(self.table, run=(opened or self.opened).run, newest=newest)
+
+    @property
+    def ttl_ms(self) -> int:
+        """Time for which a call that waits stays in its queue; 0 when its time is up."""
+        return 0 if here().over else QUEUE_TTL_MS
+
+    def wait(self, waiter: str) -> bool:
+        """Block until `waiter` is woken, a second at most, or until the call's time is up."""
+        return wait_for_any([(self.client, self.keys.wake(waiter))])
+
+    def find(self, rows: Sequence[str]) -> list[Row | None]:
+        """Return rows by key, None where there is none."""
+        return [row for page in _pages(rows) for row in self._find(page)]
+
+    def _find(self, rows: Sequence[str]) -> list[Row | None]:
+        call = Look(list(rows))
+        found, records = call.run_with_bytes(self.client, [self.keys.stream])
+        names = {number: name for name, number in found.columns.items()}
+        with Reading(f"the index of table {self.table!r}"):
+            return [
+                self._row(number, record, names) if number else None
+                for number, record in zip(found.numbers, records, strict=True)
+            ]
+
+    def _row(self, number: int, record: bytes, names: dict[int, str]) -> Row:
+        columns = {}
+        for token, place, bucket, _, *cells in unpack(record, "record of a row")[1:]:
+            key = self.keys.value(bucket, token, place)
+            nbytes, begin = sum(cells[1::2]), 0
+            for column, length in zip(cells[::2], cells[1::2], strict=True):
+                if column:
+                    columns[names[column]] = Place(key, nbytes, begin, length)
+                begin += length
+        return Row(number, columns)
+
+
+MOST_ATTEMPTS: Final = 100
+"""Refusals for other reasons than room, in one call, after which a table's keys are damaged."""
+
+
+def _pages(rows: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(rows), ROWS_OF_A_CALL):
+        yield rows[first : first + ROWS_OF_A_CALL]

@@ -1,0 +1,178 @@
+"""`Rows`: rows that were read from a table; columns are decoded when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redrb.codec.dtypes import DTYPES
+from redrb.codec.wire import batch_limit
+from redrb.errors import RecordError
+from redrb.experience.records import Side
+from redrb.table.values import ARRAY, TENSOR, Values, parsed, shaped
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The tensors or arrays of a column, which have one dtype, in one buffer."""
+
+    kind: int
+    flat: Any
+    shapes: list[tuple[int, ...]]
+
+
+class Rows(Mapping[str, list[Any]]):
+    """Some columns of some rows: `rows["tokens"][i]` is the value of the row `rows.row_keys[i]`.
+
+    Tensors and arrays of a column share one buffer, which belongs to these rows alone.
+
+    Attributes:
+        row_keys: Keys of the rows, in the order in which they were asked for.
+    """
+
+    def __init__(
+        self,
+        row_keys: tuple[str, ...],
+        columns: Mapping[str, Sequence[memoryview]],
+        values: Values,
+    ) -> None:
+        self.row_keys = row_keys
+        self._columns = columns
+        self._values = values
+        self._decoded: dict[str, list[Any]] = {}
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name not in self._decoded:
+            joined = self._joined(name)
+            self._decoded[name] = (
+                [
+                    self._values.decode(name, key, value)
+                    for key, value in zip(self.row_keys, self._columns[name], strict=True)
+                ]
+                if joined is None
+                else _parts(joined)
+            )
+        return self._decoded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"<redrb.Rows {len(self.row_keys)} rows, columns {', '.join(self)}>"
+
+    def stacked(self, name: str) -> Any:
+        """Return a column as one tensor `[rows, ...]` or array.
+
+        Tensors that differ in their first dimension alone become a nested tensor with the layout
+        `torch.jagged`; other values are returned as the list that `rows[name]` is.
+        """
+        joined = self._joined(name)
+        if joined is None:
+            return self[name]
+        count, first = len(joined.shapes), joined.shapes[0]
+        if joined.shapes.count(first) == count:
+            return joined.flat.reshape((count, *first))
+        inner = first[1:]
+        if joined.kind == ARRAY or not first or any(each[1:] != inner for each in joined.shapes):
+            return self[name]
+        import torch
+
+        lengths = torch.tensor([each[0] for each in joined.shapes])
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+        flat = joined.flat.reshape((-1, *inner))
+        return torch.nested.nested_tensor_from_jagged(  # its maker knows the lengths: no sync later
+            flat, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+        )
+
+    def batch(
+        self, side: Side = "left", device: str = "cpu", *, pin_memory: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Return the columns of tensors, each zero-padded to `[rows, longest, ...]`.
+
+        Args:
+            side: Where the padding of the first dimension goes; other dimensions are padded at
+                their end.
+
+        Raises:
+            RecordError: A column holds other values than tensors of one dtype and rank.
+        """
+        found = {}
+        for name in self:
+            joined = self._joined(name)
+            ranks = {len(shape) for shape in joined.shapes} if joined else set()
+            if joined is None or joined.kind != TENSOR or len(ranks) != 1:
+                raise RecordError(
+                    f"column {name!r} holds no tensors of one dtype and rank, so there is no batch "
+                    "of it: name the columns of the batch, or use get()."
+                )
+            shape = [max(sizes) for sizes in zip(*joined.shapes, strict=True)]
+            padded = self._zeros(joined, shape, pin_memory=pin_memory)
+            for row, part in enumerate(_parts(joined)):
+                place = [slice(0, size) for size in part.shape]
+                if place and side == "left":
+                    place[0] = slice(shape[0] - part.shape[0], shape[0])
+                padded[row][tuple(place)] = part
+            found[name] = padded if device == "cpu" else padded.to(device, non_blocking=pin_memory)
+        return found
+
+    def _zeros(self, joined: _Joined, shape: list[int], *, pin_memory: bool) -> torch.Tensor:
+        import torch
+
+        elements = len(joined.shapes)
+        for size in shape:
+            elements *= size
+        dtype = joined.flat.dtype
+        stored = len(joined.flat) * dtype.itemsize
+        if elements * dtype.itemsize > batch_limit(stored):
+            raise RecordError(
+                f"a batch of {len(joined.shapes)} rows padded to {tuple(shape)} is too large: take "
+                "fewer rows, or rows of similar lengths."
+            )
+        return torch.zeros((len(joined.shapes), *shape), dtype=dtype, pin_memory=pin_memory)
+
+    def _joined(self, name: str) -> _Joined | None:
+        """Return a column's elements in one buffer; None unless all have one kind and dtype."""
+        stored = self._columns[name]
+        kinds = {bytes(value[:2]) for value in stored}
+        if len(kinds) != 1 or len(stored[0]) < 2 or stored[0][0] not in (TENSOR, ARRAY):
+            return None
+        shapes, parts, code = [], [], 0
+        for key, value in zip(self.row_keys, stored, strict=True):
+            code, shape, data = parsed(value, f"column {name!r} of row {key!r}")
+            shapes.append(shape)
+            parts.append(data)
+        buffer = bytearray().join(parts)
+        kind = stored[0][0]
+        size = len(buffer) // DTYPES[code].storage.itemsize
+        import numpy as np
+
+        flat = shaped(kind, code, np.frombuffer(buffer, DTYPES[code].storage), (size,))
+        return _Joined(kind, flat, shapes)
+
+
+def _parts(joined: _Joined) -> list[Any]:
+    """Return the tensors or arrays of a column."""
+    sizes = []
+    for shape in joined.shapes:
+        size = 1
+        for each in shape:
+            size *= each
+        sizes.append(size)
+    if joined.kind == TENSOR:
+        flat = joined.flat.split(sizes)
+    else:
+        import numpy as np
+
+        flat = np.split(joined.flat, np.cumsum(sizes)[:-1])
+    return [
+        part if len(shape) == 1 else part.reshape(shape)
+        for part, shape in zip(flat, joined.shapes, strict=True)
+    ]

@@ -1,0 +1,553 @@
+"""`Table`: rows by key, whose columns arrive at different times."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from redrb.checks import check_choice, checked_int, checked_int_or_none, checked_timeout
+from redrb.connection import Client, check_client
+from redrb.connection.deadline import Deadline, here
+from redrb.connection.request import Request
+from redrb.errors import ConfigError, EncodeError, StoreFull
+from redrb.experience.records import Side
+from redrb.keys import check_name
+from redrb.registry import Registry
+from redrb.stream import StreamStats
+from redrb.stream.task.lookup import unknown_task
+from redrb.table.calls import (
+    BeginRun,
+    Changed,
+    Clear,
+    Count,
+    Counts,
+    Delete,
+    Mark,
+    Produced,
+    Restore,
+    Sweep,
+    Tags,
+    Watch,
+)
+from redrb.table.claims import Claim, Claims
+from redrb.table.index import ROWS_OF_A_CALL, Index, Writing
+from redrb.table.payload import (
+    unlink,
+)
+from redrb.table.reading import Reader
+from redrb.table.rows import Rows
+from redrb.table.upload import Upload
+from redrb.table.values import Values, pack_tags, unpack_tags
+
+MOST_ROWS = 4096
+"""Most rows of one put, which appears as a whole."""
+
+MOST_KEY_BYTES = 512
+
+Later: TypeAlias = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class TagChanges:
+    """What a look at a table has found.
+
+    Attributes:
+        rows: Key -> all tags of each row that has changed; with `whole`, of every row.
+        gone: Keys that were removed and have not come back.
+        change: The newest change that this look has seen: give it as `since` next time.
+        whole: Whether `rows` are all rows of the table. Forget what was known before.
+    """
+
+    rows: dict[str, dict[str, Any]]
+    gone: tuple[str, ...]
+    change: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `restore` has done.
+
+    Attributes:
+        back: Cleared rows that are there again.
+        dropped: Rows that were put after the mark and are gone, and cleared rows that did not come
+            back because a newer row has their key.
+    """
+
+    back: int
+    dropped: int
+
+
+class Table:
+    """Rows by key, whose columns arrive at different times, from any number of processes.
+
+    A row is added by the first `put` of its key; later ones add or replace columns, and merge tags:
+    small values that a look at the whole table shows. Each `put` is done once, and is visible as a
+    whole. Several tasks may claim the rows that have the columns they need, each independently.
+    Rows stay until they are cleared. Threads may share one table object.
+
+    Example:
+        >>> table = Table(client, "train")
+        >>> table.put(["a", "b"], {"tokens": [t0, t1]}, tags=[{"status": "done"}] * 2)
+        >>> table.get(["b"], ["tokens"])["tokens"][0]
+
+    Attributes:
+        name: Name of the table.
+        namespace: Namespace of the table.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        namespace: str = "default",
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        retain: Literal["checkpoint"] | None = None,
+        secret: str | bytes | None = None,
+        create: bool = True,
+    ) -> None:
+        """Open a table, and create it when it is new.
+
+        Args:
+            client: The client that `redrb.connect` returned.
+            name: Name of the table.
+            namespace: Keeps experiments on one server apart.
+            limit: Most rows; a put that adds rows waits for room. Retained rows do not count.
+            max_bytes: Most bytes of values, likewise. Puts that add columns to rows which are there
+                never wait, since others may wait for these columns; so the table may exceed it.
+            retain: "checkpoint": cleared rows stay, unseen, until they are older than the mark
+                before the newest one, so that `restore` can bring them back.
+            secret: With it Python objects that msgpack does not hold are pickled and signed. All
+                processes need the same. Who knows it can run code in those that read.
+            create: False: a table that is not there is an error.
+
+        Raises:
+            ConfigError: A name or setting is not usable, or the table has other settings.
+            UnknownTask: The table does not exist, and `create` is False.
+            StoreUnavailable: Redis stayed away.
+        """
+        check_client(client)
+        check_name("table", name)
+        given = {
+            "limit": checked_int_or_none("limit", limit, 1),
+            "max_bytes": checked_int_or_none("max_bytes", max_bytes, 1),
+            "retain": retain,
+        }
+        if retain is not None and retain != "checkpoint":
+            raise ConfigError(f'retain={retain!r:.80}: use "checkpoint" or None.')
+        stored = {setting: str(value) for setting, value in given.items() if value is not None}
+        self.name, self.namespace = name, namespace
+        self._client = client
+        self._index = Index(client, name, namespace, stored, create=create)
+        self._reader = Reader(client, self._index, Values(secret))
+        self._claims = Claims(client, self._index, self._reader)
+
+    def __repr__(self) -> str:
+        return f"<redrb.Table {self.namespace}:{self.name} at {self._index.client.where}>"
+
+    @property
+    def run(self) -> int:
+        """The run in which this object was opened, or that it has begun; 0: none was begun."""
+        return self._index.opened.run
+
+    def put(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, Any] | None = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Add columns to rows, and merge tags into theirs; add the rows that are not there.
+
+        Args:
+            keys: Keys of the rows, each once; at most 4,096.
+            columns: For each column one value per row: a tensor or array `[rows, ...]`, a nested
+                tensor, or a sequence of tensors, arrays, and what msgpack holds. A column that a
+                row has already is replaced.
+            tags: Tags of each row; those that are not named stay as they are.
+            timeout: Seconds to wait for room; None waits for ever, and logs every half minute.
+
+        Returns:
+            The number of the table's newest change, as `tags` and `watch` take it.
+
+        Raises:
+            EncodeError: A value cannot be stored; nothing was changed.
+            StoreFull: There was no room in time, or the server is at its memory limit.
+            StaleRun: A newer run has begun: nothing was changed.
+            StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
+                Put it again.
+            OutcomeUnknown: The connection broke, and more than an hour passed before Redis was
+                reached again.
+            ConfigError: An argument is wrong, or the rows are more than the limits.
+        """
+        rows = _checked_keys(keys)
+        if len(rows) > MOST_ROWS:
+            raise ConfigError(f"{len(rows)} rows in one put: give at most {MOST_ROWS}.")
+        if tags is not None and len(tags) != len(rows):
+            raise EncodeError(f"tags: give one mapping for each of the {len(rows)} rows.")
+        packed = [] if tags is None else list(map(pack_tags, rows, tags))
+        names = list(columns or {})
+        for name in names:
+            check_name("column", name)
+        cells = [self._reader.values.encode_column(name, columns[name], rows) for name in names]  # type: ignore[index]
+        if not rows:
+            return self._index.call(Watch("", -1, 0))
+        upload = Upload(self._client, self._index, rows, names, cells, packed)
+        with Deadline(checked_timeout(timeout)):
+            try:
+                done = self._index.change(upload.request, upload.drop)
+            except StoreFull:
+                upload.drop(None)
+                raise
+            if done.trash:
+                self._empty_trash(pages=1)
+        return done.change
+
+    def get(self, keys: Sequence[str], columns: Sequence[str] | None = None) -> Rows:
+        """Return columns of rows, in the order of `keys`.
+
+        Args:
+            columns: Names of columns; None: those that all of these rows have.
+
+        Raises:
+            MissingRows: There is no row of a key, or it lacks a column.
+            DecodeError: A value is none that redrb has stored, or is signed with another secret.
+            StoreError: The values of a row are gone, although the table has the row.
+        """
+        return self._reader.get(_checked_keys(keys), columns)
+
+    def batch(
+        self,
+        keys: Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        side: Side = "left",
+        device: str = "cpu",
+        pin_memory: bool = False,
+    ) -> dict[str, Any]:
+        """Return columns of tensors, each zero-padded to `[rows, longest, ...]`.
+
+        Raises:
+            RecordError: A column holds other values than tensors of one dtype and rank.
+            MissingRows: There is no row of a key, or it lacks a column.
+        """
+        return self.get(keys, columns).batch(side, device, pin_memory=pin_memory)
+
+    def tags(self, since: int | None = None) -> TagChanges:
+        """Return the tags of the rows that changed after a change, and the keys that went.
+
+        A look costs what has changed, not what the table holds. A row whose columns alone have
+        changed is among them, too.
+
+        Args:
+            since: `change` of an earlier look; None: all rows. All rows are listed also where the
+                table does not remember any more what was removed since.
+        """
+        after = -1 if since is None else checked_int("since", since)
+        rows: dict[str, dict[str, Any]] = {}
+        removed: list[str] = []
+        ask = Tags(after, -1, whole=False)
+        while True:
+            page, stored = ask.run_with_bytes(self._index.client, [self._index.keys.stream])
+            rows.update(unpack_tags(each) for each in stored if each)
+            removed += page.gone
+            if not page.more:
+                gone = tuple(key for key in dict.fromkeys(removed) if key not in rows)
+                return TagChanges(rows, gone, page.until_change, page.whole)
+            ask = Tags(page.after, page.until_change, page.whole)
+
+    def watch(self, since: int, timeout: float | None = None) -> int:
+        """Wait until the table has a change after `since`; returns the newest one.
+
+        Args:
+            since: `change` of a look, or what `put` or `watch` has returned.
+            timeout: Seconds to wait, None for ever; returns `since` when they are over.
+        """
+        waiter, after = uuid.uuid4().hex, checked_int("since", since)
+        with Deadline(checked_timeout(timeout)):
+            while True:
+                last = here().over
+                newest = self._index.call(Watch(waiter, after, self._index.ttl_ms))
+                if newest != after or last:
+                    return newest
+                self._index.wait(waiter)
+
+    def columns(self, keys: Sequence[str]) -> list[dict[str, int] | None]:
+        """Return the bytes of each column of rows, by name; None where there is no row."""
+        return [
+            {name: place.length for name, place in row.columns.items()} if row else None
+            for row in self._index.find(_checked_keys(keys))
+        ]
+
+    def numbers(self, keys: Sequence[str]) -> list[int | None]:
+        """Return the number of each row; None where there is none.
+
+        A row gets its number when it is added: they count up, and none is given twice.
+        """
+        return [row.number if row else None for row in self._index.find(_checked_keys(keys))]
+
+    def keys_of(self, numbers: Sequence[int]) -> list[str | None]:
+        """Return the key of each row by its number; None where there is no such row."""
+        found: list[str | None] = []
+        client, stored = self._index.client, f"{self._index.keys.prefix}tags"
+        wanted = [checked_int("number", number, 1) for number in numbers]
+        for first in range(0, len(wanted), ROWS_OF_A_CALL):
+            page = client.execute("HMGET", stored, *wanted[first : first + ROWS_OF_A_CALL])
+            found += [packed and unpack_tags(packed)[0] for packed in page]
+        now = self.numbers(list(dict.fromkeys(key for key in found if key is not None)))
+        present = set(now)
+        return [
+            key if number in present else None for key, number in zip(found, wanted, strict=True)
+        ]
+
+    def clear(self, keys: Sequence[str] | None = None) -> int:
+        """Remove rows; groups of claims that name them end, waiting or leased, as evicted.
+
+        Args:
+            keys: Keys of the rows; those without a row are left out. None: all rows that are there
+                when the call begins, and are not changed until they are removed.
+
+        Returns:
+            How many rows there were.
+
+        Raises:
+            StaleRun: A newer run has begun.
+            StoreUnavailable: Redis stayed away; the same call goes on.
+        """
+        cleared = 0
+        if keys is None:
+            until = self._index.call(Watch("", -1, 0))
+            more = True
+            while more:
+                done = self._clear([], until)
+                cleared, more = cleared + done.count, done.more
+        else:
+            row_keys = _checked_keys(keys)
+            for first in range(0, len(row_keys), ROWS_OF_A_CALL):
+                cleared += self._clear(row_keys[first : first + ROWS_OF_A_CALL], -1).count
+        self._empty_trash()
+        return cleared
+
+    def _clear(self, keys: Sequence[str], until: int) -> Changed:
+        def request(writing: Writing) -> Request[Changed]:
+            call = Clear(**writing.names, keys=list(keys), all_until=until)  # type: ignore[arg-type]
+            return self._index.request(call)
+
+        return self._index.change(request)
+
+    def _empty_trash(self, pages: int | None = None) -> None:
+        """Delete the values of rows that are gone; what is left the next call deletes."""
+        client, trash = self._index.client, self._index.keys.trash
+        while pages is None or pages > 0:
+            found = client.execute("SRANDMEMBER", trash, ROWS_OF_A_CALL)
+            if not found:
+                return
+            unlink(self._client, [key.decode() for key in found])
+            client.execute("SREM", trash, *found)
+            pages = pages and pages - 1
+
+    def register(self, task: str, columns: Sequence[str], group_size: int | None = None) -> None:
+        """Let a task claim the rows that have some columns; those that are there count.
+
+        Args:
+            task: Name of the task. Its stream is the task `TABLE:TASK` for `redrb inspect` and the
+                other commands.
+            columns: Columns that a row needs before the task can claim it.
+            group_size: Rows that are claimed together: those with the numbers 1 to `group_size`,
+                and so on. Default: each row by itself.
+
+        Raises:
+            ConfigError: The task is registered with others.
+        """
+        self._claims.open(task, columns, group_size)
+
+    def claim(
+        self,
+        task: str,
+        columns: Sequence[str] | None = None,
+        count: int = 1,
+        *,
+        group_size: int | None = None,
+        at_least: int | None = None,
+        timeout: float | None = None,
+    ) -> Claim:
+        """Lease rows that have all columns of a task, and that it has not consumed.
+
+        Each row is claimed at least once by each task, until it is acknowledged; rows of a process
+        that died are claimed by others. Those that were complete first come first.
+
+        Args:
+            task: Name of the task; it is registered if `columns` are given.
+            count: Rows; a multiple of the group size.
+            at_least: Fewest rows to accept when the time is up; default: all.
+            timeout: Seconds to wait; None waits for ever.
+
+        Raises:
+            BatchTimeout: Too few rows were complete in time; none was claimed.
+            ConfigError: The task is not registered, or is with other columns or group sizes.
+        """
+        with Deadline(checked_timeout(timeout)):
+            claims = self._claims.open(task, columns, group_size)
+            return claims.take(count, at_least, timeout)
+
+    def consumed(self, task: str) -> int:
+        """Return how many rows that are there a task has acknowledged."""
+        counts = self._counts()
+        if task not in counts.claims:
+            raise ConfigError(
+                f"table {self.name!r} has no task {task!r}: call table.register({task!r}, columns)."
+            )
+        return counts.claims[task].consumed
+
+    def produced(self, columns: Sequence[str]) -> int:
+        """Return how many rows have all of these columns; all rows are looked at, in pages."""
+        total, after = 0, 0
+        while True:
+            page = self._index.call(Produced(list(columns), after))
+            total, after = total + page.found, page.after
+            if not page.more:
+                return total
+
+    def begin_run(self) -> int:
+        """Begin a run: objects opened before are refused when they write; returns its number.
+
+        The driver of a job calls it once, before its workers open the table.
+        """
+        run = self._index.call(BeginRun(uuid.uuid4().hex))
+        self._index.open()
+        return run
+
+    def mark(self, name: str) -> int:
+        """Name this moment, to which `restore` returns; returns its change.
+
+        The newest two marks stay. Call it right after the model's checkpoint was saved.
+        """
+        check_name("mark", name)
+
+        def request(writing: Writing) -> Request[Changed]:
+            return self._index.request(Mark(**writing.names, name=name))  # type: ignore[arg-type]
+
+        done = self._index.change(request)
+        while self._index.call(Sweep()).more:
+            pass
+        self._empty_trash()
+        return done.change
+
+    def marks(self) -> dict[str, int]:
+        """Return the marks to which the table can be restored, and their changes."""
+        return dict(self._counts().marks)
+
+    def restore(self, name: str, later: Later = "keep") -> Restored:
+        """Return to a mark: what was consumed after it can be consumed again.
+
+        Rows that were cleared after the mark come back, if the table retains them; what tasks have
+        acknowledged after it can be claimed again. A call that breaks off can be repeated. Other
+        processes should not use the table meanwhile.
+
+        Args:
+            name: Name of the mark.
+            later: Rows and columns that were put after the mark: "keep" them, or "drop" them. A
+                column that a dropped one has replaced is gone; tags are as they were set last.
+
+        Raises:
+            ConfigError: There is no such mark.
+            StaleRun: A newer run has begun.
+        """
+        check_choice("later", later, ("keep", "drop"))
+        opened, back, dropped = self._index.opened, 0, 0
+        ask = Restore(opened.incarnation, opened.run, name, later)
+        while True:
+            page = self._index.call(ask)
+            if page.outcome in ("stale", "gone"):
+                self._index.refuse(page.outcome, page.run)
+            if page.outcome == "unknown":
+                known = ", ".join(page.names) or "none"
+                raise ConfigError(
+                    f"table {self.name!r} has no mark {name!r}: the newest two stay, and these "
+                    f"are {known}."
+                )
+            back, dropped = back + page.back, dropped + page.dropped
+            if not page.more:
+                break
+            ask = Restore(
+                opened.incarnation,
+                opened.run,
+                name,
+                later,
+                page.step,
+                page.after,
+                page.until_change,
+            )
+        for task, claim in self._counts().claims.items():
+            self._claims.fill(task, claim.columns, claim.size)
+        self._empty_trash()
+        return Restored(back, dropped)
+
+    def stats(self) -> TableStats:
+        """Return counters of the table, and of each task that claims rows."""
+        counts = self._counts()
+        return TableStats(counts, {task: self._claims.stats(task) for task in counts.claims})
+
+    def configure(self, *, limit: int | None = None, max_bytes: int | None = None) -> None:
+        """Change limits of the table, for all processes; None leaves one as it is, 0 removes it."""
+        given = {"limit": limit, "max_bytes": max_bytes}
+        changes = {
+            name: checked_int(name, value) for name, value in given.items() if value is not None
+        }
+        self._counts()
+        if changes:
+            settings = [word for pair in changes.items() for word in pair]
+            self._index.client.execute("HSET", self._index.keys.task, *settings)
+
+    def delete(self) -> int:
+        """Delete the table and what its tasks have claimed; returns the number of its rows."""
+        rows = 0
+        for task in self._counts().claims:
+            self._claims.delete(task)
+        more = True
+        while more:
+            page = self._index.call(Delete())
+            rows, more = rows + page.found, page.more
+        self._empty_trash()
+        Registry(self._client, self.namespace).remove("table", self.name)
+        return rows
+
+    def _counts(self) -> Counts:
+        found = self._index.call(Count())
+        if found is None:
+            raise unknown_task(self._client, self.namespace, self.name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """Counters of a table from one moment, and those of the tasks that claim its rows.
+
+    The ledger balances: `counts.made == counts.rows + counts.cleared + counts.dropped`.
+
+    Attributes:
+        counts: `rows` and `bytes` that are there, `retained` cleared rows and `retained_bytes`;
+            `made`, `cleared` and `dropped`: rows that were ever added, removed, and given up by
+            `restore`; the newest `change`, the `run`, settings, names of columns, marks.
+        tasks: Ledger of each task, in groups of rows.
+    """
+
+    counts: Counts
+    tasks: dict[str, StreamStats]
+
+
+def _checked_keys(keys: object) -> tuple[str, ...]:
+    """Return keys of rows; raises ConfigError for others than distinct texts."""
+    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
+        raise ConfigError(f"keys={keys!r:.80}: give a list of keys, which are texts.")
+    for key in keys:
+        if not isinstance(key, str) or not 0 < len(key.encode(errors="replace")) <= MOST_KEY_BYTES:
+            raise ConfigError(f"key {key!r:.80}: give texts of 1 to {MOST_KEY_BYTES} bytes.")
+    if len(set(keys)) != len(keys):
+        raise ConfigError("keys: a key is there twice; name each row once.")
+    return tuple(keys)

@@ -1,0 +1,74 @@
+"""`Upload`: one put: its values, and the request that makes them visible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redrb.connection import Client
+from redrb.connection.request import Request
+from redrb.connection.transport import Pipeline
+from redrb.table.calls import Put, Stored
+from redrb.table.index import Index, Writing
+from redrb.table.payload import CHUNK_BYTES, StoredValue, by_node, store, unlink, values_of
+from redrb.table.values import Piece
+
+
+class Upload:
+    """One put: its values and the request that makes them visible."""
+
+    def __init__(
+        self,
+        client: Client,
+        index: Index,
+        keys: Sequence[str],
+        columns: list[str],
+        cells: Sequence[Sequence[Sequence[Piece]]],
+        tags: Sequence[bytes],
+    ) -> None:
+        self._client, self._index, self._keys = client, index, keys
+        self._columns, self._cells, self._tags = columns, cells, tags
+        self._token = ""
+        self._values: list[StoredValue] = []
+        self._sizes: list[int] = []
+        self._buckets: list[int] = []
+
+    def request(self, writing: Writing) -> Request[Stored]:
+        """Return the request of the put; on several nodes its values are stored first."""
+        if not self._token:
+            self._token = f"{writing.identity.name[:16]}{writing.identity.operation:x}"
+            if self._columns:
+                rows = [key.encode() for key in self._keys]
+                self._values, self._sizes, self._buckets = values_of(
+                    self._index.keys, self._token, rows, self._cells
+                )
+        nbytes = sum(self._sizes)
+        call = Put(
+            **writing.names,  # type: ignore[arg-type]
+            token=self._token,
+            keys=list(self._keys),
+            buckets=self._buckets,
+            columns=self._columns,
+            sizes=self._sizes,
+            nbytes=nbytes,
+            ttl_ms=self._index.ttl_ms,
+        )
+        nodes = by_node(self._client, [value.key for value in self._values])
+        if set(nodes) <= {self._index.client} and nbytes <= CHUNK_BYTES:
+            return self._index.request(call, *self._tags, before=self._add_values)
+        store(self._client, self._values)
+        return self._index.request(call, *self._tags)
+
+    def _add_values(self, pipeline: Pipeline) -> None:
+        for value in self._values:
+            value.add_to(pipeline)
+
+    def drop(self, _: Writing | None) -> None:
+        """Delete the values that no row refers to."""
+        if self._values:
+            used = {
+                place.key
+                for row in self._index.find(self._keys)
+                if row is not None
+                for place in row.columns.values()
+            }
+            unlink(self._client, [value.key for value in self._values if value.key not in used])

@@ -1,0 +1,244 @@
+"""How a table stores a value: a tensor or array, what msgpack holds, or a signed pickle.
+
+A value is a byte that says what it is, and then: of a tensor or numpy array the code of its dtype
+(`redrb.codec.dtypes`), the number of its dimensions, each as 4 bytes, and its elements in C order,
+little-endian; of an object msgpack; of a pickle its HMAC-SHA256 (32 bytes) and the pickle.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle  # noqa: TID251 (only what is signed with the user's secret is loaded)
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgpack
+import numpy as np
+
+from redrb.codec.dtypes import DTYPES
+from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
+from redrb.errors import DecodeError, EncodeError
+from redrb.unpacking import unpack
+
+if TYPE_CHECKING:
+    import torch
+
+Piece: TypeAlias = bytes | memoryview
+
+TENSOR, ARRAY, OBJECT, PICKLE = range(4)
+_HEAD: Final = struct.Struct("<BBB")
+_SIGNATURE: Final = 32
+_CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
+_NUMPY: Final = {
+    code: name for name, code in _CODES.items() if "float8" not in name and name != "bfloat16"
+}
+
+
+def head_of(kind: int, dtype: str, shape: Sequence[int], what: str) -> bytes:
+    """Return what stands before the elements of a tensor or an array."""
+    code = _CODES.get(dtype)
+    if code is None:
+        raise EncodeError(f"{what}: tables hold no elements of dtype {dtype}.")
+    if len(shape) > MAX_RANK or any(size >= 2**32 for size in shape):
+        raise EncodeError(f"{what}: tables hold at most {MAX_RANK} dimensions, each below 2^32.")
+    return _HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
+
+
+class Values:
+    """Encodes and decodes the values of a table.
+
+    With a secret, Python objects that msgpack does not hold are pickled and signed; no other pickle
+    is ever loaded. Everyone who knows the secret can run code in the processes that read.
+    """
+
+    def __init__(self, secret: str | bytes | None = None) -> None:
+        self._secret = secret.encode() if isinstance(secret, str) else secret
+
+    def encode_column(self, name: str, values: Any, keys: Sequence[str]) -> list[tuple[Piece, ...]]:
+        """Return the pieces of the value of each row.
+
+        Raises:
+            EncodeError: There is not one value for each row, or a value cannot be stored.
+        """
+        what = f"column {name!r}"
+        try:
+            count = len(values)
+        except TypeError:
+            raise EncodeError(
+                f"{what} is a {type(values).__name__}: give one value for each row."
+            ) from None
+        if isinstance(values, str | bytes | Mapping) or count != len(keys):
+            raise EncodeError(f"{what}: give one value for each of the {len(keys)} rows.")
+        if is_tensor(values):
+            rows = _rows_of_tensor(values, what)
+            if rows is not None:
+                return rows
+            values = values.unbind()
+        elif isinstance(values, np.ndarray) and values.dtype != object:
+            return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
+        return [
+            self._encode(name, value, key, what) for key, value in zip(keys, values, strict=True)
+        ]
+
+    def _encode(self, name: str, value: Any, key: str, what: str) -> tuple[Piece, ...]:
+        if is_tensor(value):
+            head = head_of(TENSOR, str(value.dtype).removeprefix("torch."), value.shape, what)
+            return head, memoryview(_bytes_of(value))
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            head = head_of(ARRAY, str(value.dtype), value.shape, what)
+            return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        if isinstance(value, np.generic):
+            value = value.item()
+        try:
+            packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            if self._secret is None:
+                raise EncodeError(
+                    f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
+                    f"cannot be stored ({error}). Tables hold tensors, numpy arrays, and what "
+                    "msgpack holds: None, bool, int, float, str, bytes, lists and dicts of these. "
+                    "Other Python objects are pickled and signed if all processes open the table "
+                    "with the same secret=."
+                ) from error
+            pickled = pickle.dumps(value)
+            return bytes([PICKLE]) + self._sign(name, key, pickled), pickled
+        return bytes([OBJECT]), packed
+
+    def decode(self, name: str, key: str, stored: memoryview) -> Any:
+        """Return a value.
+
+        Raises:
+            DecodeError: It is no value, or a pickle that was not signed with the secret.
+        """
+        what = f"column {name!r} of row {key!r}"
+        kind = stored[0] if stored else -1
+        if kind in (TENSOR, ARRAY):
+            code, shape, data = parsed(stored, what)
+            flat = np.frombuffer(bytearray(data), DTYPES[code].storage)
+            return shaped(kind, code, flat, shape)
+        if kind == OBJECT:
+            return unpack(stored[1:], what)
+        if kind == PICKLE:
+            signature, pickled = bytes(stored[1 : 1 + _SIGNATURE]), bytes(stored[1 + _SIGNATURE :])
+            if self._secret is None:
+                raise DecodeError(
+                    f"{what} is a pickled Python object: open the table with the secret= with "
+                    "which it was signed."
+                )
+            if not hmac.compare_digest(signature, self._sign(name, key, pickled)):
+                raise DecodeError(
+                    f"{what} is a pickled Python object with another signature: it was altered, or "
+                    "signed with another secret. It was not loaded."
+                )
+            return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
+        raise DecodeError(f"{what} is no value of a table")
+
+    def _sign(self, name: str, key: str, pickled: bytes) -> bytes:
+        secret = self._secret or b""
+        place = msgpack.packb([name, key])
+        return hmac.digest(secret, place + pickled, "sha256")
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor; imports no torch."""
+    kinds = type(value).__mro__
+    return any(kind.__module__ == "torch" and kind.__name__ == "Tensor" for kind in kinds)
+
+
+def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryview]:
+    """Return dtype, shape and elements of a stored tensor or array."""
+    try:
+        _, code, rank = _HEAD.unpack_from(stored)
+        shape = struct.unpack_from(f"<{rank}I", stored, _HEAD.size)
+        itemsize = DTYPES[code].storage.itemsize
+    except (struct.error, IndexError):
+        raise DecodeError(f"{what} is no value of a table") from None
+    data = stored[_HEAD.size + 4 * rank :]
+    elements = 1
+    for size in shape:
+        elements *= size
+    if rank > MAX_RANK or elements > MAX_ELEMENTS or elements * itemsize != len(data):
+        raise DecodeError(f"{what} has another length than its shape {shape} says")
+    return code, shape, data
+
+
+def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
+    """Return elements that numpy carries as a tensor or an array."""
+    if kind == ARRAY:
+        if code not in _NUMPY:
+            raise DecodeError(f"numpy has no dtype {DTYPES[code].name}")
+        return flat.view(_NUMPY[code]).reshape(shape)
+    import torch
+
+    return torch.from_numpy(flat).view(DTYPES[code].tensor).reshape(tuple(shape))
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    import torch
+
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] | None:
+    """Return the rows of a tensor; None for a nested one that is to be unbound."""
+    import torch
+
+    dtype = str(values.dtype).removeprefix("torch.")
+    if not values.is_nested:
+        return _rows(TENSOR, dtype, values, what)
+    jagged: Any = values
+    if values.layout is not torch.jagged or jagged._ragged_idx != 1 or jagged.lengths() is not None:  # noqa: SLF001
+        return None
+    offsets = jagged.offsets().tolist()
+    inner = tuple(jagged.values().shape[1:])
+    data = memoryview(_bytes_of(jagged.values()))
+    size = len(data) // max(offsets[-1], 1)
+    return [
+        (head_of(TENSOR, dtype, (end - begin, *inner), what), data[begin * size : end * size])
+        for begin, end in pairwise(offsets)
+    ]
+
+
+def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
+    """Return the rows of a dense tensor or array, which have the same head."""
+    head = head_of(kind, dtype, values.shape[1:], what)
+    data = memoryview(_bytes_of(values) if kind == TENSOR else values.reshape(-1).view(np.uint8))
+    size = len(data) // max(len(values), 1)
+    return [(head, data[at * size : (at + 1) * size]) for at in range(len(values))]
+
+
+def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
+    """Return the tags of a row as scripts merge them: each value packed by itself.
+
+    Raises:
+        EncodeError: A tag's name is no text, or msgpack does not hold its value.
+    """
+    packed: dict[str, Any] = {"": key}
+    for name, value in tags.items():
+        if not isinstance(name, str) or not name:
+            raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
+        plain = value.item() if isinstance(value, np.generic) else value
+        try:
+            packed[name] = msgpack.packb(plain, strict_types=True, datetime=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EncodeError(
+                f"row {key!r}: tag {name!r} cannot be stored ({error}): give None, a bool, int, "
+                "float, str, bytes, or lists and dicts of these."
+            ) from error
+    whole: bytes = msgpack.packb(packed, use_bin_type=False)  # the servers' Lua knows no bytes
+    return whole
+
+
+def unpack_tags(stored: bytes) -> tuple[str, dict[str, Any]]:
+    """Return key and tags of a row; raises DecodeError for what redrb did not write."""
+    found = unpack(stored, "tags of a row", unicode_errors="surrogateescape")
+    try:
+        key: str = found.pop("")
+        return key, {
+            name: unpack(value.encode(errors="surrogateescape"), f"tag {name!r} of row {key!r}")
+            for name, value in found.items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
