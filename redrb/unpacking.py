@@ -80,6 +80,7 @@ def unpack(
     levels: int = MAX_NESTING,
     containers: int = MAX_CONTAINERS,
     unicode_errors: str = "strict",
+    raw: bool = False,
 ) -> Any:
     """Unpack one msgpack object from an untrusted source.
 
@@ -88,6 +89,7 @@ def unpack(
     Args:
         what: Names it in errors.
         unicode_errors: What is done with texts that are not UTF-8, as in `bytes.decode`.
+        raw: Leave texts as bytes.
 
     Raises:
         DecodeError: It is not exactly one well-formed object, or has too many levels, lists or
@@ -103,7 +105,7 @@ def unpack(
             unpacker.skip()
         found = msgpack.unpackb(
             data,
-            raw=False,
+            raw=raw,
             unicode_errors=unicode_errors,
             strict_map_key=True,
             timestamp=3,

@@ -16,7 +16,7 @@ from redrb.connection.failures import is_moving, is_transient, may_have_landed, 
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
 from redrb.connection.sockets import limited
-from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
+from redrb.connection.transport import Argument, Pipeline, Reply, read_replies
 from redrb.errors import ConfigError, StoreUnavailable
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class Sent:
 
     def replies(self) -> list[Reply]:
         """Read the replies; call it once. An error reply is an item of the list."""
-        return self.read(lambda connection: [read_reply(connection) for _ in range(self._commands)])
+        return self.read(lambda connection: read_replies(connection, self._commands))
 
     def read(self, receive: Callable[[redis.Connection], T]) -> T:
         """Let `receive` read all replies; call it once."""

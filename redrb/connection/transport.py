@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import redis
 from hiredis import pack_command
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.exceptions import ResponseError
 
 from redrb.connection.failures import is_denied, name_request
@@ -56,6 +57,20 @@ class Pipeline:
         self._parts.append(_CRLF)
         self.commands += 1
 
+    def add_values(self, values: Iterable[tuple[str, Iterable[bytes | memoryview], int]]) -> None:
+        """Append MSET for keys, each with the parts and the length of its value."""
+        parts: list[bytes | memoryview] = []
+        count = 1
+        for key, value, nbytes in values:
+            name = key.encode()
+            parts.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes))
+            parts += value
+            parts.append(_CRLF)
+            count += 2
+        self._parts.append(b"*%d\r\n$4\r\nMSET\r\n" % count)
+        self._parts += parts
+        self.commands += 1
+
     def send(self, connection: redis.Connection) -> None:
         """Send all commands as one buffer."""
         connection.send_packed_command([self.freeze()])  # type: ignore[no-untyped-call]
@@ -69,7 +84,7 @@ class Pipeline:
     def exchange(self, connection: redis.Connection) -> list[Reply]:
         """Send all commands and return their replies; an error reply is an item of the list."""
         self.send(connection)
-        return self.named([read_reply(connection) for _ in range(self.commands)])
+        return self.named(read_replies(connection, self.commands))
 
     def named(self, replies: list[Reply]) -> list[Reply]:
         """Return the replies; those that refuse a command to the user name the command."""
@@ -105,6 +120,24 @@ def read_reply(connection: redis.Connection) -> Reply:
         # without its traceback, which holds the frames of all callers, and so their objects, until
         # garbage is collected: a lease that is dropped would not be released
         return error.with_traceback(None)
+
+
+def read_replies(connection: redis.Connection, count: int) -> list[Reply]:
+    """Return the next replies, as `read_reply` does.
+
+    Those that have arrived already are taken from hiredis, without redis-py's work for each.
+    """
+    parser: Any = connection._parser  # noqa: SLF001 (redis-py reads one reply at a time)
+    gets = getattr(getattr(parser, "_reader", None), "gets", None)
+    replies: list[Reply] = []
+    while len(replies) < count:
+        replies.append(read_reply(connection))
+        while gets is not None and len(replies) < count:
+            reply = gets()
+            if reply is NOT_ENOUGH_DATA:
+                break
+            replies.append(reply)
+    return replies
 
 
 def first_error(replies: Sequence[Reply]) -> ResponseError | None:

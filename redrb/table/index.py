@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import here
@@ -35,13 +35,15 @@ from redrb.unpacking import Reading, unpack
 
 W = TypeVar("W", Changed, Stored)
 
+FIRST: Final = 4
+"""Place of the first column in a segment; `include/table.lua` counts from 1."""
+
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
 
 NAMES: Final = ("limit", "max_bytes", "retain")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a column of a row lies.
 
     Attributes:
@@ -56,16 +58,41 @@ class Place:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
 class Row:
     """A row in the index.
 
     Attributes:
-        columns: Where its columns lie, by name.
+        number: Its number.
+        names: Its columns.
     """
 
-    number: int
-    columns: dict[str, Place]
+    __slots__ = ("_ids", "_keys", "_segments", "number")
+
+    def __init__(
+        self, keys: TableKeys, number: int, segments: list[list[Any]], ids: dict[str, int]
+    ) -> None:
+        self.number = number
+        self._keys, self._segments, self._ids = keys, segments, ids
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its columns."""
+        there = {column for segment in self._segments for column in segment[FIRST::2]}
+        return [name for name, column in self._ids.items() if column in there]
+
+    def places(self, names: Sequence[str]) -> list[Place | None]:
+        """Return where columns lie; None for one that the row lacks."""
+        found = {}
+        wanted = [self._ids.get(name, -1) for name in names]
+        for token, place, bucket, _, *cells in self._segments:
+            columns, lengths = cells[::2], cells[1::2]
+            inside = [column for column in wanted if column in columns]
+            if inside:
+                key, nbytes = self._keys.value(bucket, token, place), sum(lengths)
+                for column in inside:
+                    at = columns.index(column)
+                    found[column] = Place(key, nbytes, sum(lengths[:at]), lengths[at])
+        return [found.get(column) for column in wanted]
 
 
 @dataclass(slots=True)
@@ -254,23 +281,13 @@ class Index:
     def _find(self, rows: Sequence[str]) -> list[Row | None]:
         call = Look(list(rows))
         found, records = call.run_with_bytes(self.client, [self.keys.stream])
-        names = {number: name for name, number in found.columns.items()}
         with Reading(f"the index of table {self.table!r}"):
             return [
-                self._row(number, record, names) if number else None
+                Row(self.keys, number, unpack(record, "record of a row")[1:], found.columns)
+                if number
+                else None
                 for number, record in zip(found.numbers, records, strict=True)
             ]
-
-    def _row(self, number: int, record: bytes, names: dict[int, str]) -> Row:
-        columns = {}
-        for token, place, bucket, _, *cells in unpack(record, "record of a row")[1:]:
-            key = self.keys.value(bucket, token, place)
-            nbytes, begin = sum(cells[1::2]), 0
-            for column, length in zip(cells[::2], cells[1::2], strict=True):
-                if column:
-                    columns[names[column]] = Place(key, nbytes, begin, length)
-                begin += length
-        return Row(number, columns)
 
 
 MOST_ATTEMPTS: Final = 100

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from redrb.connection import Client
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, packed, without_errors
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.keys import TableKeys, bucket_of
 from redrb.table.values import Piece
 
@@ -19,8 +18,7 @@ AT_ONCE: Final = 8
 """Requests that are under way together, on the nodes of a cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredValue:
+class StoredValue(NamedTuple):
     """The value of one row in one put: its columns follow each other.
 
     Attributes:
@@ -30,10 +28,6 @@ class StoredValue:
     key: str
     pieces: Sequence[Piece]
     nbytes: int
-
-    def add_to(self, pipeline: Pipeline) -> None:
-        """Append the command that stores it."""
-        pipeline.add_payload(packed("SET", self.key), 3, self.pieces, self.nbytes)
 
 
 def values_of(
@@ -52,9 +46,12 @@ def values_of(
 
 def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
     """Return the places of keys, by the client for the requests that name them together."""
+    names = list(keys)
+    if not names or client.at(names[0]) is client:  # one server
+        return {client: list(range(len(names)))} if names else {}
     found: dict[Client, list[int]] = {}
     clients: dict[str, Client] = {}
-    for place, key in enumerate(keys):
+    for place, key in enumerate(names):
         tag = key[: key.index("}")]
         if tag not in clients:
             clients[tag] = client.at(key)
@@ -65,20 +62,15 @@ def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
 def store(client: Client, values: Sequence[StoredValue]) -> None:
     """Store values; raises StoreUnavailable or StoreError, and some may be stored then."""
     requests = []
-    for node, places in by_node(client, [value.key for value in values]).items():
-        pipeline, nbytes = Pipeline(), 0
-        for place in places:
-            if nbytes and nbytes + values[place].nbytes > CHUNK_BYTES:
-                requests.append(Request(node, pipeline, without_errors))
-                pipeline, nbytes = Pipeline(), 0
-            values[place].add_to(pipeline)
-            nbytes += values[place].nbytes
-        requests.append(Request(node, pipeline, without_errors))
+    for node, pages in _pages(client, [(value.key, value.nbytes) for value in values]):
+        for page in pages:
+            pipeline = Pipeline()
+            pipeline.add_values([values[place] for place in page])
+            requests.append(Request(node, pipeline, without_errors))
     exchange(requests)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A part of a value to read: all of it, or `length` bytes from `begin`."""
 
     key: str
@@ -86,37 +78,45 @@ class Wanted:
     length: int
     whole: bool
 
-    def add_to(self, pipeline: Pipeline) -> None:
-        """Append the command that reads it."""
-        if self.whole:
-            pipeline.add("GET", self.key)
-        else:
-            pipeline.add("GETRANGE", self.key, self.begin, self.begin + self.length - 1)
-
 
 def read(client: Client, wanted: Sequence[Wanted]) -> list[bytes | None]:
     """Read parts of values; None where one is not there as a whole."""
     found: list[bytes | None] = [None] * len(wanted)
     requests: list[Request[list[Reply]]] = []
     parts = []
-    for node, places in by_node(client, [one.key for one in wanted]).items():
-        first, nbytes = 0, 0
-        for at, place in enumerate(places):
-            if nbytes and nbytes + wanted[place].length > CHUNK_BYTES:
-                parts.append(places[first:at])
-                first, nbytes = at, 0
-            nbytes += wanted[place].length
-        parts.append(places[first:])
-        while len(requests) < len(parts):
+    for node, pages in _pages(client, [(one.key, one.length) for one in wanted]):
+        for page in pages:
             pipeline = Pipeline()
-            for place in parts[len(requests)]:
-                wanted[place].add_to(pipeline)
+            whole = all(wanted[place].whole for place in page)
+            if whole:
+                pipeline.add("MGET", *[wanted[place].key for place in page])
+            else:
+                for key, begin, length, _ in [wanted[place] for place in page]:
+                    pipeline.add("GETRANGE", key, begin, begin + length - 1)
+            parts.append((page, whole))
             requests.append(Request(node, pipeline, without_errors))
-    for part, replies in zip(parts, exchange(requests), strict=True):
-        for place, reply in zip(part, replies, strict=True):
-            whole = type(reply) is bytes and len(reply) == wanted[place].length
-            found[place] = reply if whole else None
+    for (page, whole), replies in zip(parts, exchange(requests), strict=True):
+        for place, reply in zip(page, replies[0] if whole else replies, strict=True):
+            there = type(reply) is bytes and len(reply) == wanted[place].length
+            found[place] = reply if there else None
     return found
+
+
+def _pages(
+    client: Client, values: Sequence[tuple[str, int]]
+) -> Iterator[tuple[Client, list[list[int]]]]:
+    """Yield each node's client, and the places of values in pages of `CHUNK_BYTES` at most."""
+    for node, places in by_node(client, [key for key, _ in values]).items():
+        pages: list[list[int]] = [[]]
+        left = CHUNK_BYTES
+        for place in places:
+            nbytes = values[place][1]
+            if pages[-1] and nbytes > left:
+                pages.append([])
+                left = CHUNK_BYTES
+            pages[-1].append(place)
+            left -= nbytes
+        yield node, pages
 
 
 def unlink(client: Client, keys: Sequence[str]) -> None:
@@ -124,8 +124,7 @@ def unlink(client: Client, keys: Sequence[str]) -> None:
     requests = []
     for node, places in by_node(client, keys).items():
         pipeline = Pipeline()
-        for place in places:  # a node refuses one command that names keys of several slots
-            pipeline.add("UNLINK", keys[place])
+        pipeline.add("UNLINK", *[keys[place] for place in places])
         requests.append(Request(node, pipeline, without_errors))
     exchange(requests)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from redrb.connection import Client
 from redrb.errors import MissingRows, StoreError
@@ -35,13 +35,14 @@ class Reader:
                 raise MissingRows(self._index.table, missing)
             rows = [row for row in found if row is not None]
             names = _common(rows) if columns is None else tuple(columns)
-            for name in names:
-                lacking = [
-                    key for key, row in zip(row_keys, rows, strict=True) if name not in row.columns
-                ]
+            places = [row.places(names) for row in rows]
+            for at, name in enumerate(names):
+                lacking = tuple(
+                    key for key, of_row in zip(row_keys, places, strict=True) if of_row[at] is None
+                )
                 if lacking:
-                    raise MissingRows(self._index.table, tuple(lacking), (name,))
-            cells = self._read(rows, names)
+                    raise MissingRows(self._index.table, lacking, (name,))
+            cells = self._read(places)
             if cells is not None:
                 return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
         raise StoreError(
@@ -50,40 +51,36 @@ class Reader:
             "rows."
         )
 
-    def _read(self, rows: Sequence[Row], names: Sequence[str]) -> list[list[memoryview]] | None:
-        """Return the columns of rows; None if values were replaced or cleared meanwhile."""
-        wanted: list[Wanted] = []
-        places: list[dict[str, int]] = []  # of each row: string -> number in `wanted`
-        for row in rows:
-            of_row: dict[str, int] = {}
-            strings: dict[str, list[str]] = {}
-            for name in names:
-                strings.setdefault(row.columns[name].key, []).append(name)
-            for key, inside in strings.items():
-                cells = [row.columns[name] for name in inside]
-                begin = min(cell.begin for cell in cells)
-                length = max(cell.begin + cell.length for cell in cells) - begin
-                of_row[key] = len(wanted)
-                wanted.append(Wanted(key, begin, length, length == cells[0].nbytes))
-            places.append(of_row)
-        parts = read(self._client, wanted)
-        if None in parts:
-            return None
-        views = [memoryview(part) for part in parts if part is not None]
-        found = []
-        for name in names:
-            column = []
-            for row, of_row in zip(rows, places, strict=True):
-                cell = row.columns[name]
-                number = of_row[cell.key]
-                begin = cell.begin - wanted[number].begin
-                column.append(views[number][begin : begin + cell.length])
-            found.append(column)
+    def _read(self, places: Sequence[Sequence[Any]]) -> list[list[memoryview]] | None:
+        """Return columns of rows; None if values were replaced or cleared meanwhile."""
+        ranges: dict[str, list[int]] = {}  # of each string: begin, end, bytes of all of it
+        for of_row in places:
+            for key, nbytes, begin, length in of_row:
+                known = ranges.get(key)
+                if known is None:
+                    ranges[key] = [begin, begin + length, nbytes]
+                else:
+                    known[0], known[1] = min(known[0], begin), max(known[1], begin + length)
+        wanted = [
+            Wanted(key, begin, end - begin, end - begin == nbytes)
+            for key, (begin, end, nbytes) in ranges.items()
+        ]
+        views = {}
+        for one, part in zip(wanted, read(self._client, wanted), strict=True):
+            if part is None:
+                return None
+            views[one.key] = memoryview(part), one.begin
+        found: list[list[memoryview]] = [[] for _ in (places[0] if places else ())]
+        for of_row in places:
+            for column, (key, _, begin, length) in zip(found, of_row, strict=True):
+                view, first = views[key]
+                column.append(view[begin - first : begin - first + length])
         return found
 
 
 def _common(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the columns that all rows have, in the order of the first one."""
+    """Return the columns that all rows have."""
     if not rows:
         return ()
-    return tuple(name for name in rows[0].columns if all(name in row.columns for row in rows))
+    names = [set(row.names) for row in rows]
+    return tuple(name for name in rows[0].names if all(name in each for each in names))

@@ -39,7 +39,7 @@ from redrb.table.payload import (
 from redrb.table.reading import Reader
 from redrb.table.rows import Rows
 from redrb.table.upload import Upload
-from redrb.table.values import Values, pack_tags, unpack_tags
+from redrb.table.values import TagReader, Values, pack_tags
 
 MOST_ROWS = 4096
 """Most rows of one put, which appears as a whole."""
@@ -251,10 +251,11 @@ class Table:
         after = -1 if since is None else checked_int("since", since)
         rows: dict[str, dict[str, Any]] = {}
         removed: list[str] = []
+        reader = TagReader()
         ask = Tags(after, -1, whole=False)
         while True:
             page, stored = ask.run_with_bytes(self._index.client, [self._index.keys.stream])
-            rows.update(unpack_tags(each) for each in stored if each)
+            rows.update(reader.read(each) for each in stored if each)
             removed += page.gone
             if not page.more:
                 gone = tuple(key for key in dict.fromkeys(removed) if key not in rows)
@@ -280,7 +281,13 @@ class Table:
     def columns(self, keys: Sequence[str]) -> list[dict[str, int] | None]:
         """Return the bytes of each column of rows, by name; None where there is no row."""
         return [
-            {name: place.length for name, place in row.columns.items()} if row else None
+            {
+                name: place.length
+                for name, place in zip(row.names, row.places(row.names), strict=True)
+                if place is not None
+            }
+            if row
+            else None
             for row in self._index.find(_checked_keys(keys))
         ]
 
@@ -294,11 +301,12 @@ class Table:
     def keys_of(self, numbers: Sequence[int]) -> list[str | None]:
         """Return the key of each row by its number; None where there is no such row."""
         found: list[str | None] = []
+        reader = TagReader()
         client, stored = self._index.client, f"{self._index.keys.prefix}tags"
         wanted = [checked_int("number", number, 1) for number in numbers]
         for first in range(0, len(wanted), ROWS_OF_A_CALL):
             page = client.execute("HMGET", stored, *wanted[first : first + ROWS_OF_A_CALL])
-            found += [packed and unpack_tags(packed)[0] for packed in page]
+            found += [packed and reader.read(packed)[0] for packed in page]
         now = self.numbers(list(dict.fromkeys(key for key in found if key is not None)))
         present = set(now)
         return [

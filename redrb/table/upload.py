@@ -54,13 +54,14 @@ class Upload:
         )
         nodes = by_node(self._client, [value.key for value in self._values])
         if set(nodes) <= {self._index.client} and nbytes <= CHUNK_BYTES:
-            return self._index.request(call, *self._tags, before=self._add_values)
+            return self._index.request(
+                call, *self._tags, before=self._add_values if self._values else None
+            )
         store(self._client, self._values)
         return self._index.request(call, *self._tags)
 
     def _add_values(self, pipeline: Pipeline) -> None:
-        for value in self._values:
-            value.add_to(pipeline)
+        pipeline.add_values(self._values)
 
     def drop(self, _: Writing | None) -> None:
         """Delete the values that no row refers to."""
@@ -69,6 +70,7 @@ class Upload:
                 place.key
                 for row in self._index.find(self._keys)
                 if row is not None
-                for place in row.columns.values()
+                for place in row.places(row.names)
+                if place is not None
             }
             unlink(self._client, [value.key for value in self._values if value.key not in used])

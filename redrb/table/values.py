@@ -11,7 +11,8 @@ import hmac
 import pickle  # noqa: TID251 (only what is signed with the user's secret is loaded)
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -36,7 +37,8 @@ _NUMPY: Final = {
 }
 
 
-def head_of(kind: int, dtype: str, shape: Sequence[int], what: str) -> bytes:
+@lru_cache(maxsize=8192)
+def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
     code = _CODES.get(dtype)
     if code is None:
@@ -78,13 +80,19 @@ class Values:
             values = values.unbind()
         elif isinstance(values, np.ndarray) and values.dtype != object:
             return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
+        elif len(values) > 1 and all(map(is_tensor, values)):
+            rows = _rows_of_list(values, what)
+            if rows is not None:
+                return rows
         return [
             self._encode(name, value, key, what) for key, value in zip(keys, values, strict=True)
         ]
 
     def _encode(self, name: str, value: Any, key: str, what: str) -> tuple[Piece, ...]:
         if is_tensor(value):
-            head = head_of(TENSOR, str(value.dtype).removeprefix("torch."), value.shape, what)
+            head = head_of(
+                TENSOR, str(value.dtype).removeprefix("torch."), tuple(value.shape), what
+            )
             return head, memoryview(_bytes_of(value))
         if isinstance(value, np.ndarray) and value.dtype != object:
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
@@ -143,8 +151,15 @@ class Values:
 
 def is_tensor(value: object) -> bool:
     """Return whether a value is a tensor; imports no torch."""
-    kinds = type(value).__mro__
-    return any(kind.__module__ == "torch" and kind.__name__ == "Tensor" for kind in kinds)
+    kind = type(value)
+    if kind not in _TENSORS:
+        kinds = kind.__mro__
+        _TENSORS[kind] = any((e.__module__, e.__name__) == ("torch", "Tensor") for e in kinds)
+    return _TENSORS[kind]
+
+
+_TENSORS: dict[type, bool] = {}
+"""Whether values of a type are tensors."""
 
 
 def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryview]:
@@ -191,9 +206,31 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
     jagged: Any = values
     if values.layout is not torch.jagged or jagged._ragged_idx != 1 or jagged.lengths() is not None:  # noqa: SLF001
         return None
-    offsets = jagged.offsets().tolist()
-    inner = tuple(jagged.values().shape[1:])
-    data = memoryview(_bytes_of(jagged.values()))
+    return _ragged(jagged.values(), jagged.offsets().tolist(), what)
+
+
+def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece, ...]] | None:
+    """Return the rows of a list of tensors that differ in their first dimension alone, else None.
+
+    They are copied to one buffer: a call of torch for each takes longer.
+    """
+    import torch
+
+    first = values[0]
+    inner, dtype = first.shape[1:], first.dtype
+    if first.ndim == 0 or any(
+        each.dtype is not dtype or each.shape[1:] != inner or each.is_nested for each in values
+    ):
+        return None
+    whole = torch.cat([each.detach().to("cpu") for each in values])
+    offsets = [0, *accumulate(each.shape[0] for each in values)]
+    return _ragged(whole, offsets, what)
+
+
+def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tuple[Piece, ...]]:
+    dtype = str(values.dtype).removeprefix("torch.")
+    inner = tuple(values.shape[1:])
+    data = memoryview(_bytes_of(values))
     size = len(data) // max(offsets[-1], 1)
     return [
         (head_of(TENSOR, dtype, (end - begin, *inner), what), data[begin * size : end * size])
@@ -203,7 +240,7 @@ def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] 
 
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
     """Return the rows of a dense tensor or array, which have the same head."""
-    head = head_of(kind, dtype, values.shape[1:], what)
+    head = head_of(kind, dtype, tuple(values.shape[1:]), what)
     data = memoryview(_bytes_of(values) if kind == TENSOR else values.reshape(-1).view(np.uint8))
     size = len(data) // max(len(values), 1)
     return [(head, data[at * size : (at + 1) * size]) for at in range(len(values))]
@@ -231,14 +268,33 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     return whole
 
 
-def unpack_tags(stored: bytes) -> tuple[str, dict[str, Any]]:
-    """Return key and tags of a row; raises DecodeError for what redrb did not write."""
-    found = unpack(stored, "tags of a row", unicode_errors="surrogateescape")
-    try:
-        key: str = found.pop("")
-        return key, {
-            name: unpack(value.encode(errors="surrogateescape"), f"tag {name!r} of row {key!r}")
-            for name, value in found.items()
-        }
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
+class TagReader:
+    """Reads the tags of rows; values that come again are unpacked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+        self._names: dict[bytes, str] = {}
+
+    def read(self, stored: bytes) -> tuple[str, dict[str, Any]]:
+        """Return key and tags of a row; raises DecodeError for what redrb did not write."""
+        found = unpack(stored, "tags of a row", raw=True)
+        try:
+            key: str = found.pop(b"").decode()
+            return key, {
+                self._names.get(name) or self._name(name): self._known[value]
+                if value in self._known
+                else self._value(value, name, key)
+                for name, value in found.items()
+            }
+        except (AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
+
+    def _name(self, name: bytes) -> str:
+        self._names[name] = name.decode()
+        return self._names[name]
+
+    def _value(self, stored: bytes, name: bytes, key: str) -> Any:
+        value = unpack(stored, f"tag {name!r} of row {key!r}")
+        if not isinstance(value, list | dict):  # rows share no value that can change
+            self._known[stored] = value
+        return value
