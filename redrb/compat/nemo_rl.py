@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,10 @@ from redrb.compat.transfer_queue.checkpoint import load, save
 from redrb.compat.transfer_queue.queue import Queue
 from redrb.compat.transfer_queue.values import to_columns
 from redrb.connection import connect
-from redrb.errors import BatchTimeout, ConfigError, EncodeError, MissingRows
+from redrb.errors import BatchTimeout, ConfigError, EncodeError, LeaseLost, MissingRows
 from redrb.table import Claim
+
+_log = logging.getLogger("redrb")
 
 
 class MissingSamples(MissingRows, KeyError):
@@ -136,9 +139,9 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         if partition is None:
             return False
         stats = partition.table.stats()
-        claims = stats.counts.claims
-        return all(
-            task in claims and claims[task].consumed + stats.tasks[task].ledger.leased >= stats.counts.rows
+        rows, claims = stats.counts.rows, stats.counts.claims
+        return not rows or all(
+            task in claims and claims[task].consumed + stats.tasks[task].ledger.leased >= rows
             for task in task_names
         )
 
@@ -229,7 +232,10 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         with self._lock:
             claim = self._claims.pop((partition_id, task), None)
         if claim is not None:
-            claim.ack()
+            try:
+                claim.ack()
+            except LeaseLost as error:
+                _log.warning("task %s: another process claims its last batch, too: %s", task, error)
 
     def _meta(
         self,

@@ -39,15 +39,34 @@ class Guard:
         )
 
 
-def find() -> Any:
-    """Return the actor of the run, or None if there is none or this process does not use Ray."""
+def has_ray() -> bool:
+    """Return whether this process is connected to a Ray cluster."""
+    return _ray() is not None
+
+
+def find() -> tuple[str, str] | None:
+    """Return the run of the actor and its server; None without Ray, and where no run has begun.
+
+    Raises:
+        ConfigError: The driver uses TransferQueue.
+    """
     ray = _ray()
     if ray is None:
         return None
     try:
-        return ray.get_actor(_ACTOR, namespace=NAME)
+        guard = ray.get_actor(_ACTOR, namespace=NAME)
     except ValueError:
         return None
+    if not hasattr(guard, "run"):
+        raise ConfigError(
+            f"the driver of this run uses TransferQueue, and this process redrb: set {SWITCH}=1 "
+            "and REDRB_URL in the driver's environment, too."
+        )
+    try:
+        run, where = ray.get(guard.run.remote())
+    except ray.exceptions.RayActorError:  # it ends with its driver
+        return None
+    return run, where
 
 
 def place(run: str, where: str) -> Any:
@@ -66,26 +85,6 @@ def end(guard: Any) -> None:
     ray = _ray()
     if ray is not None and guard is not None:
         ray.kill(guard)
-
-
-def check(guard: Any, run: str, where: str) -> None:
-    """Check that this process sees the run of the actor.
-
-    Raises:
-        ConfigError: The driver uses TransferQueue, or another server or namespace.
-    """
-    if not hasattr(guard, "run"):
-        raise ConfigError(
-            f"the driver of this run uses TransferQueue, and this process redrb: set {SWITCH}=1 "
-            "and REDRB_URL in the driver's environment, too."
-        )
-    theirs, place = sys.modules["ray"].get(guard.run.remote())
-    if theirs != run:
-        raise ConfigError(
-            f"the driver of this run keeps its rows at {place}, and this process looks at {where}, "
-            "where there is another run or none: set the same REDRB_URL and REDRB_NAMESPACE in the "
-            "environment of every process."
-        )
 
 
 def _ray() -> Any:

@@ -35,7 +35,7 @@ def install() -> ModuleType:
             "transfer_queue.init()."
         )
     module = ModuleType(NAME, transfer_queue.__doc__)
-    names = [name for name in transfer_queue.__all__ if name != "install"]
+    names = [name for name in dir(transfer_queue) if name != "install"]
     vars(module).update({name: getattr(transfer_queue, name) for name in names})
     vars(module).update({"__version__": transfer_queue.__version__, "__path__": [], MARK: True})
     _replace(_replaced(module, names))

@@ -143,13 +143,10 @@ class Written(KVBatchMeta):
         return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KVBatchMeta, (
-            self.keys,
-            self.tags,
-            self.partition_id,
-            self.fields,
-            self.extra_info,
-        )
+        """Travel as a KVBatchMeta, with tags and columns of now."""
+        names = ("keys", "tags", "partition_id", "fields", "extra_info")
+        state = {name: getattr(self, name) for name in names}
+        return KVBatchMeta, (), state
 
 
 class BatchMeta(_Travels):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from redrb import environment
@@ -21,7 +23,10 @@ _HELD = {"backend.storage_backend": "SimpleStorage", "controller.sampler": "Sequ
 
 
 def init(conf: Any = None) -> Any:
-    """Begin a run, or join it: the first process with Ray, or each call with `conf` without Ray.
+    """Begin a run in the driver, or join it in other processes.
+
+    With Ray the first process of a job that calls it is the driver, as with TransferQueue. Without
+    Ray it is a process that gives `conf`, or the first one of a namespace.
 
     The URL is that of REDRB_URL, the namespace that of REDRB_NAMESPACE. A new run begins empty:
     the rows of an earlier one are cleared, until `load_checkpoint` brings them back, and writers of
@@ -48,43 +53,57 @@ def init(conf: Any = None) -> Any:
             )
     with _lock:
         if _queue is None:
-            _open(begins=None if conf is None else True)
+            _open(lambda queue: conf is not None or guards.has_ray() or not queue.run)
     return conf
-
-
-def _open(*, begins: bool | None) -> Queue:
-    """Connect, and begin a run or join one; None: begin the first one only."""
-    global _queue
-    client = connect()
-    namespace = environment.variable("REDRB_NAMESPACE", "default") or "default"
-    queue = Queue(client, namespace, environment.variable("REDRB_SECRET"))
-    guard, run = guards.find(), queue.run
-    if guard is not None:
-        guards.check(guard, run, queue.where)
-    elif begins or (begins is None and not run):
-        cleared = queue.begin()
-        queue.guard = guards.place(queue.run, queue.where)
-        _log.warning(  # verl shows no INFO, and this line proves that the plugin was loaded
-            "transfer_queue is redrb at %s. %s%s",
-            queue.where,
-            durability(client),
-            f" {cleared} rows of an earlier run were cleared; load_checkpoint brings them back."
-            if cleared
-            else "",
-        )
-    elif not run:
-        raise ConfigError(
-            f"no run has begun at {queue.where}: call transfer_queue.init() in the driver first, "
-            "and set the same REDRB_URL and REDRB_NAMESPACE in the environment of every process."
-        )
-    _queue = queue
-    return queue
 
 
 def opened() -> Queue:
     """Return the run of this process, which joins the current one if it has not yet."""
     with _lock:
-        return _queue or _open(begins=False)
+        return _queue or _open(lambda _: False)
+
+
+def _open(begins: Callable[[Queue], bool]) -> Queue:
+    """Connect, and join the run of the driver; where there is no driver, begin one or not."""
+    global _queue
+    with ExitStack() as opening:
+        client = opening.enter_context(connect())
+        namespace = environment.variable("REDRB_NAMESPACE") or "default"
+        queue = Queue(client, namespace, environment.variable("REDRB_SECRET"))
+        driver = guards.find()
+        if driver is None and begins(queue):
+            _begin(queue)
+        else:
+            _join(queue, driver)
+        opening.pop_all()
+        _queue = queue
+    return queue
+
+
+def _begin(queue: Queue) -> None:
+    cleared = queue.begin()
+    queue.guard = guards.place(queue.run, queue.where)
+    brings = f" {cleared} rows of an earlier run were cleared; load_checkpoint brings them back."
+    _log.warning(  # verl shows no INFO, and this line proves that the plugin was loaded
+        "transfer_queue is redrb at %s. %s%s",
+        queue.where,
+        durability(queue.client),
+        brings if cleared else "",
+    )
+
+
+def _join(queue: Queue, driver: tuple[str, str] | None) -> None:
+    advice = "set the same REDRB_URL and REDRB_NAMESPACE in the environment of every process."
+    if driver is not None and driver[0] != queue.run:
+        raise ConfigError(
+            f"the driver of this run keeps its rows at {driver[1]}, and this process looks at "
+            f"{queue.where}, where there is another run or none: {advice}"
+        )
+    if not queue.run:
+        raise ConfigError(
+            f"no run has begun at {queue.where}: call transfer_queue.init() in the driver first, "
+            f"and {advice}"
+        )
 
 
 def close() -> None:
