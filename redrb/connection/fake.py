@@ -90,7 +90,7 @@ def _complete_lua(server: Any) -> None:
     lua = server._lua_runtime  # noqa: SLF001 - there is no public way
 
     def pack(value: Any) -> bytes:
-        packed: bytes = msgpack.packb(_from_lua(value))
+        packed: bytes = msgpack.packb(_from_lua(value), use_bin_type=False)  # strings as they are
         return packed
 
     def unpack(packed: bytes) -> Any:
@@ -114,8 +114,8 @@ def _complete_lua(server: Any) -> None:
 def _from_lua(value: Any) -> Any:
     """Return a Lua value as Python's: a table with the keys 1 to n is a list."""
     if value is None or isinstance(value, bytes | int | float):
-        return value.decode() if isinstance(value, bytes) else value
+        return value
     table = {key: _from_lua(item) for key, item in value.items()}
     if table.keys() == set(range(1, len(table) + 1)):
         return [table[place] for place in range(1, len(table) + 1)]
-    return {key.decode() if isinstance(key, bytes) else key: item for key, item in table.items()}
+    return table
