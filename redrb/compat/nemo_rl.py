@@ -69,7 +69,7 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         self._closed = False
         if bootstrap:
             self._queue.begin()
-        elif not self._queue.run:
+        elif not self._queue.join():
             raise ConfigError(
                 f"no run has begun at {self._queue.where}: build the driver's client first, and "
                 "set the same REDRB_URL and REDRB_NAMESPACE in the environment of every process."

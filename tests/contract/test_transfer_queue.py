@@ -20,7 +20,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import redrb
 from redrb.compat import transfer_queue
 from redrb.compat.transfer_queue.queue import Queue, durability
-from redrb.errors import ConfigError, EncodeError, StaleRun
+from redrb.errors import ConfigError, EncodeError, StaleRun, StoreError
 from redrb.table import Table, TagChanges
 
 
@@ -356,6 +356,27 @@ def test_a_new_run_begins_empty_and_refuses_writers_of_the_one_before(
         with pytest.raises(StaleRun):
             write()
     assert tq.kv_list() == {"train": {"c": {}}}
+
+
+def test_a_process_of_an_earlier_run_is_told_so_when_it_looks(
+    tq: ModuleType, queue: Queue, restart: Callable[[], None]
+) -> None:
+    assert queue.join()
+    assert queue.names() == []
+    restart()
+    with pytest.raises(StaleRun):
+        queue.names()
+
+
+def test_a_run_that_redis_has_lost_is_an_error(
+    tq: ModuleType, client: redrb.Client, namespace: str
+) -> None:
+    """Otherwise the sampler would wait for ever for rows that nobody makes again."""
+    tq.kv_put("a", "train", tag={})
+    for key in client.execute("KEYS", f"*{namespace}*"):
+        client.execute("DEL", key)
+    with pytest.raises(StoreError, match=r"gone from .* from its checkpoint"):
+        tq.kv_list()
 
 
 def test_other_processes_join_the_run(tq: ModuleType) -> None:

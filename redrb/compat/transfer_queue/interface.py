@@ -134,7 +134,7 @@ def get_columns(partition: Partition, keys: list[str], names: Sequence[str] | No
         raise ConfigError(f"rows or columns were not found: {error}") from error
     if not rows:
         raise ConfigError(f"these rows have no columns: {keys[:3]} of table {table.name!r}.")
-    return to_tensordict(rows, len(keys))
+    return to_tensordict(rows)
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ import torch
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
-from redrb.errors import ConfigError, StoreError, UnknownTask
+from redrb.errors import ConfigError, StaleRun, StoreError
 from redrb.table import Table
 from redrb.table.table import MOST_ROWS
 
@@ -79,11 +79,13 @@ class Queue:
     that a trainer which restarts from a checkpoint finds what its lost steps had consumed.
 
     Attributes:
+        run: Random name of the run that this process has begun or joined; "" before.
         guard: Keeps the actor of the run alive, in the driver.
     """
 
     def __init__(self, client: Client, namespace: str, secret: str | None) -> None:
         self.client, self.namespace, self.secret = client, namespace, secret
+        self.run = ""
         self.guard: Any = None
         self._runs = Partition(Table(client, RUNS, namespace=namespace))
         self._partitions: dict[str, Partition] = {}
@@ -94,11 +96,10 @@ class Queue:
         """Server and namespace, without a password."""
         return f"{self.client.where}, namespace {self.namespace!r}"
 
-    @property
-    def run(self) -> str:
-        """Random name of the current run; "" before the first."""
-        name: str = self._runs.rows().get(_RUN, {}).get("name", "")
-        return name
+    def join(self) -> str:
+        """Join the current run; returns its name, "" if there is none."""
+        self.run = self._newest()
+        return self.run
 
     def begin(self) -> int:
         """Begin a run: writers of earlier ones are refused, and their rows are cleared.
@@ -116,12 +117,32 @@ class Queue:
             table.begin_run()
             cleared += table.clear(None)
         self._runs.table.put([_RUN], tags=[{"name": uuid.uuid4().hex}])
+        self.join()
         return cleared
 
     def names(self) -> list[str]:
-        """Return the names of the partitions."""
+        """Return the names of the partitions.
+
+        Raises:
+            StaleRun: A newer run has begun.
+            StoreError: Redis has lost the run.
+        """
         rows = self._runs.rows()
+        newest = self._newest(rows)
+        if self.run and not newest:
+            raise StoreError(
+                f"the rows of this run are gone from {self.where}: the server was started without "
+                "its data, or somebody deleted them. Start the job again from its checkpoint."
+            )
+        if self.run and newest != self.run:
+            table = self._runs.table
+            raise StaleRun(RUNS, run=table.run, newest=table.stats().counts.run)
         return [row.removeprefix(_PARTITION) for row in rows if row.startswith(_PARTITION)]
+
+    def _newest(self, rows: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+        found = self._runs.rows() if rows is None else rows
+        name: str = found.get(_RUN, {}).get("name", "")
+        return name
 
     def partition(self, name: str) -> Partition:
         """Return a partition, which is made if it is missing.
@@ -133,27 +154,21 @@ class Queue:
             if name == RUNS:
                 raise ConfigError(f"partition {name!r}: redrb uses this name itself.")
             if name not in self._partitions:
-                opened = Partition(self._table(name))
+                table = Table(
+                    self.client,
+                    name,
+                    namespace=self.namespace,
+                    retain="checkpoint",
+                    secret=self.secret,
+                )
                 self._runs.table.put([_PARTITION + name], tags=[{}])
-                self._partitions[name] = opened
+                self._partitions[name] = Partition(table)
             return self._partitions[name]
 
     def known(self, name: str) -> Partition | None:
         """Return a partition, or None if it is missing."""
-        try:
-            return self._partitions.get(name) or Partition(self._table(name, create=False))
-        except UnknownTask:
-            return None
-
-    def _table(self, name: str, *, create: bool = True) -> Table:
-        return Table(
-            self.client,
-            name,
-            namespace=self.namespace,
-            retain="checkpoint",
-            secret=self.secret,
-            create=create,
-        )
+        found = self._partitions.get(name)
+        return found or (self.partition(name) if name in self.names() else None)
 
 
 def _sliceable(values: Any) -> Any:

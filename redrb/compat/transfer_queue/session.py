@@ -53,7 +53,7 @@ def init(conf: Any = None) -> Any:
             )
     with _lock:
         if _queue is None:
-            _open(lambda queue: conf is not None or guards.has_ray() or not queue.run)
+            _open(lambda queue: conf is not None or guards.has_ray() or not queue.join())
     return conf
 
 
@@ -94,12 +94,13 @@ def _begin(queue: Queue) -> None:
 
 def _join(queue: Queue, driver: tuple[str, str] | None) -> None:
     advice = "set the same REDRB_URL and REDRB_NAMESPACE in the environment of every process."
-    if driver is not None and driver[0] != queue.run:
+    run = queue.join()
+    if driver is not None and driver[0] != run:
         raise ConfigError(
             f"the driver of this run keeps its rows at {driver[1]}, and this process looks at "
             f"{queue.where}, where there is another run or none: {advice}"
         )
-    if not queue.run:
+    if not run:
         raise ConfigError(
             f"no run has begun at {queue.where}: call transfer_queue.init() in the driver first, "
             f"and {advice}"

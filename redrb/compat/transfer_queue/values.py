@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from redrb.errors import ConfigError
+from redrb.table import Rows
 
 Parser = Callable[[dict[str, Any]], Any]
 
@@ -50,15 +51,15 @@ def one_row(fields: Mapping[str, Any]) -> TensorDict:
     return TensorDict(rows, batch_size=[1])
 
 
-def to_tensordict(columns: Mapping[str, Sequence[Any]], count: int) -> TensorDict:
-    """Return a TensorDict of `count` rows.
+def to_tensordict(rows: Rows) -> TensorDict:
+    """Return rows as a TensorDict.
 
     As TransferQueue does: tensors become a nested tensor with layout jagged, also if they are of
     the same length, or with layout strided if they differ in another dimension than the first;
     tensors without dimensions become one dense tensor; other values become a NonTensorStack.
     """
-    packed = {name: _packed(values) for name, values in columns.items()}
-    return TensorDict(packed, batch_size=[count])
+    packed = {name: _packed(rows, name) for name in rows}
+    return TensorDict(packed, batch_size=[len(rows.row_keys)])
 
 
 def _values(name: str, value: Any) -> Any:
@@ -88,12 +89,21 @@ def _nested(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else _plain(value)
 
 
-def _packed(values: Sequence[Any]) -> Any:
-    kinds = {(value.dim(), value.dtype) for value in values if isinstance(value, torch.Tensor)}
-    if len(kinds) != 1 or not all(isinstance(value, torch.Tensor) for value in values):
-        return NonTensorStack(*values)
-    if values[0].dim() == 0:
-        return torch.stack(list(values))
-    jagged = all(value.shape[1:] == values[0].shape[1:] for value in values)
-    layout = torch.jagged if jagged else torch.strided
-    return torch.nested.as_nested_tensor(list(values), layout=layout)
+def _packed(rows: Rows, name: str) -> Any:
+    stacked = rows.stacked(name)
+    if isinstance(stacked, torch.Tensor):
+        return stacked if stacked.is_nested or stacked.dim() == 1 else _jagged(stacked)
+    values = rows[name]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(tensors) == len(values) and len({(each.dim(), each.dtype) for each in tensors}) == 1:
+        return torch.nested.as_nested_tensor(tensors, layout=torch.strided)
+    return NonTensorStack(*values)
+
+
+def _jagged(dense: torch.Tensor) -> torch.Tensor:
+    """Return a nested tensor with the same elements."""
+    count, length = dense.shape[:2]
+    offsets = torch.arange(count + 1) * length
+    return torch.nested.nested_tensor_from_jagged(
+        dense.flatten(0, 1), offsets, min_seqlen=length, max_seqlen=length
+    )
