@@ -185,6 +185,15 @@ def test_columns_and_tags_arrive_later(tq: ModuleType) -> None:
     assert set(tq.kv_batch_get(["a", "b"], "train").keys()) == {"x"}  # what both have
 
 
+def test_rows_without_tags_are_listed(tq: ModuleType) -> None:
+    tq.kv_batch_put(["a"], "train", rows(x=torch.zeros(1)))
+    assert tq.kv_list() == {"train": {"a": {}}}
+    tq.kv_batch_put(["a"], "train", rows(y=torch.zeros(1)))
+    tq.kv_put("a", "train", tag={"n": 1})
+    tq.kv_batch_put(["a", "b"], "train", rows(y=torch.zeros(2)))
+    assert tq.kv_list() == {"train": {"a": {"n": 1}, "b": {}}}
+
+
 def test_columns_that_are_missing_are_left_out_and_missing_rows_an_error(tq: ModuleType) -> None:
     tq.kv_batch_put(["a", "b"], "train", rows(x=torch.zeros(2)), [{}, {}])
     found = tq.kv_batch_get(["a", "b"], "train", ["x", "values"])

@@ -83,7 +83,7 @@ local function replace(record)
 end
 
 for i, name in ipairs(ask.keys) do
-  local record = records[i]
+  local record, known_tags = records[i], packed_tags[i]
   if not numbered[i] then
     last = last + 1
     numbered[i], record = last, {change + i}
@@ -103,13 +103,13 @@ for i, name in ipairs(ask.keys) do
   stored_rows[2 * i - 1], stored_rows[2 * i] = numbered[i], cmsgpack.pack(record)
   changed[2 * i - 1], changed[2 * i] = change + i, numbered[i]
   local given = ARGV[1 + i]
-  if given and packed_tags[i] then
-    local merged = cmsgpack.unpack(packed_tags[i])
+  if given and known_tags then
+    local merged = cmsgpack.unpack(known_tags)
     for tag, value in pairs(cmsgpack.unpack(given)) do
       merged[tag] = value
     end
     given = cmsgpack.pack(merged)
-  elseif not packed_tags[i] then
+  elseif not known_tags then
     given = given or cmsgpack.pack({[''] = name})
   end
   if given then
