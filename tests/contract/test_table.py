@@ -190,7 +190,10 @@ def test_a_look_in_pages_misses_no_row_that_changes_meanwhile(open_table, pages,
     rows = table.tags().rows
     assert rows == {
         **{f"row{number}": {"n": 0} for number in (2, 3, 4, 6, 8)},
-        **{"row0": {"n": 1}, "row5": {"n": 1}, "row7": {"n": 2}, "new": {"n": 2}},
+        "row0": {"n": 1},
+        "row5": {"n": 1},
+        "row7": {"n": 2},
+        "new": {"n": 2},
     }
     looks += [lambda: table.put(names(9)), lambda: table.clear(["row2", "new"])]
     changed = table.tags(before.change)
