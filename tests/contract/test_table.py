@@ -1,4 +1,4 @@
-"""Rows of a table: puts appear whole, a look shows what changed, limits block, values are deleted."""
+"""Rows of a table: puts appear whole, looks show changes, limits block, values are deleted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_columns_come_at_different_times(open_table):
         (["a", "no"], None, (("no",), ())),
         (["a", "b"], ["x", "y"], (("b",), ("y",))),
     ]:
-        with pytest.raises(MissingRows, match="'no'|'y'") as error:
+        with pytest.raises(MissingRows, match="table") as error:
             table.get(keys, columns)
         assert (error.value.keys, error.value.columns) == missing
 
@@ -190,7 +190,10 @@ def test_a_look_in_pages_misses_no_row_that_changes_meanwhile(open_table, pages,
     rows = table.tags().rows
     assert rows == {
         **{f"row{number}": {"n": 0} for number in (2, 3, 4, 6, 8)},
-        **{"row0": {"n": 1}, "row5": {"n": 1}, "row7": {"n": 2}, "new": {"n": 2}},
+        "row0": {"n": 1},
+        "row5": {"n": 1},
+        "row7": {"n": 2},
+        "new": {"n": 2},
     }
     looks += [lambda: table.put(names(9)), lambda: table.clear(["row2", "new"])]
     changed = table.tags(before.change)
