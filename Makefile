@@ -58,6 +58,7 @@ bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders,
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.weights
+	$(BIN)/python -m benchmarks.tables
 
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
 	$(BIN)/python docs/pictures/make_pictures.py

@@ -14,6 +14,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: Those that the table has; of "differs", those that differ.
+        reads_only: Whether this user may only read, so that nothing was written.
     """
 
     outcome: Literal["ok", "differs", "unknown"]
@@ -21,6 +22,7 @@ class Opened(msgspec.Struct, frozen=True):
     run: int = 0
     epoch: int = 0
     settings: dict[str, str] = {}
+    reads_only: bool = False
 
 
 class Open(Call[Opened], frozen=True):

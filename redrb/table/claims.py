@@ -15,6 +15,7 @@ from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import BufferItem
 from redrb.lua.pages import PAGES
 from redrb.stream import ExperienceStream, Lease, StreamStats
+from redrb.stream.task.lookup import task_stats
 from redrb.table.calls import Register
 from redrb.table.index import Index
 from redrb.table.reading import Reader
@@ -106,8 +107,9 @@ class Claims:
         return ExperienceStream(self._client, name, namespace=self._index.namespace)
 
     def stats(self, task: str) -> StreamStats:
-        """Return ledger and counters of a task."""
-        return self._stream(task).stats()
+        """Return ledger and counters of a task; writes nothing."""
+        name = f"{self._index.table}:{task}"
+        return task_stats(self._client, name, namespace=self._index.namespace, group="default")
 
     def delete(self, task: str) -> None:
         """Delete what a task has claimed."""

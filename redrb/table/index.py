@@ -87,17 +87,16 @@ class Row:
 
     def places(self, names: Sequence[str]) -> list[Place | None]:
         """Return where columns lie; None for one that the row lacks."""
-        found = {}
         wanted = [self._ids.get(name, -1) for name in names]
+        found: dict[int, Place | None] = dict.fromkeys(wanted)
         for token, place, bucket, _, *cells in self._segments:
-            columns, lengths = cells[::2], cells[1::2]
-            inside = [column for column in wanted if column in columns]
-            if inside:
-                key, nbytes = self._keys.value(bucket, token, place), sum(lengths)
-                for column in inside:
-                    at = columns.index(column)
-                    found[column] = Place(key, nbytes, sum(lengths[:at]), lengths[at])
-        return [found.get(column) for column in wanted]
+            begin, key, nbytes = 0, "", sum(cells[1::2])
+            for column, length in zip(cells[::2], cells[1::2], strict=True):
+                if column in found:
+                    key = key or self._keys.value(bucket, token, place)
+                    found[column] = Place(key, nbytes, begin, length)
+                begin += length
+        return [found[column] for column in wanted]
 
 
 @dataclass(slots=True)
@@ -161,7 +160,8 @@ class Index:
         if self.opened.outcome == "ok":  # a process stays in the run in which it began
             found = replace(found, run=self.opened.run)
         self.opened = found
-        Registry(self._home, self.namespace).add("table", self.table)
+        if not found.reads_only:
+            Registry(self._home, self.namespace).add("table", self.table)
 
     def begin_run(self) -> int:
         """Begin a run, in which this process is from now on; returns its number."""

@@ -146,7 +146,7 @@ class Rows(Mapping[str, list[Any]]):
             return None
         shapes, parts, code = [], [], 0
         for key, value in zip(self.row_keys, stored, strict=True):
-            code, shape, data = parsed(value, f"column {name!r} of row {key!r}")
+            code, shape, data = parsed(value, name, key)
             shapes.append(shape)
             parts.append(data)
         buffer = bytearray().join(parts)

@@ -5,7 +5,7 @@
 -- Returns the number of the run. Repeated with the same token, it is the same run.
 --@include table permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 if redis.call('HGET', task, 'run_token') ~= ask.token then

@@ -3,7 +3,7 @@
 -- Returns the page
 --@include table permissions waiters
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local found = 0
 for _, sorted in ipairs({changes, cleared}) do

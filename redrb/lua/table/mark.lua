@@ -4,7 +4,7 @@
 -- Returns its reply. Repeated, it changes nothing more.
 --@include table runs writes permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = answer_without(ask)

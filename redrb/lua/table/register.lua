@@ -4,7 +4,7 @@
 -- Returns its reply
 --@include table claims permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 if redis.call('HGET', task, 'incarnation') ~= ask.incarnation then

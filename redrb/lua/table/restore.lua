@@ -5,7 +5,7 @@
 -- Returns its reply. Repeated, it goes on.
 --@include table runs claims permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = refusal(ask)
