@@ -177,21 +177,27 @@ class Index:
     def request(
         self, call: Call[R], *beside: bytes, before: Callable[[Pipeline], None] | None = None
     ) -> Request[R]:
-        """Return the request of a script, in one transaction with the commands of `before`."""
+        """Return the request of a script, in one transaction with the commands of `before`.
+
+        Without these it is no transaction: at its memory limit a server refuses every one.
+        """
         replication = self.replication
 
         def pipeline(*, whole: bool) -> Pipeline:
-            made = self.client.transaction(f"{self.keys.prefix}none")
+            made = Pipeline()
             if before is not None:
+                made = self.client.transaction(f"{self.keys.prefix}none")
                 before(made)
             call.add_to(made, [self.keys.stream], *beside, whole=whole)
-            made.add("EXEC")
+            if before is not None:
+                made.add("EXEC")
             replication.add_to(made)
             return made
 
         def result(replies: list[Reply]) -> R:
             done, confirmed = replication.divide(replies)
-            reply = call.read(without_errors(without_errors(done)[-1])[-1])
+            replies = without_errors(done)
+            reply = call.read((replies if before is None else without_errors(replies[-1]))[-1])
             if replication.min_replicas:
                 replication.check(confirmed)
             return reply
