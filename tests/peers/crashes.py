@@ -54,7 +54,8 @@ def queue(system: str, *, driver: bool) -> Any:
     if system == "transfer_queue":
         import ray
 
-        ray.init(address="auto" if not driver else None, namespace="crashes", log_to_driver=False)
+        where = {"num_cpus": 8} if driver else {"address": "auto"}
+        ray.init(**where, namespace="crashes", log_to_driver=False)
     tq.init({} if driver and system == "redrb" else None)
     return tq
 

@@ -5,7 +5,7 @@
 --@include table runs writes
 
 local ask = cmsgpack.unpack(ARGV[1])
-local answer = refusal(ask) or repeated(ask)
+local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
@@ -56,7 +56,7 @@ local change = next_changes(count)
 local last = number(task, 'number')
 local stored_keys, stored_rows, stored_tags, changed = {}, {}, {}, {}
 local records = records_of(numbered)
-local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or numbered
+local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or {}
 local written = {}
 for i = 1, width do -- bound: PAGE.columns
   written[ids[ask.columns[i]]] = true
@@ -83,8 +83,8 @@ local function replace(record)
 end
 
 for i, name in ipairs(ask.keys) do
-  local record, known_tags = records[i], packed_tags[i]
-  if not numbered[i] then
+  local record, is_new = records[i], not numbered[i]
+  if is_new then
     last = last + 1
     numbered[i], record = last, {change + i}
     stored_keys[#stored_keys + 1], stored_keys[#stored_keys + 2] = name, last
@@ -103,13 +103,13 @@ for i, name in ipairs(ask.keys) do
   stored_rows[2 * i - 1], stored_rows[2 * i] = numbered[i], cmsgpack.pack(record)
   changed[2 * i - 1], changed[2 * i] = change + i, numbered[i]
   local given = ARGV[1 + i]
-  if given and known_tags then
-    local merged = cmsgpack.unpack(known_tags)
+  if given and packed_tags[i] then
+    local merged = cmsgpack.unpack(packed_tags[i])
     for tag, value in pairs(cmsgpack.unpack(given)) do
       merged[tag] = value
     end
     given = cmsgpack.pack(merged)
-  elseif not known_tags then
+  elseif is_new then
     given = given or cmsgpack.pack({[''] = name})
   end
   if given then
