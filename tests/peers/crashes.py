@@ -2,15 +2,14 @@
 
 python -m tests.peers.crashes FOLDER [--system redrb|transfer_queue] [--seconds 600]
 
-FOLDER has a checkout of verl. Rollout workers put trajectories, their log-probs and the tags that verl
-uses; a trainer samples with verl's `ReplayBufferAsync`, checks rows, trains (it notes their keys), clears
-them, and saves a checkpoint every few steps: its notes, and that of the queue. At random moments one of
-them, all of them, or the server is killed with SIGKILL and started again. At the end the trainer takes
-what is left, and the notes of its last checkpoint are compared with what the workers' puts have returned:
+FOLDER has a checkout of verl. Rollout workers put trajectories, their log-probs, and the tags that
+verl uses. A trainer samples with verl's `ReplayBufferAsync`, checks the rows, trains (it notes their
+keys), clears them, and saves a checkpoint every few steps: its notes, and that of the queue. At
+random moments one of them, all of them, or the server is killed with SIGKILL and started again. At
+the end the trainer takes what is left, and its last notes are compared with the puts that returned:
 
 - lost: trajectories whose put had returned, and that are neither trained nor there, and the seconds
-  that their generation took; with TransferQueue, whose actors are in the trainer's job, what a new job
-  does not find is lost;
+  that their generation took. TransferQueue's actors belong to the trainer's job, and end with it;
 - twice: trajectories that are trained twice in one history of checkpoints;
 - torn: rows whose columns or tags did not agree.
 
@@ -69,23 +68,25 @@ def note(path: Path, line: str) -> None:
 
 
 def worker(system: str, folder: Path, name: str) -> None:
-    """Generate trajectories for ever: put them, then their log-probs, then say that they are done."""
+    """Generate trajectories: put them, then their log-probs, then say that they are done."""
     import torch
     from tensordict import TensorDict
 
     tq = queue(system, driver=False)
-    dice = random.Random(name)  # noqa: S311
+    dice = random.Random(name)
     while not (folder / "over").exists():
         listed = tq.kv_list().get("train", {})
-        done = [1 for tag in listed.values() if tag.get("is_prompt") and tag["status"] == "finished"]
+        done = [
+            1 for tag in listed.values() if tag.get("is_prompt") and tag["status"] == "finished"
+        ]
         if len(done) > MOST_FINISHED:
-            time.sleep(0.2)  # noqa: TID251 (verl polls, too)
+            time.sleep(0.2)
             continue
         uid, step = uuid.uuid4().hex, int((folder / "step").read_text())
         prompt = {"is_prompt": True, "status": "running", "global_steps": step}
         tq.kv_put(uid, "train", None, prompt)
         began = time.monotonic()
-        time.sleep(dice.uniform(0.5, 1.5) * GENERATION_S)  # noqa: TID251 (generation)
+        time.sleep(dice.uniform(0.5, 1.5) * GENERATION_S)
         took = time.monotonic() - began
         keys = [f"{uid}_{session}_0" for session in range(SESSIONS)]
         lengths = [dice.randint(16, 64) for _ in keys]
@@ -163,7 +164,7 @@ class Job:
     def __init__(self, system: str, folder: Path, verl: Path) -> None:
         self.system, self.folder, self.verl = system, folder, verl
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.port = random.randint(20_000, 30_000)  # noqa: S311
+        self.port = random.randint(20_000, 30_000)
 
     def start(self, name: str) -> None:
         """Start a process, or start it again."""
@@ -206,7 +207,7 @@ class Job:
 
 def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
     """Let a job run, kill what it consists of, and count what is lost."""
-    dice = random.Random(seed)  # noqa: S311
+    dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="crashes-") as directory:
         folder = Path(directory)
         job = Job(system, folder, verl)
@@ -217,12 +218,12 @@ def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
         try:
             for name in everything[:2]:
                 job.start(name)
-                time.sleep(1.0 if name == "server" else 15.0)  # noqa: TID251 (packages load)
+                time.sleep(1.0 if name == "server" else 15.0)
             for name in workers:
                 job.start(name)
             ends = time.monotonic() + seconds
             while time.monotonic() < ends:
-                time.sleep(dice.uniform(5.0, 15.0))  # noqa: TID251 (a random moment)
+                time.sleep(dice.uniform(5.0, 15.0))
                 victim = dice.choice(["trainer", "worker", "all", "server"])
                 kills[victim] = kills.get(victim, 0) + 1
                 names = {"all": everything, "worker": [dice.choice(workers)]}.get(victim, [victim])
@@ -231,21 +232,21 @@ def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
                         job.kill(name)
                 for name in names:
                     job.start(name)
-                    time.sleep(0.5)  # noqa: TID251 (a supervisor is not faster)
+                    time.sleep(0.5)
                 job.tend(everything)
             (folder / "over").touch()
             deadline = time.monotonic() + 120
             while not (folder / "left.json").exists() and time.monotonic() < deadline:
-                time.sleep(1.0)  # noqa: TID251 (until the trainer is done)
+                time.sleep(1.0)
                 if job.running["trainer"].poll() not in (None, 0):
                     job.tend(["trainer"])
-            result = counted(folder)
             if not (folder / "left.json").exists():
                 logs = "\n".join(
                     f"{path.name}: {path.read_text(errors='replace')[-2000:]}"
                     for path in folder.glob("log-*")
                 )
                 raise SystemExit(f"the trainer did not come to an end:\n{logs}")
+            result = counted(folder)
         finally:
             for name in list(job.running):
                 job.kill(name)
@@ -261,9 +262,11 @@ def counted(folder: Path) -> dict[str, Any]:
             put[uid] = float(took)
     latest = folder / (folder / "latest").read_text() / "trained.json"
     history: list[str] = json.loads(latest.read_text())
-    left = json.loads((folder / "left.json").read_text()) if (folder / "left.json").exists() else []
+    left = json.loads((folder / "left.json").read_text())
     there = {*history, *left}
-    wanted = {f"{uid}_{session}_0": took for uid, took in put.items() for session in range(SESSIONS)}
+    wanted = {
+        f"{uid}_{session}_0": took for uid, took in put.items() for session in range(SESSIONS)
+    }
     lost = [key for key in wanted if key not in there]
     torn = folder / "torn"
     return {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from redrb.compat.transfer_queue.queue import Partition, Queue
+from redrb.compat.transfer_queue.queue import CREATED, Partition, Queue
 from redrb.compat.transfer_queue.session import opened
 from redrb.errors import ConfigError
 from redrb.staging import staging, sync_folder
@@ -105,9 +105,10 @@ def load(
         raise FileNotFoundError(f"no checkpoint of redrb: {path} is missing.")
     content = json.loads(path.read_text())
     mark = content["mark"]
-    partitions = {name: queue.partition(name) for name in content["partitions"]}
+    marked = set(content["partitions"])
+    partitions = {name: queue.partition(name) for name in {*marked, *queue.names()}}
     for name, partition in partitions.items():
-        if mark not in partition.table.marks():
+        if name in marked and mark not in partition.table.marks():
             raise ConfigError(
                 f"{path}: partition {name!r} at {queue.where} no longer has this checkpoint, or "
                 f"never had: Redis keeps the newest two, and this one is of namespace "
@@ -115,7 +116,8 @@ def load(
                 "without its rows."
             )
     for name, partition in partitions.items():
-        restored = partition.table.restore(mark, "drop" if name == _VALIDATION else later)
+        kept: Literal["keep", "drop"] = "drop" if name == _VALIDATION else later
+        restored = partition.table.restore(mark if name in marked else CREATED, kept)
         _log.warning(
             "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
             name,

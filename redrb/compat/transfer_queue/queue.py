@@ -13,12 +13,15 @@ from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.errors import ConfigError, StaleRun, StoreError
 from redrb.table import Table
-from redrb.table.table import MOST_ROWS
+from redrb.table.index import MOST_ROWS
 
 RUNS = "partitions"
 """The table that names the current run and its partitions; no partition can have this name."""
 
 _RUN, _PARTITION = "run", "partition:"
+
+CREATED = "created"
+"""Mark of a partition's beginning, for checkpoints that are older than the partition."""
 
 
 class Partition:
