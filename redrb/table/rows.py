@@ -87,7 +87,7 @@ class Rows(Mapping[str, list[Any]]):
 
         lengths = torch.tensor([each[0] for each in joined.shapes])
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-        flat = joined.flat.reshape((-1, *inner))
+        flat = joined.flat.reshape((int(offsets[-1]), *inner))
         return torch.nested.nested_tensor_from_jagged(  # its maker knows the lengths: no sync later
             flat, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
         )

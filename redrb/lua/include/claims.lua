@@ -1,7 +1,8 @@
 -- Claims on the rows of a table: each task that claims is a task below the table's prefix, whose groups name
 -- rows. A group arrives when its rows have all columns that the task needs; leases are those of any task.
 --
--- claims: name -> {columns = names, size = rows of a group, or 1, ...}; `front` and `back` are what stands in an
+-- claims: name -> {columns = names, size = rows of a group, or 1, ...}. Rows that changed after `after` may have to
+-- arrive yet, unless it is `full`. `front` and `back` are what stands in an
 -- encoded group before and after the length of its extras, which hold the keys of its rows. claimed:<name>: number -> seq of the row's
 -- group, '' while other rows of it are missing. parts:<name>: number of a group -> how many of its rows are
 -- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows
@@ -121,8 +122,9 @@ end
 -- Forget that rows have arrived for a task.
 local function forget_arrival(name, size, numbered, seqs)
   for i, seq in ipairs(seqs) do
-    if seq and size > 1 then
-      redis.call('HINCRBY', claim_key('parts', name), math.floor((numbered[i] - 1) / size), -1)
+    local group = seq and size > 1 and math.floor((numbered[i] - 1) / size)
+    if group and redis.call('HINCRBY', claim_key('parts', name), group, -1) <= 0 then
+      redis.call('HDEL', claim_key('parts', name), group)
     end
   end
   in_parts('HDEL', claim_key('claimed', name), numbered)

@@ -5,7 +5,7 @@
 --@include table runs writes permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
-local answer = refusal(ask) or repeated(ask)
+local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end

@@ -28,7 +28,8 @@ if next(differing) then
   return cmsgpack.pack({outcome = 'differs', settings = differing})
 end
 if created then
-  redis.call('HSET', task, 'incarnation', ask.incarnation, 'change', '0', 'number', '0')
+  redis.call('HSET', task, 'incarnation', ask.incarnation, 'number', '0')
+  redis.call('HSET', task, 'gone_until', string.format('%.0f', next_changes(1) + 1))
   for name, value in pairs(ask.given) do
     redis.call('HSET', task, name, value)
   end

@@ -1,0 +1,344 @@
+"""`JobGroups`: the groups of one job, from the prompts of its data set to its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import chain
+from typing import Any, NamedTuple
+
+from redrb.checks import checked_int, checked_timeout
+from redrb.compat.sample_groups.packing import (
+    FORMAT,
+    check_size,
+    forget_numbers,
+    group_index,
+    number,
+    pack_group,
+    unpack_group,
+)
+from redrb.compat.sample_groups.trained import TrainedFiles
+from redrb.connection import connect
+from redrb.environment import PREFIX, variable
+from redrb.errors import (
+    BatchTimeout,
+    DecodeError,
+    LeaseLost,
+    RecordError,
+    StoreUnavailable,
+)
+from redrb.experience import BufferItem
+from redrb.stream import ExperienceStream, Lease
+from redrb.train.trainer import replace_predecessor
+
+_log = logging.getLogger("redrb")
+
+_FIRST_NUMBER = 1 << 40
+"""First number of groups that are not of the data set, whose numbers are places in it."""
+
+_SAVE_OPTIONS = ("save_interval", "release_train", "save_trigger_sentinel")
+"""Options with which slime and miles write checkpoints."""
+
+
+_SHARED_OPTIONS = ("lease_ms", "max_deliveries", "min_replicas")
+"""Options of the stream of finished groups that hold for the other two as well."""
+
+
+class HandedOut(NamedTuple):
+    """A group that is being generated: its entry in a task, and the saves before."""
+
+    lease: Lease
+    id: int
+    stream: ExperienceStream
+    saves: int
+
+
+class TakenGroup(NamedTuple):
+    """A group that was taken for training, its prompts if it has others, and its lease."""
+
+    group: list[Any]
+    prompts: list[Any]
+    lease: Lease
+    id: int
+
+
+class JobGroups:
+    """The groups of one job, as one process sees them; `job_groups` returns it.
+
+    Attributes:
+        finished, prompts, returned: The streams of the three tasks.
+        rollout: Of miles: the rollout whose groups are taken now.
+        has_source: Whether a data source of this process calls `save` and `load`.
+    """
+
+    def __init__(self, args: Any, framework: str) -> None:
+        """Open the tasks that the arguments or the environment name."""
+        self._framework = framework
+        self._timeout = checked_timeout(getattr(args, "redrb_timeout", None))
+        kept = getattr(args, "redrb_keep_checkpoints", None)
+        kept = int(getattr(args, "async_save", None) or False) if kept is None else kept
+        self._keep = checked_int("redrb_keep_checkpoints", kept)
+        url, namespace, task = _names(args)
+        self._client = connect(url)
+        options = dict(getattr(args, "redrb_stream", None) or {})
+        shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
+        self.finished, self.prompts, self.returned = (
+            ExperienceStream(self._client, name, namespace=namespace, checks=(), **further)
+            for name, further in (
+                (task, options),
+                (f"{task}.prompts", shared),
+                (f"{task}.returned", shared),
+            )
+        )
+        self._files = TrainedFiles(args)
+        self._checkpoints = getattr(args, "rollout_global_dataset", False) and any(
+            getattr(args, name, None) for name in _SAVE_OPTIONS
+        )
+        self._held: dict[int, list[Lease]] = {}  # by rollout
+        self._handed: dict[int | None, HandedOut] = {}  # by group_index
+        self._saved: list[int] = []
+        self._finishes = False
+        self.rollout = 0
+        self.has_source = False
+
+    def close(self) -> None:
+        """Close the streams; their leased groups wait again."""
+        with _jobs_lock:
+            for names in [names for names, job in _jobs.items() if job is self]:
+                del _jobs[names]
+        self._client.close()
+
+    # generating
+
+    def hand_out(self, count: int, prompt: Callable[[int], list[Any]]) -> list[list[Any]]:
+        """Return groups to generate: returned ones, then prompts, those begun before first.
+
+        Args:
+            prompt: Returns the group of a place in the data set.
+        """
+        groups: list[list[Any]] = []
+        while len(groups) < count:
+            for stream in (self.returned, self.prompts):
+                waiting = min(count - len(groups), stream.count())
+                if not waiting:
+                    continue
+                try:
+                    lease = stream.take(waiting, timeout=0, at_least=1)
+                except (BatchTimeout, StoreUnavailable):
+                    continue  # other processes took them, or `count` waits until Redis is back
+                for seq, items in zip(lease.ids, lease.groups(), strict=True):
+                    if stream is self.prompts:
+                        group = prompt(seq - 1)
+                    else:
+                        group, _ = self._unpack(items)
+                        number(group, 2 * _FIRST_NUMBER + seq)
+                    entry = HandedOut(lease, seq, stream, len(self._saved))
+                    self._handed[group_index(group)] = entry
+                    groups.append(group)
+            new = count - len(groups)
+            if new:
+                self.prompts.put_many([[_entry()] for _ in range(new)])
+        return groups
+
+    def give_back(self, groups: Sequence[Sequence[Any]]) -> None:
+        """Store groups that `hand_out` returns again, with what is generated of them."""
+        for group in groups:
+            items, name = pack_group(group), group_index(group)
+            entry = self._handed.get(name)
+            if entry is None:
+                self.returned.put(items)
+            elif entry.stream is self.prompts:
+                _forward(entry.lease, self.returned, {entry.id: items})
+            else:  # keyed by the entry that it replaces: put again after a crash, it counts once
+                self.returned.put_part(str(entry.id), items, index=0, of=1)
+                _acknowledge(entry.lease, self.returned, [entry.id])
+            self._handed.pop(name, None)
+
+    def put(
+        self,
+        groups: Sequence[tuple[Sequence[Any], list[BufferItem]]],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Store finished groups, each with its items as `pack_group` returns them.
+
+        Groups that `hand_out` returned leave their task, exactly once.
+        """
+        self._finishes = True
+        handed: dict[Lease, dict[int, list[BufferItem]]] = {}
+        for group, items in groups:
+            entry = self._handed.get(group_index(group))
+            if entry is not None and entry.id in entry.lease.ids:
+                handed.setdefault(entry.lease, {})[entry.id] = items
+        others = [items for group, items in groups if group_index(group) not in self._handed]
+        if others:
+            self.finished.put_many(others, timeout=timeout)
+        for lease, chosen in handed.items():
+            _forward(lease, self.finished, chosen, timeout)
+        for group, _ in groups:
+            self._handed.pop(group_index(group), None)
+
+    def drop(self, group: Sequence[Any]) -> None:
+        """End a group of `hand_out` that is not to be trained; it counts as filtered."""
+        entry = self._handed.pop(group_index(group), None)
+        if entry is not None:
+            _forward(entry.lease, self.finished, {entry.id: None})
+
+    # training
+
+    def take(self, rollout_id: int, count: int, size: int) -> list[TakenGroup]:
+        """Lease groups for a rollout; those without `size` trajectories become dead letters.
+
+        Raises:
+            BatchTimeout: Too few groups came in time; those that were taken wait again.
+        """
+        taken: list[TakenGroup] = []
+        leases: list[Lease] = []
+        try:
+            while len(taken) < count:
+                lease = self.finished.take(count - len(taken), timeout=self._timeout)
+                leases.append(lease)
+                for seq, items in zip(lease.ids, lease.groups(), strict=True):
+                    try:
+                        group, prompts = self._unpack(items)
+                        check_size(group, size)
+                    except (DecodeError, RecordError) as error:
+                        _log.error("task %r: group %d: %s", self.finished.task, seq, error)
+                        lease.reject(error, [seq])
+                        continue
+                    number(group, _FIRST_NUMBER + seq)
+                    taken.append(TakenGroup(group, prompts, lease, seq))
+        except BaseException:
+            _release(leases)
+            raise
+        self._held.setdefault(rollout_id, []).extend(leases)
+        return taken
+
+    def note(self, rollout_id: int) -> None:
+        """Note which groups are trained up to a rollout, before the trainer gets the last of them.
+
+        Without checkpoints they are acknowledged.
+        """
+        if not self._checkpoints:
+            self._acknowledge_until(rollout_id)
+            return
+        trained: dict[str, dict[int, int]] = {}
+        for lease in chain.from_iterable(self._held[key] for key in self._until(rollout_id)):
+            samples = {seq: layout.samples for seq, layout in lease.layouts.items()}
+            trained.setdefault(lease.incarnation, {}).update(samples)
+        self._files.write(rollout_id, trained)
+
+    def save(self, rollout_id: int) -> None:
+        """Acknowledge what the checkpoint of a rollout has trained, which is on the disk.
+
+        With `redrb_keep_checkpoints` it is what an earlier checkpoint has trained.
+        """
+        before = self._saved[-1] if self._saved else -1
+        self._saved.append(rollout_id)
+        if len(self._saved) > self._keep:
+            self._acknowledge_until(self._saved[-1 - self._keep])
+        self._files.delete(before + 1, rollout_id)
+        # groups that came back from nowhere since the save before this one were filtered
+        newest = len(self._saved) - (2 if self._finishes else 1)
+        for name, entry in list(self._handed.items()):
+            if entry.saves <= newest:
+                _acknowledge(entry.lease, entry.stream, [entry.id])
+                del self._handed[name]
+
+    def load(self, rollout_id: int | None) -> None:
+        """Resume after the checkpoint of a rollout: acknowledge its groups, release all others.
+
+        Raises:
+            DecodeError: The file that names its groups is damaged.
+        """
+        _release([lease for leases in self._held.values() for lease in leases])
+        _release([entry.lease for entry in self._handed.values()])
+        self._held.clear()
+        self._handed.clear()
+        last = -1 if rollout_id is None else rollout_id
+        self._saved, self.rollout = [last], last + 1
+        for incarnation, groups in self._files.read(last).items() if last >= 0 else ():
+            self.finished.settle(groups, incarnation=incarnation)
+        replace_predecessor(self._client, self.finished.task, self.finished)
+        self.finished.join_group()
+
+    def _until(self, rollout_id: int) -> list[int]:
+        return [key for key in self._held if key <= rollout_id]
+
+    def _acknowledge_until(self, rollout_id: int) -> None:
+        for key in self._until(rollout_id):
+            for lease in self._held[key]:
+                _acknowledge(lease, self.finished, lease.ids)
+            del self._held[key]
+
+    def _unpack(self, items: Sequence[BufferItem]) -> tuple[list[Any], list[Any]]:
+        return unpack_group(items, import_module(f"{self._framework}.utils.types").Sample)
+
+
+_jobs: dict[tuple[str | None, ...], JobGroups] = {}
+_jobs_lock = threading.RLock()
+
+
+def job_groups(args: Any, framework: str) -> JobGroups:
+    """Return the groups of the job that the arguments name: one object of a process for each."""
+    key = (framework, *_names(args))
+    with _jobs_lock:
+        if key not in _jobs:
+            _jobs[key] = JobGroups(args, framework)
+        return _jobs[key]
+
+
+def put_groups(
+    framework: str, groups: Sequence[Sequence[Any]], args: Any, timeout: float | None
+) -> None:
+    """Store groups of a maker that has no data source; see `redrb.compat.slime.put_groups`."""
+    packed = [forget_numbers(pack_group(group)) for group in groups]
+    job_groups(args, framework).finished.put_many(packed, timeout=timeout)
+
+
+def _names(args: Any) -> tuple[str | None, str, str]:
+    """Return URL, namespace and task: of the arguments, or else of the environment."""
+
+    def named(name: str) -> str | None:
+        given: str | None = getattr(args, f"redrb_{name}", None)
+        return variable(f"{PREFIX}{name.upper()}") if given is None else given
+
+    return named("url"), named("namespace") or "default", named("task") or "rollouts"
+
+
+def _entry() -> BufferItem:
+    return BufferItem(None, None, extras={"format": FORMAT})
+
+
+def _forward(
+    lease: Lease,
+    stream: ExperienceStream,
+    groups: Mapping[int, list[BufferItem] | None],
+    timeout: float | None = None,
+) -> None:
+    try:
+        lease.forward(stream, groups, timeout=timeout)
+    except LeaseLost as error:  # another process generates these groups, and forwards them
+        _log.warning("task %r: %s", stream.task, error)
+
+
+def _acknowledge(lease: Lease, stream: ExperienceStream, ids: Sequence[int]) -> None:
+    """Acknowledge groups of a lease, also those that were lost and wait again."""
+    layouts = lease.layouts
+    samples = {seq: layouts[seq].samples for seq in ids if seq in layouts}
+    try:
+        if samples:
+            lease.ack(list(samples))
+    except LeaseLost:
+        stream.settle(samples, incarnation=lease.incarnation)
+
+
+def _release(leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        try:
+            if lease:
+                lease.release()
+        except LeaseLost as error:  # its groups wait again already
+            _log.warning("%s", error)

@@ -1,0 +1,1 @@
+"""Tests of other projects, run unchanged on redrb: `make test-peers PEERS=folder`."""
