@@ -199,6 +199,12 @@ class TableKeys:
     claims = _Key()
     """The tasks that claim rows."""
 
+    rows = _Key()
+    """The record of each row, by number."""
+
+    cleared = _Key()
+    """The numbers of rows that are retained after they were cleared."""
+
     trash = _Key()
     """Set of the keys of values that are to be deleted."""
 

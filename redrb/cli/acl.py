@@ -52,7 +52,13 @@ def add_to(commands: Commands) -> None:
         action="append",
         default=[],
         help="name of its task, several times for several tasks; an observer without it sees all "
-        "tasks and weights of the namespace",
+        "tasks, tables and weights of the namespace",
+    )
+    parser.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        help="name of its table, also several times; with the tasks that claim its rows",
     )
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
     parser.add_argument("--weights", help="weights that it reads, or publishes as a trainer")
@@ -80,7 +86,14 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.keys import check_name
 
     user = check_name("user", options.user or options.role)
-    rules = permissions(options.role, options.task, options.namespace, options.weights, options.to)
+    rules = permissions(
+        options.role,
+        options.task,
+        options.namespace,
+        options.weights,
+        options.to,
+        options.table,
+    )
     command = f"ACL SETUSER {user} on {rules}"
     result = {"user": user, "rules": rules.split(), "command": command}
     if not options.apply:

@@ -1,4 +1,4 @@
-"""`redrb inspect`: shows groups of a task: what they hold, and where they stand."""
+"""`redrb inspect`: shows groups of a task, or rows of a table: what they hold."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import argparse
 import json
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redrb.cli.arguments import TASK, Commands, add_command, add_flag, add_group
-from redrb.cli.output import check_reader, printable_lines, show, table
+from redrb.cli.output import check_reader, printable_lines, show, size, table
 from redrb.cli.watching import add_watch
 from redrb.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from redrb.connection import Client
     from redrb.watch.groups import Choice, Follower, Page
     from redrb.watch.groups.choice import Rank
 
 _TEXT = (
-    "show groups of a task. They are read and not taken: consumers get them as before. One id, or "
-    "--full, shows everything of a group: its tokens, rewards, advantages, log-probabilities, tags "
-    "and extras; else there is a row for each. Without a choice these are the newest groups."
+    "show groups of a task, or rows of a table. They are read and not taken: consumers get them as "
+    "before. One id, or --full, shows everything of a group: its tokens, rewards, advantages, "
+    "log-probabilities, tags and extras; else there is a row for each. Without a choice these are "
+    "the newest groups. Of a table they are the rows with these keys, or those that changed last."
 )
 _COUNT: Final = 10
 _LOOK_S: Final = 10.0
@@ -39,7 +43,8 @@ _WIDTHS: Final = (9, 9, 7, 9, 7, 5, 8, 14, 4)
 def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "inspect", _TEXT, _run, subject=TASK)
-    parser.add_argument("ids", type=int, nargs="*", metavar="ID", help="ids of groups")
+    text = "ids of groups; of a table, keys of rows"
+    parser.add_argument("ids", nargs="*", metavar="ID", help=text)
     parser.add_argument(
         "--status",
         metavar="STATUS",
@@ -86,14 +91,17 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    choice = _choice(options)
     from redrb.connection import connect
     from redrb.watch.groups import Browser, Follower, Tokenizer
+    from redrb.watch.rows import is_table
 
-    tokenizer = None if options.tokenizer is None else Tokenizer.open(options.tokenizer)
-    full = options.full or len(choice.ids) == 1
-    kind = Follower if options.follow else Browser
     with connect(options.url) as client:
+        if is_table(client, options.task, options.namespace):
+            return _show_rows(client, options)
+        choice = _choice(options)
+        tokenizer = None if options.tokenizer is None else Tokenizer.open(options.tokenizer)
+        full = options.full or len(choice.ids) == 1
+        kind = Follower if options.follow else Browser
         browser = kind(
             client,
             options.task,
@@ -121,6 +129,42 @@ def _run(options: argparse.Namespace) -> int:
     if not page.groups:
         print(f"redrb: task {options.task!r} has no such groups.", file=sys.stderr)
     return 0
+
+
+def _show_rows(client: Client, options: argparse.Namespace) -> int:
+    """Show rows of a table."""
+    from redrb.watch.rows import read_rows
+
+    count = _COUNT if options.count is None else options.count
+    rows = read_rows(
+        client, options.task, options.namespace, tuple(dict.fromkeys(options.ids)), count
+    )
+    found = {row.key: row for row in rows}
+    missing = [key for key in options.ids if key not in found]
+    lines: list[str | Table] = []
+    if options.full or len(options.ids) == 1:
+        for row in rows:
+            lines += [f"{row.key}: row {row.number:,}"]
+            lines += (f"  tag {name}: {value!r}" for name, value in row.tags.items())
+            lines += (f"  column {one.name}: {one}, {size(one.nbytes)}" for one in row.columns)
+    elif rows:
+        cells = [
+            (
+                row.key,
+                f"{row.number:,}",
+                size(sum(one.nbytes for one in row.columns)),
+                ", ".join(f"{one.name} {one}" for one in row.columns),
+                ", ".join(f"{name}={value!r}" for name, value in row.tags.items()),
+            )
+            for row in rows
+        ]
+        head = ("key", "row", "size", "columns", "tags")
+        lines = [table(head, cells, left=("key", "columns", "tags"))]
+    show({"table": options.task, "rows": list(map(asdict, rows))}, lines, as_json=options.json)
+    if missing or not rows:
+        why = f"keys {', '.join(missing[:5])}" if missing else "any keys"
+        print(f"redrb: table {options.task!r} has no rows with {why}.", file=sys.stderr)
+    return 2 if missing else 0
 
 
 def _follow(follower: Follower, options: argparse.Namespace) -> int:
@@ -154,8 +198,11 @@ def _choice(options: argparse.Namespace) -> Choice:
     rank: Rank | None = next((each for each in _RANKS if getattr(options, each) is not None), None)
     count = getattr(options, rank or "count")
     where = None if options.where is None else _query(options.where)
+    odd = [text for text in options.ids if not text.isdecimal()]
+    if odd:
+        raise ConfigError(f"{odd[0]!r} is no id of a group: ids are numbers.")
     choice = Choice(
-        ids=tuple(dict.fromkeys(options.ids)),
+        ids=tuple(dict.fromkeys(map(int, options.ids))),
         status=options.status,
         where=where,
         rank=rank,

@@ -1,4 +1,4 @@
-"""`redrb ls`: lists the tasks and weights of a namespace."""
+"""`redrb ls`: lists the tasks, tables and weights of a namespace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from redrb.stream.task.ledger import StreamStats
-    from redrb.watch.state.model import State, TaskState, WeightsState
+    from redrb.watch.state.model import State, TableState, TaskState, WeightsState
 
 MOST_NAMES: Final = 10_000
 """Most tasks, and most weights, that are listed."""
@@ -27,12 +27,13 @@ _TASKS = "task order waiting leased dead stored limit size consumers version".sp
 def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
-        "list the tasks and weights of a namespace. Waiting and leased are those of the consumer "
-        "group. The limit is the most groups that may wait or be leased, or that are kept with a "
-        "capacity, and the most bytes. The size of a task is an estimate: its stored groups times "
-        "the mean size of all groups ever put. The size of weights is that of the newest version; "
-        "in use are those of live makers, kept is the number of versions, in redis the bytes of "
-        "all. What this user may not read is listed without figures."
+        "list the tasks, tables and weights of a namespace. Waiting and leased are those of the "
+        "consumer group. The limit is the most groups that may wait or be leased, or that are kept "
+        "with a capacity, and the most bytes. The size of a task is an estimate: its stored groups "
+        "times the mean size of all groups ever put. The size of weights is that of the newest "
+        "version; in use are those of live makers, kept is the number of versions, in redis the "
+        "bytes of all. Below a table stand the tasks that claim its rows: rows that wait, that are "
+        "leased, and that were consumed. What this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -47,21 +48,28 @@ def _run(options: argparse.Namespace) -> int:
         state = StateReader(
             client, options.namespace, group=options.group, most_names=MOST_NAMES
         ).look()
-        if not (state.tasks or state.weights):
+        if not (state.tasks or state.tables or state.weights):
             where = f"namespace {options.namespace!r} at {client.where}"
-            text = f"there are no tasks and weights in {where}; --namespace names another one."
+            text = (
+                f"there are no tasks, tables and weights in {where}; --namespace names another one."
+            )
             print(f"redrb: {text}", file=sys.stderr)
     note_damage("task", state.tasks)
+    note_damage("table", state.tables)
     note_damage("weights", state.weights)
     if state.tasks_total > MOST_NAMES:
         print(f"redrb: {MOST_NAMES:,} of {state.tasks_total:,} tasks are listed.", file=sys.stderr)
-    result = {"tasks": list(map(_record, state.tasks)), "weights": list(map(asdict, state.weights))}
+    result = {
+        "tasks": list(map(_record, state.tasks)),
+        "tables": list(map(asdict, state.tables)),
+        "weights": list(map(asdict, state.weights)),
+    }
     show(result, _lines(state), as_json=options.json)
     return 0
 
 
-def note_damage(kind: str, each_of: Iterable[TaskState | WeightsState]) -> None:
-    """Say of which tasks or weights the data cannot be read."""
+def note_damage(kind: str, each_of: Iterable[TaskState | TableState | WeightsState]) -> None:
+    """Say of which tasks, tables or weights the data cannot be read."""
     for each in each_of:
         if each.damage:
             print(f"redrb: {kind} {each.name} cannot be read: {each.damage}", file=sys.stderr)
@@ -80,9 +88,17 @@ def _record(task: TaskState) -> dict[str, object]:
 
 
 def _lines(state: State) -> Iterator[str | Table]:
-    if state.tasks:
-        yield table(_TASKS, map(_task_row, state.tasks), left=("task", "order"))
-    if state.tasks and state.weights:
+    claims = {claim.name for each in state.tables for claim in each.claims}
+    tasks = [task for task in state.tasks if task.name not in claims]
+    if tasks:
+        yield table(_TASKS, map(_task_row, tasks), left=("task", "order"))
+    if tasks and (state.tables or state.weights):
+        yield ""
+    if state.tables:
+        from redrb.cli.top.tables import tables_table
+
+        yield from (each.plain.rstrip()[2:] for each in tables_table(state, None))
+    if state.tables and state.weights:
         yield ""
     yield from weight_lines(state)
 

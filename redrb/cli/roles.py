@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from redrb.cli.arguments import Role
 from redrb.errors import ConfigError
 from redrb.keys import (
+    TableKeys,
     TaskKeys,
     WeightKeys,
     check_name,
@@ -59,6 +60,15 @@ _LOOK_SCRIPTS = (
     *scripts_in("doctor"),
     *"task/archived task/count task/observe task/stats task/versions".split(),
 )
+_LOOK_AT_TABLE = ("table/look", "table/produced", "table/stats", "table/tags")
+_ROWS = (
+    "get getrange hlen hmget mget mset srandmember sismember srem unlink zcard zrevrange".split()
+)
+_MADE = (
+    "changes claimed:* claims:* columns keys needs:* none parts:* puts queue:* rows stream tags "
+    "task trash wake:*"
+).split()
+"""Keys of a table that puts write: what was cleared, consumed and marked is not among them."""
 _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *_TASK_SCRIPTS)
@@ -76,7 +86,12 @@ _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights
 
 
 def permissions(
-    role: Role, tasks: Sequence[str], namespace: str, weights: str | None, to: str | None
+    role: Role,
+    tasks: Sequence[str],
+    namespace: str,
+    weights: str | None,
+    to: str | None,
+    tables: Sequence[str] = (),
 ) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all permissions that a user had.
 
@@ -85,16 +100,21 @@ def permissions(
             the namespace.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
         to: Task that it puts into as a maker; None: none.
+        tables: The tables that it does this with.
 
     Raises:
-        ConfigError: A name is not usable, or the role needs a task.
+        ConfigError: A name is not usable, or the role needs a task or a table.
     """
-    if not tasks:
+    if not (tasks or tables):
         if role != "observer" or to is not None:
-            raise ConfigError(f"give --task: the role {role} is for the tasks that it names.")
+            raise ConfigError(f"give --task or --table: the role {role} is for what these name.")
         return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
     keys = [TaskKeys.of(namespace, task) for task in tasks]
-    parts = _observer(keys) if role == "observer" else [_worker(role, keys)]
+    parts = []
+    if keys:
+        parts += _observer(keys) if role == "observer" else [_worker(role, keys)]
+    for name in tables:
+        parts += _table(role, TableKeys.of(namespace, name))
     if weights is not None:
         parts += _weights(role, namespace, weights)
     parts.append(_registry(role, namespace))
@@ -134,6 +154,27 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
     patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
     return _rules([f"~{pattern}" for pattern in patterns], allowed)
+
+
+def _table(role: Role, table: TableKeys) -> list[str]:
+    """Return what a role may do with a table and with the tasks that claim its rows."""
+    prefix, values = table.prefix, table.values
+    if role == "observer":
+        looking = _commands((*_LOOK_SCRIPTS, *_LOOK_AT_TABLE), *CONNECTING, *_LOOK, *_ROWS)
+        return [
+            _rules([f"%R~{prefix}*", f"%R~{values}"], looking, writes=False),
+            _rules([f"~{prefix}stream", f"~{prefix}claims:*:stream"], _RUN_SCRIPTS),
+        ]
+    if role in ("maker", "episode-maker"):
+        makes = (*_LOOK_AT_TABLE, "table/open", "table/put", "table/watch", "task/stats")
+        written = [f"~{prefix}{name}" for name in _MADE]
+        allowed = _commands(makes, *CONNECTING, *_RUN_SCRIPTS, *_PUT, *_ROWS)
+        return [_rules([*written, f"~{values}", f"%R~{prefix}*"], allowed)]
+    scripts = (*scripts_in("table"), *_TAKE_SCRIPTS, *_PUT_SCRIPTS)
+    allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *_PUT, *_TAKE, *_ROWS)
+    if role == "admin":  # it searches for values that no row has
+        allowed |= _commands(_ADMIN_SCRIPTS, *_LOOK, "object|idletime", "scan", "smembers")
+    return [_rules([f"~{prefix}*", f"~{values}"], allowed)]
 
 
 def _weights(role: Role, namespace: str, weights: str) -> list[str]:
@@ -180,10 +221,12 @@ def _observer(tasks: Sequence[TaskKeys]) -> list[str]:
 
 def _namespace_observer(namespace: str) -> list[str]:
     place = f"redrb:{{{check_name('namespace', namespace)}:*}}:"
-    looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
+    scripts = (*_LOOK_SCRIPTS, *_LOOK_AT_TABLE)
+    looking = _commands(scripts, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS, *_ROWS)
+    claims = f"{TableKeys.of(namespace, '+').prefix.replace('+', '*')}claims:*:stream"
     return [
         _rules([f"%R~{place}*"], looking, writes=False),
-        _rules([f"~{place}stream", f"~{place}versions"], _RUN_SCRIPTS),
+        _rules([f"~{place}stream", f"~{place}versions", f"~{claims}"], _RUN_SCRIPTS),
     ]
 
 

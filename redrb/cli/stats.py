@@ -1,4 +1,4 @@
-"""`redrb stats`: shows the counters, rates, staleness and workers of tasks."""
+"""`redrb stats`: shows the counters, rates, staleness and workers of tasks and tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redrb.cli.arguments import Commands, add_command, add_group
-from redrb.cli.output import show, size
+from redrb.cli.output import figures, show, size
 from redrb.cli.watching import add_watch
 
 if TYPE_CHECKING:
-    from redrb.watch.state.model import TaskState
+    from redrb.watch.state.model import TableState, TaskState
 
 _TEXT = (
-    "show the counters, staleness and workers of tasks. Waiting, leased and the other counters of "
-    "groups are those of the consumer group. Rates need several looks: --watch shows those of the "
-    "last ten seconds."
+    "show the counters, staleness and workers of tasks, and the rows of tables. Waiting, leased "
+    "and the other counters of groups are those of the consumer group. Rates need several looks: "
+    "--watch shows those of the last ten seconds."
 )
 
 
@@ -26,7 +26,9 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     several = "print one line of JSON for each task: it is as in `redrb top --json`"
     parser = add_command(commands, "stats", _TEXT, _run, subject=None, json_text=several)
-    parser.add_argument("task", metavar="TASK", nargs="+", help="name of the task; also several")
+    parser.add_argument(
+        "task", metavar="TASK", nargs="+", help="name of the task, or table; also several"
+    )
     add_group(parser)
     add_watch(parser)
 
@@ -52,7 +54,10 @@ def _run(options: argparse.Namespace) -> int:
                 f"the user of Redis at {state.where} may not read task {task.name!r}: "
                 "`redrb acl --role observer` prints the permissions that it needs."
             )
-    for number, task in enumerate(state.tasks):
+    for table in state.tables:
+        record = asdict(table) | {"balanced": table.balanced}
+        show(record, figures(_figures_of_table(table)), as_json=options.json)
+    for number, task in enumerate(state.tasks, start=len(state.tables)):
         _print(task, options, first=not number)
     return 0
 
@@ -82,6 +87,34 @@ def _lines(task: TaskState) -> Iterator[str]:
         yield ""
         for line in table:
             yield line.plain.strip()
+
+
+def _figures_of_table(table: TableState) -> dict[str, object]:
+    counters = asdict(table)
+    for name in ("name", "readable", "damage", "columns", "marks", "claims"):
+        del counters[name]
+    sizes = {name: size(counters.pop(name)) for name in ("bytes", "retained_bytes", "max_bytes")}
+    claims = {
+        claim.name: f"waiting {_known(claim.waiting)}, leased {_known(claim.leased)}, "
+        f"consumed {claim.consumed:,}; needs {', '.join(claim.columns)}"
+        + (f" of {claim.size:,} rows together" if claim.size > 1 else "")
+        for claim in table.claims
+    }
+    marks = {f"mark {name}": change for name, change in table.marks.items()}
+    words = {"retain": table.retain or "none", "columns": ", ".join(table.columns) or "none"}
+    return (
+        {"table": table.name}
+        | counters
+        | sizes
+        | words
+        | marks
+        | claims
+        | {"balanced": table.balanced}
+    )
+
+
+def _known(rows: int | None) -> str:
+    return "-" if rows is None else f"{rows:,}"
 
 
 def _figures(task: TaskState) -> dict[str, object]:

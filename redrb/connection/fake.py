@@ -90,7 +90,7 @@ def _complete_lua(server: Any) -> None:
     lua = server._lua_runtime  # noqa: SLF001 - there is no public way
 
     def pack(value: Any) -> bytes:
-        packed: bytes = msgpack.packb(_from_lua(value))
+        packed: bytes = msgpack.packb(_from_lua(value), unicode_errors="surrogateescape")
         return packed
 
     def unpack(packed: bytes) -> Any:
@@ -111,11 +111,15 @@ def _complete_lua(server: Any) -> None:
     server._lua_runtime = _CompiledOnce(lua)  # noqa: SLF001
 
 
+def _text(value: Any) -> Any:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+
+
 def _from_lua(value: Any) -> Any:
     """Return a Lua value as Python's: a table with the keys 1 to n is a list."""
     if value is None or isinstance(value, bytes | int | float):
-        return value.decode() if isinstance(value, bytes) else value
+        return _text(value)
     table = {key: _from_lua(item) for key, item in value.items()}
     if table.keys() == set(range(1, len(table) + 1)):
         return [table[place] for place in range(1, len(table) + 1)]
-    return {key.decode() if isinstance(key, bytes) else key: item for key, item in table.items()}
+    return {_text(key): item for key, item in table.items()}

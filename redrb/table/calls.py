@@ -14,6 +14,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: Those that the table has; of "differs", those that differ.
+        reads_only: Whether this user may only read, so that nothing was written.
     """
 
     outcome: Literal["ok", "differs", "unknown"]
@@ -21,6 +22,7 @@ class Opened(msgspec.Struct, frozen=True):
     run: int = 0
     epoch: int = 0
     settings: dict[str, str] = {}
+    reads_only: bool = False
 
 
 class Open(Call[Opened], frozen=True):
@@ -144,7 +146,7 @@ class Restore(Call[RestoredPage], frozen=True):
     in_run: int
     name: str
     later: str
-    step: str = "back"
+    step: str = ""
     after: int = 0
     until_change: int = 0
 
@@ -167,25 +169,27 @@ class TagsPage(Page, frozen=True):
     """Reply to `Tags`.
 
     Attributes:
-        after, until_change: For the next page; the next look begins after the last one.
+        after: Last change of the page; the next page, or look, begins after it.
+        seen: The newest change when it was read.
+        begins: Whether the pages before it do not count, as nobody knows what was removed since.
         whole: Whether all rows are listed, as nobody knows which have changed.
-        gone: Keys that were removed.
+        gone: Keys that were removed after the page before it.
     """
 
     after: int = 0
-    until_change: int = 0
+    seen: int = 0
+    begins: bool = False
     whole: bool = False
     gone: tuple[str, ...] = ()
-    incarnation: str = ""
 
 
 class Tags(Call[TagsPage], frozen=True):
-    """List the rows that changed; `until_change` is -1 for the first page."""
+    """List the rows that changed; `seen` is that of the page before, -1 for the first one."""
 
     script: ClassVar = "table/tags"
     after: int
-    until_change: int
-    whole: bool
+    seen: int = -1
+    whole: bool = False
 
 
 class Watch(Call[int], frozen=True):

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from redrb.checks import checked_int
 from redrb.codec import encode_groups
 from redrb.connection import Client
-from redrb.errors import ConfigError
+from redrb.connection.deadline import Deadline
+from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import BufferItem
 from redrb.lua.pages import PAGES
 from redrb.stream import ExperienceStream, Lease, StreamStats
+from redrb.stream.task.lookup import task_stats
 from redrb.table.calls import Register
 from redrb.table.index import Index
 from redrb.table.reading import Reader
 from redrb.table.rows import Rows
+
+REGISTER_AGAIN_S = 10.0
+"""Time after which a claim that waits makes sure that its task is registered."""
 
 _PREFIX = 12
 """Bytes of an encoded group before the length of its extras."""
@@ -58,8 +64,13 @@ class Claims:
                     self._client, f"{self._index.table}:{task}", namespace=self._index.namespace
                 )
                 stream.join_group()
-                self.fill(task, list(columns), size)
-                known = ClaimingTask(self._reader, list(columns), size, stream)
+                try:
+                    self.fill(task, list(columns), size)
+                except ConfigError:
+                    stream.close()
+                    raise
+                fill = partial(self.fill, task, list(columns), size)
+                known = ClaimingTask(self._reader, list(columns), size, stream, fill)
                 self._open[task] = known
         elif group_size is not None and group_size != known.size:
             raise ConfigError(f"task {task!r} claims groups of {known.size} rows.")
@@ -74,6 +85,7 @@ class Claims:
                 self._index.open()
                 continue
             if reply.outcome == "claims":
+                self.delete(task)
                 raise ConfigError(
                     f"table {self._index.table!r} has {PAGES['claims']} tasks that claim: no more "
                     "can be registered."
@@ -95,8 +107,9 @@ class Claims:
         return ExperienceStream(self._client, name, namespace=self._index.namespace)
 
     def stats(self, task: str) -> StreamStats:
-        """Return ledger and counters of a task."""
-        return self._stream(task).stats()
+        """Return ledger and counters of a task; writes nothing."""
+        name = f"{self._index.table}:{task}"
+        return task_stats(self._client, name, namespace=self._index.namespace, group="default")
 
     def delete(self, task: str) -> None:
         """Delete what a task has claimed."""
@@ -110,17 +123,36 @@ class ClaimingTask:
     """A task that claims rows, opened by this process."""
 
     def __init__(
-        self, reader: Reader, columns: list[str], size: int, stream: ExperienceStream
+        self,
+        reader: Reader,
+        columns: list[str],
+        size: int,
+        stream: ExperienceStream,
+        register: Callable[[], None],
     ) -> None:
-        self._reader = reader
+        self._reader, self._register = reader, register
         self.columns, self.size, self.stream = columns, size, stream
 
     def take(self, count: int, at_least: int | None, timeout: float | None) -> Claim:
         """Claim rows; raises as `Table.claim` does."""
         groups = self._groups("count", count)
         least = None if at_least is None else self._groups("at_least", at_least)
-        lease = self.stream.take(groups, at_least=least, timeout=timeout)
-        return Claim(self._reader, self.columns, lease)
+        with Deadline(timeout) as deadline:
+            while True:
+                last = deadline.waits_s <= REGISTER_AGAIN_S
+                try:
+                    lease = self.stream.take(
+                        groups,
+                        at_least=least if last else None,
+                        timeout=min(deadline.waits_s, REGISTER_AGAIN_S),
+                    )
+                except BatchTimeout:
+                    self._register()  # Redis may have lost its data meanwhile
+                    if last or deadline.over:
+                        raise
+                    deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
+                else:
+                    return Claim(self._reader, self.columns, lease)
 
     def _groups(self, name: str, rows: int) -> int:
         groups, rest = divmod(checked_int(name, rows, 1), self.size)

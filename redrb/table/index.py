@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
@@ -30,7 +32,7 @@ from redrb.stream.put.pending import ProducerIdentity
 from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
-from redrb.table.calls import Changed, Look, Open, Opened, Stored
+from redrb.table.calls import BeginRun, Changed, Look, Open, Opened, Stored
 from redrb.unpacking import Reading, unpack
 
 W = TypeVar("W", Changed, Stored)
@@ -39,6 +41,9 @@ FIRST: Final = 4
 """Place of the first column in a segment; `include/table.lua` counts from 1."""
 
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
+
+MOST_ROWS: Final = PAGES["put_rows"]
+"""Most rows of one put, which appears as a whole."""
 
 NAMES: Final = ("limit", "max_bytes", "retain")
 
@@ -82,17 +87,16 @@ class Row:
 
     def places(self, names: Sequence[str]) -> list[Place | None]:
         """Return where columns lie; None for one that the row lacks."""
-        found = {}
         wanted = [self._ids.get(name, -1) for name in names]
+        found: dict[int, Place | None] = dict.fromkeys(wanted)
         for token, place, bucket, _, *cells in self._segments:
-            columns, lengths = cells[::2], cells[1::2]
-            inside = [column for column in wanted if column in columns]
-            if inside:
-                key, nbytes = self._keys.value(bucket, token, place), sum(lengths)
-                for column in inside:
-                    at = columns.index(column)
-                    found[column] = Place(key, nbytes, sum(lengths[:at]), lengths[at])
-        return [found.get(column) for column in wanted]
+            begin, key, nbytes = 0, "", sum(cells[1::2])
+            for column, length in zip(cells[::2], cells[1::2], strict=True):
+                if column in found:
+                    key = key or self._keys.value(bucket, token, place)
+                    found[column] = Place(key, nbytes, begin, length)
+                begin += length
+        return [found[column] for column in wanted]
 
 
 @dataclass(slots=True)
@@ -153,8 +157,18 @@ class Index:
                 f"table {self.table!r} exists with other settings: {listed}. Open it without them, "
                 "change limit and max_bytes with table.configure(...), or use another name."
             )
+        if self.opened.outcome == "ok":  # a process stays in the run in which it began
+            found = replace(found, run=self.opened.run)
         self.opened = found
-        Registry(self._home, self.namespace).add("table", self.table)
+        if not found.reads_only:
+            Registry(self._home, self.namespace).add("table", self.table)
+
+    def begin_run(self) -> int:
+        """Begin a run, in which this process is from now on; returns its number."""
+        run = self.call(BeginRun(uuid.uuid4().hex))
+        self.open()
+        self.opened = replace(self.opened, run=run)
+        return run
 
     def call(self, call: Call[R], *beside: bytes) -> R:
         """Run a script on the index, and repeat it while Redis is away."""
@@ -163,21 +177,27 @@ class Index:
     def request(
         self, call: Call[R], *beside: bytes, before: Callable[[Pipeline], None] | None = None
     ) -> Request[R]:
-        """Return the request of a script, in one transaction with the commands of `before`."""
+        """Return the request of a script, in one transaction with the commands of `before`.
+
+        Without these it is no transaction: at its memory limit a server refuses every one.
+        """
         replication = self.replication
 
         def pipeline(*, whole: bool) -> Pipeline:
-            made = self.client.transaction(f"{self.keys.prefix}none")
+            made = Pipeline()
             if before is not None:
+                made = self.client.transaction(f"{self.keys.prefix}none")
                 before(made)
             call.add_to(made, [self.keys.stream], *beside, whole=whole)
-            made.add("EXEC")
+            if before is not None:
+                made.add("EXEC")
             replication.add_to(made)
             return made
 
         def result(replies: list[Reply]) -> R:
             done, confirmed = replication.divide(replies)
-            reply = call.read(without_errors(without_errors(done)[-1])[-1])
+            replies = without_errors(done)
+            reply = call.read((replies if before is None else without_errors(replies[-1]))[-1])
             if replication.min_replicas:
                 replication.check(confirmed)
             return reply
@@ -187,7 +207,7 @@ class Index:
     def change(
         self,
         make: Callable[[Writing], Request[W]],
-        again: Callable[[Writing], object] | None = None,
+        again: Callable[[W], object] | None = None,
     ) -> W:
         """Do a call that changes rows, once however often its request is repeated.
 
@@ -214,7 +234,7 @@ class Index:
                 if reply.outcome == "ok":
                     return reply
                 if again is not None:
-                    again(writing)
+                    again(reply)
                 if reply.outcome == "again":
                     return reply
                 self._prepare(writing, reply)
@@ -274,9 +294,30 @@ class Index:
         """Block until `waiter` is woken, a second at most, or until the call's time is up."""
         return wait_for_any([(self.client, self.keys.wake(waiter))])
 
+    def retained_values(self, after: int) -> Iterator[str]:
+        """Return the keys of the values of rows that were cleared after a change and retained."""
+        while True:
+            found = self.client.execute(
+                "ZRANGEBYSCORE", self.keys.cleared, f"({after}", "+inf", "WITHSCORES", "LIMIT", 0,
+                ROWS_OF_A_CALL,
+            )  # fmt: skip
+            if not found:
+                return
+            with Reading(f"the index of table {self.table!r}"):
+                after = int(float(found[-1]))
+                for record in filter(
+                    None, self.client.execute("HMGET", self.keys.rows, *found[::2])
+                ):
+                    for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
+                        yield self.keys.value(bucket, token, place)
+
     def find(self, rows: Sequence[str]) -> list[Row | None]:
         """Return rows by key, None where there is none."""
-        return [row for page in _pages(rows) for row in self._find(page)]
+        return [
+            row
+            for first in range(0, len(rows), MOST_ROWS)
+            for row in self._find(rows[first : first + MOST_ROWS])
+        ]
 
     def _find(self, rows: Sequence[str]) -> list[Row | None]:
         call = Look(list(rows))
@@ -292,8 +333,3 @@ class Index:
 
 MOST_ATTEMPTS: Final = 100
 """Refusals for other reasons than room, in one call, after which a table's keys are damaged."""
-
-
-def _pages(rows: Sequence[str]) -> Iterator[Sequence[str]]:
-    for first in range(0, len(rows), ROWS_OF_A_CALL):
-        yield rows[first : first + ROWS_OF_A_CALL]

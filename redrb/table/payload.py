@@ -9,6 +9,7 @@ from redrb.connection import Client
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.keys import TableKeys, bucket_of
+from redrb.stream.put.replication import Replication
 from redrb.table.values import Piece
 
 CHUNK_BYTES: Final = 32 << 20
@@ -61,12 +62,20 @@ def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
 
 def store(client: Client, values: Sequence[StoredValue]) -> None:
     """Store values; raises StoreUnavailable or StoreError, and some may be stored then."""
-    requests = []
+    replication, requests = Replication(client.min_replicas), []
+
+    def confirmed(replies: list[Reply]) -> list[Reply]:
+        done, replicas = replication.divide(replies)
+        without_errors(done)
+        replication.check(replicas)
+        return done
+
     for node, pages in _pages(client, [(value.key, value.nbytes) for value in values]):
         for page in pages:
             pipeline = Pipeline()
             pipeline.add_values([values[place] for place in page])
-            requests.append(Request(node, pipeline, without_errors))
+            replication.add_to(pipeline)
+            requests.append(Request(node, pipeline, confirmed))
     exchange(requests)
 
 

@@ -11,9 +11,10 @@ from redrb.table.index import Index, Row
 from redrb.table.payload import Wanted, read
 from redrb.table.rows import Rows
 from redrb.table.values import Values
+from redrb.unpacking import Reading
 
-MOST_LOOKS: Final = 10
-"""Looks at rows whose values are gone, in one call, after which they are lost."""
+MOST_LOOKS: Final = 100
+"""Looks at rows of which others are replaced all the time, in one call."""
 
 
 class Reader:
@@ -28,31 +29,37 @@ class Reader:
 
     def get(self, row_keys: tuple[str, ...], columns: Sequence[str] | None) -> Rows:
         """Return columns of rows; arguments and errors are those of `Table.get`."""
+        gone: set[str] = set()
         for _ in range(MOST_LOOKS):
             found = self._index.find(row_keys)
             missing = tuple(key for key, row in zip(row_keys, found, strict=True) if row is None)
             if missing:
                 raise MissingRows(self._index.table, missing)
             rows = [row for row in found if row is not None]
-            names = _common(rows) if columns is None else tuple(columns)
-            places = [row.places(names) for row in rows]
+            with Reading(f"the index of table {self._index.table!r}"):
+                names = _common(rows) if columns is None else tuple(columns)
+                places = [row.places(names) for row in rows]
             for at, name in enumerate(names):
                 lacking = tuple(
                     key for key, of_row in zip(row_keys, places, strict=True) if of_row[at] is None
                 )
                 if lacking:
                     raise MissingRows(self._index.table, lacking, (name,))
-            cells = self._read(places)
-            if cells is not None:
+            lacking_before, gone = gone, set()
+            cells = self._read(places, gone)
+            if not gone:
                 return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
+            if gone & lacking_before:
+                break
         raise StoreError(
             f"table {self._index.table!r}: values of rows such as {row_keys[0]!r} are gone from "
             "Redis, although their rows are there: a server has lost or evicted keys. Clear these "
             "rows."
         )
 
-    def _read(self, places: Sequence[Sequence[Any]]) -> list[list[memoryview]] | None:
-        """Return columns of rows; None if values were replaced or cleared meanwhile."""
+    @Reading("the index of a table")
+    def _read(self, places: Sequence[Sequence[Any]], gone: set[str]) -> list[list[memoryview]]:
+        """Return columns of rows; add the keys of values that were replaced or cleared."""
         ranges: dict[str, list[int]] = {}  # of each string: begin, end, bytes of all of it
         for of_row in places:
             for key, nbytes, begin, length in of_row:
@@ -68,8 +75,8 @@ class Reader:
         views = {}
         for one, part in zip(wanted, read(self._client, wanted), strict=True):
             if part is None:
-                return None
-            views[one.key] = memoryview(part), one.begin
+                gone.add(one.key)
+            views[one.key] = memoryview(part or b""), one.begin
         found: list[list[memoryview]] = [[] for _ in (places[0] if places else ())]
         for of_row in places:
             for column, (key, _, begin, length) in zip(found, of_row, strict=True):

@@ -11,14 +11,13 @@ from redrb.checks import check_choice, checked_int, checked_int_or_none, checked
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.request import Request
-from redrb.errors import ConfigError, EncodeError, StoreFull
+from redrb.errors import ConfigError, EncodeError, StoreError, StoreUnavailable
 from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.registry import Registry
 from redrb.stream import StreamStats
 from redrb.stream.task.lookup import unknown_task
 from redrb.table.calls import (
-    BeginRun,
     Changed,
     Clear,
     Count,
@@ -32,17 +31,13 @@ from redrb.table.calls import (
     Watch,
 )
 from redrb.table.claims import Claim, Claims
-from redrb.table.index import ROWS_OF_A_CALL, Index, Writing
-from redrb.table.payload import (
-    unlink,
-)
+from redrb.table.index import MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
+from redrb.table.payload import unlink
 from redrb.table.reading import Reader
 from redrb.table.rows import Rows
 from redrb.table.upload import Upload
 from redrb.table.values import TagReader, Values, pack_tags
-
-MOST_ROWS = 4096
-"""Most rows of one put, which appears as a whole."""
+from redrb.unpacking import Reading
 
 MOST_KEY_BYTES = 512
 
@@ -165,7 +160,7 @@ class Table:
         """Add columns to rows, and merge tags into theirs; add the rows that are not there.
 
         Args:
-            keys: Keys of the rows, each once; at most 4,096.
+            keys: Keys of the rows, each once; at most 2,048.
             columns: For each column one value per row: a tensor or array `[rows, ...]`, a nested
                 tensor, or a sequence of tensors, arrays, and what msgpack holds. A column that a
                 row has already is replaced.
@@ -200,9 +195,11 @@ class Table:
         upload = Upload(self._client, self._index, rows, names, cells, packed)
         with Deadline(checked_timeout(timeout)):
             try:
-                done = self._index.change(upload.request, upload.drop)
-            except StoreFull:
-                upload.drop(None)
+                done = self._index.change(upload.request, upload.drop_after)
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                upload.drop()
                 raise
             if done.trash:
                 self._empty_trash(pages=1)
@@ -250,17 +247,23 @@ class Table:
         """
         after = -1 if since is None else checked_int("since", since)
         rows: dict[str, dict[str, Any]] = {}
-        removed: list[str] = []
+        removed: dict[str, None] = {}
         reader = TagReader()
-        ask = Tags(after, -1, whole=False)
+        ask = Tags(after)
         while True:
             page, stored = ask.run_with_bytes(self._index.client, [self._index.keys.stream])
-            rows.update(reader.read(each) for each in stored if each)
-            removed += page.gone
+            if page.begins:
+                rows.clear()
+                removed.clear()
+            for key in page.gone:
+                rows.pop(key, None)
+                removed[key] = None
+            for key, tags in map(reader.read, filter(None, stored)):
+                rows[key] = tags
+                removed.pop(key, None)
             if not page.more:
-                gone = tuple(key for key in dict.fromkeys(removed) if key not in rows)
-                return TagChanges(rows, gone, page.until_change, page.whole)
-            ask = Tags(page.after, page.until_change, page.whole)
+                return TagChanges(rows, () if page.whole else (*removed,), page.after, page.whole)
+            ask = Tags(page.after, page.seen, page.whole)
 
     def watch(self, since: int, timeout: float | None = None) -> int:
         """Wait until the table has a change after `since`; returns the newest one.
@@ -278,6 +281,7 @@ class Table:
                     return newest
                 self._index.wait(waiter)
 
+    @Reading("the index of a table")
     def columns(self, keys: Sequence[str]) -> list[dict[str, int] | None]:
         """Return the bytes of each column of rows, by name; None where there is no row."""
         return [
@@ -333,7 +337,7 @@ class Table:
             more = True
             while more:
                 done = self._clear([], until)
-                cleared, more = cleared + done.count, done.more
+                cleared, more = cleared + done.count, done.more or done.outcome == "again"
         else:
             row_keys = _checked_keys(keys)
             for first in range(0, len(row_keys), ROWS_OF_A_CALL):
@@ -426,9 +430,7 @@ class Table:
 
         The driver of a job calls it once, before its workers open the table.
         """
-        run = self._index.call(BeginRun(uuid.uuid4().hex))
-        self._index.open()
-        return run
+        return self._index.begin_run()
 
     def mark(self, name: str) -> int:
         """Name this moment, to which `restore` returns; returns its change.
@@ -471,8 +473,10 @@ class Table:
         ask = Restore(opened.incarnation, opened.run, name, later)
         while True:
             page = self._index.call(ask)
-            if page.outcome in ("stale", "gone"):
-                self._index.refuse(page.outcome, page.run)
+            self._index.refuse(page.outcome, page.run)
+            if page.outcome == "gone":
+                self._index.open()
+                return self.restore(name, later)
             if page.outcome == "unknown":
                 known = ", ".join(page.names) or "none"
                 raise ConfigError(
@@ -554,7 +558,11 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise ConfigError(f"keys={keys!r:.80}: give a list of keys, which are texts.")
     for key in keys:
-        if not isinstance(key, str) or not 0 < len(key.encode(errors="replace")) <= MOST_KEY_BYTES:
+        try:
+            usable = isinstance(key, str) and 0 < len(key.encode()) <= MOST_KEY_BYTES
+        except UnicodeEncodeError:
+            usable = False
+        if not usable:
             raise ConfigError(f"key {key!r:.80}: give texts of 1 to {MOST_KEY_BYTES} bytes.")
     if len(set(keys)) != len(keys):
         raise ConfigError("keys: a key is there twice; name each row once.")

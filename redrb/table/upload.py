@@ -11,6 +11,7 @@ from redrb.table.calls import Put, Stored
 from redrb.table.index import Index, Writing
 from redrb.table.payload import CHUNK_BYTES, StoredValue, by_node, store, unlink, values_of
 from redrb.table.values import Piece
+from redrb.unpacking import Reading
 
 
 class Upload:
@@ -63,14 +64,24 @@ class Upload:
     def _add_values(self, pipeline: Pipeline) -> None:
         pipeline.add_values(self._values)
 
-    def drop(self, _: Writing | None) -> None:
-        """Delete the values that no row refers to."""
+    def drop_after(self, reply: Stored) -> None:
+        """Delete the values that no row refers to, after a reply other than "ok"."""
+        if reply.outcome == "again":
+            self.drop(reply.change - reply.count)
+        elif reply.outcome != "forgotten":
+            unlink(self._client, [value.key for value in self._values])
+
+    def drop(self, after: int | None = None) -> None:
+        """Delete the values that no row refers to, nor a row that was cleared since."""
         if self._values:
-            used = {
-                place.key
-                for row in self._index.find(self._keys)
-                if row is not None
-                for place in row.places(row.names)
-                if place is not None
-            }
+            with Reading(f"the index of table {self._index.table!r}"):
+                used = {
+                    place.key
+                    for row in self._index.find(self._keys)
+                    if row is not None
+                    for place in row.places(row.names)
+                    if place is not None
+                }
+            if after is not None:
+                used.update(self._index.retained_values(after))
             unlink(self._client, [value.key for value in self._values if value.key not in used])

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -30,22 +31,44 @@ Piece: TypeAlias = bytes | memoryview
 
 TENSOR, ARRAY, OBJECT, PICKLE = range(4)
 _HEAD: Final = struct.Struct("<BBB")
+_SHAPES: Final = tuple(struct.Struct(f"<{rank}I") for rank in range(MAX_RANK + 1))
+_ITEMSIZES: Final = tuple(dtype.storage.itemsize for dtype in DTYPES)
 _SIGNATURE: Final = 32
 _CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
 _NUMPY: Final = {
     code: name for name, code in _CODES.items() if "float8" not in name and name != "bfloat16"
 }
 
+_UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
+"""Errors of objects that msgpack does not hold, or not so that they can be read again."""
+
+_PICKLE_ERRORS: Final = (
+    pickle.PickleError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    EOFError,
+    RecursionError,
+    *_UNPACKABLE,
+)
+
 
 @lru_cache(maxsize=8192)
 def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
     code = _CODES.get(dtype)
-    if code is None:
+    if code is None or (kind == ARRAY and code not in _NUMPY):
         raise EncodeError(f"{what}: tables hold no elements of dtype {dtype}.")
-    if len(shape) > MAX_RANK or any(size >= 2**32 for size in shape):
-        raise EncodeError(f"{what}: tables hold at most {MAX_RANK} dimensions, each below 2^32.")
+    if len(shape) > MAX_RANK or _spread(shape) > MAX_ELEMENTS:
+        raise EncodeError(
+            f"{what}: tables hold at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements."
+        )
     return _HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
+
+
+def _spread(shape: Sequence[int]) -> int:
+    """Return the number of elements that strides span, even where a dimension is 0."""
+    return prod(size or 1 for size in shape)
 
 
 class Values:
@@ -65,6 +88,8 @@ class Values:
             EncodeError: There is not one value for each row, or a value cannot be stored.
         """
         what = f"column {name!r}"
+        if is_tensor(values) and values.is_nested and str(values.layout) == "torch.strided":
+            values = values.unbind()  # it has no length
         try:
             count = len(values)
         except TypeError:
@@ -78,10 +103,10 @@ class Values:
             if rows is not None:
                 return rows
             values = values.unbind()
-        elif isinstance(values, np.ndarray) and values.dtype != object:
+        elif _is_array(values):
             return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
         elif len(values) > 1 and all(map(is_tensor, values)):
-            rows = _rows_of_list(values, what)
+            rows = _rows_of_list(list(values), what)
             if rows is not None:
                 return rows
         return [
@@ -90,18 +115,16 @@ class Values:
 
     def _encode(self, name: str, value: Any, key: str, what: str) -> tuple[Piece, ...]:
         if is_tensor(value):
-            head = head_of(
-                TENSOR, str(value.dtype).removeprefix("torch."), tuple(value.shape), what
-            )
-            return head, memoryview(_bytes_of(value))
-        if isinstance(value, np.ndarray) and value.dtype != object:
+            data = memoryview(_bytes_of(value, what))
+            return head_of(TENSOR, _dtype_of(value), tuple(value.shape), what), data
+        if _is_array(value):
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
             return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         if isinstance(value, np.generic):
             value = value.item()
         try:
-            packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
-        except (TypeError, ValueError, OverflowError) as error:
+            packed = _packed(value, what)
+        except _UNPACKABLE as error:
             if self._secret is None:
                 raise EncodeError(
                     f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
@@ -110,7 +133,13 @@ class Values:
                     "Other Python objects are pickled and signed if all processes open the table "
                     "with the same secret=."
                 ) from error
-            pickled = pickle.dumps(value)
+            try:
+                pickled = pickle.dumps(value)
+            except _PICKLE_ERRORS as failed:
+                raise EncodeError(
+                    f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
+                    f"cannot be pickled: {failed}"
+                ) from failed
             return bytes([PICKLE]) + self._sign(name, key, pickled), pickled
         return bytes([OBJECT]), packed
 
@@ -123,7 +152,7 @@ class Values:
         what = f"column {name!r} of row {key!r}"
         kind = stored[0] if stored else -1
         if kind in (TENSOR, ARRAY):
-            code, shape, data = parsed(stored, what)
+            code, shape, data = parsed(stored, name, key)
             flat = np.frombuffer(bytearray(data), DTYPES[code].storage)
             return shaped(kind, code, flat, shape)
         if kind == OBJECT:
@@ -140,7 +169,13 @@ class Values:
                     f"{what} is a pickled Python object with another signature: it was altered, or "
                     "signed with another secret. It was not loaded."
                 )
-            return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
+            try:
+                return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
+            except _PICKLE_ERRORS as error:
+                raise DecodeError(
+                    f"{what} is a pickled Python object that cannot be loaded here: {error}. All "
+                    "processes need the modules that define it."
+                ) from error
         raise DecodeError(f"{what} is no value of a table")
 
     def _sign(self, name: str, key: str, pickled: bytes) -> bytes:
@@ -162,20 +197,20 @@ _TENSORS: dict[type, bool] = {}
 """Whether values of a type are tensors."""
 
 
-def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryview]:
-    """Return dtype, shape and elements of a stored tensor or array."""
+def parsed(stored: memoryview, name: str, key: str) -> tuple[int, tuple[int, ...], memoryview]:
+    """Return dtype, shape and elements of a tensor or array in a column of a row."""
     try:
         _, code, rank = _HEAD.unpack_from(stored)
-        shape = struct.unpack_from(f"<{rank}I", stored, _HEAD.size)
-        itemsize = DTYPES[code].storage.itemsize
+        shape = _SHAPES[rank].unpack_from(stored, _HEAD.size)
+        itemsize = _ITEMSIZES[code]
     except (struct.error, IndexError):
-        raise DecodeError(f"{what} is no value of a table") from None
+        raise DecodeError(f"column {name!r} of row {key!r} is no value of a table") from None
     data = stored[_HEAD.size + 4 * rank :]
-    elements = 1
-    for size in shape:
-        elements *= size
-    if rank > MAX_RANK or elements > MAX_ELEMENTS or elements * itemsize != len(data):
-        raise DecodeError(f"{what} has another length than its shape {shape} says")
+    elements = prod(shape)
+    if elements * itemsize != len(data) or (not elements and _spread(shape) > MAX_ELEMENTS):
+        raise DecodeError(
+            f"column {name!r} of row {key!r} has another length than its shape {shape} says"
+        )
     return code, shape, data
 
 
@@ -190,17 +225,44 @@ def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
     return torch.from_numpy(flat).view(DTYPES[code].tensor).reshape(tuple(shape))
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
+def _is_array(value: object) -> bool:
+    """Return whether a value is an array of numbers; the mask of a masked one would be lost."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return False
+    return bool(value.dtype != object)
+
+
+def _packed(value: object, what: str) -> bytes:
+    """Return msgpack that `unpack` reads; raises one of `_UNPACKABLE` for other objects."""
+    packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
+    if type(value) in (list, dict):
+        unpack(packed, what)
+    return packed
+
+
+def _dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _bytes_of(tensor: torch.Tensor, what: str) -> Any:
     import torch
 
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise EncodeError(
+            f"{what}: a {'nested' if tensor.is_nested else 'meta' if tensor.is_meta else 'sparse'} "
+            f"tensor of layout {tensor.layout} is no value: give dense tensors."
+        )
+    if _dtype_of(tensor) not in _CODES:
+        raise EncodeError(f"{what}: tables hold no elements of dtype {_dtype_of(tensor)}.")
+    dense = tensor.detach().resolve_neg().to("cpu").contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy()
 
 
 def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] | None:
     """Return the rows of a tensor; None for a nested one that is to be unbound."""
     import torch
 
-    dtype = str(values.dtype).removeprefix("torch.")
+    dtype = _dtype_of(values)
     if not values.is_nested:
         return _rows(TENSOR, dtype, values, what)
     jagged: Any = values
@@ -216,10 +278,12 @@ def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece
     """
     import torch
 
+    if any(each.is_nested or each.layout is not torch.strided or each.is_meta for each in values):
+        return None
     first = values[0]
     inner, dtype = first.shape[1:], first.dtype
     if first.ndim == 0 or any(
-        each.dtype is not dtype or each.shape[1:] != inner or each.is_nested for each in values
+        each.ndim == 0 or each.dtype is not dtype or each.shape[1:] != inner for each in values
     ):
         return None
     whole = torch.cat([each.detach().to("cpu") for each in values])
@@ -228,10 +292,9 @@ def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece
 
 
 def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tuple[Piece, ...]]:
-    dtype = str(values.dtype).removeprefix("torch.")
-    inner = tuple(values.shape[1:])
-    data = memoryview(_bytes_of(values))
-    size = len(data) // max(offsets[-1], 1)
+    dtype, inner = _dtype_of(values), tuple(values.shape[1:])
+    data = memoryview(_bytes_of(values, what))
+    size = len(data) // max(len(values), 1)
     return [
         (head_of(TENSOR, dtype, (end - begin, *inner), what), data[begin * size : end * size])
         for begin, end in pairwise(offsets)
@@ -241,7 +304,9 @@ def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tup
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
     """Return the rows of a dense tensor or array, which have the same head."""
     head = head_of(kind, dtype, tuple(values.shape[1:]), what)
-    data = memoryview(_bytes_of(values) if kind == TENSOR else values.reshape(-1).view(np.uint8))
+    data = memoryview(
+        _bytes_of(values, what) if kind == TENSOR else values.reshape(-1).view(np.uint8)
+    )
     size = len(data) // max(len(values), 1)
     return [(head, data[at * size : (at + 1) * size]) for at in range(len(values))]
 
@@ -254,12 +319,12 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     """
     packed: dict[str, Any] = {"": key}
     for name, value in tags.items():
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            packed[name] = msgpack.packb(plain, strict_types=True, datetime=True)
-        except (TypeError, ValueError, OverflowError) as error:
+            packed[name] = _packed(plain, f"tag {name!r}")
+        except _UNPACKABLE as error:
             raise EncodeError(
                 f"row {key!r}: tag {name!r} cannot be stored ({error}): give None, a bool, int, "
                 "float, str, bytes, or lists and dicts of these."

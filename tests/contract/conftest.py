@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ import redrb
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.published import CHUNK_BYTES
+from tests.table_audit import audit_table
 
 
 @pytest.fixture(params=list(REAL))
@@ -48,3 +50,17 @@ def scope() -> Iterator[ExitStack]:
     """What a test enters here is left at its end."""
     with ExitStack() as scope:
         yield scope
+
+
+@pytest.fixture
+def open_table(client: redrb.Client, namespace: str) -> Iterator[Callable[..., redrb.Table]]:
+    """Open the same table several times; it is audited at the end."""
+    opened: list[redrb.Table] = []
+
+    def open_it(**settings: Any) -> redrb.Table:
+        opened.append(redrb.Table(client, "train", namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    if opened and client.execute("EXISTS", opened[-1]._index.keys.task):
+        audit_table(client, opened[-1])

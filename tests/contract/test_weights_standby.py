@@ -262,7 +262,7 @@ def test_it_ends_within_a_second_and_polls_go_on(publisher, subscriber, ready):
     standby.close()
     standby.close()
     assert time.monotonic() - began < 10
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of an earlier test may have ended meanwhile
     assert (standby.swap(), model.number()) == (1, 1)
     publisher.publish(Versioned(3), version=3)
     assert subscriber.poll(model).version == 3

@@ -21,7 +21,7 @@ from tests.samples import numbered
 def test_ls_lists_tasks_and_weights(store, namespace, run):
     status, out, err = run("ls")
     assert (status, out) == (0, "")
-    assert "there are no tasks and weights" in err
+    assert "there are no tasks, tables and weights" in err
     with ExperienceStream(store, "math", namespace=namespace, order="lifo") as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
         lease = stream.take(1, timeout=0)

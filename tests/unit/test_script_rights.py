@@ -9,12 +9,13 @@ from pathlib import Path
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.scripts import load, scripts_in
 
-FOLDERS = (*("admission", "put", "assembly", "take", "ranks", "task", "saving", "weights"),)
+FOLDERS = tuple("admission put assembly take ranks task saving weights table".split())
 READING = (
     *("saving/records", "saving/restore_look", "saving/snapshot", "task/archived", "task/count"),
     *("task/floor", "task/observe", "task/stats", "task/versions"),
+    *("table/look", "table/produced", "table/stats", "table/tags"),
 )
-SINGLE_WRITE = ("weights/follow", "weights/renew_pin")
+SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "table/watch")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",

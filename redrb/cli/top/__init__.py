@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from redrb.watch.state.observer import Observer, View
 
 _TEXT = (
-    "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
-    "each new state, with the age of its figures; press ? for help. Elsewhere, and on a terminal "
-    "without cursor (TERM=dumb), it prints one picture and ends; with --watch one after another. "
-    "A picture that is printed takes several looks, for 6 s at most, since rates need them. "
-    "NO_COLOR turns colours off."
+    "show tasks, workers, tables, weights and troubles, live. On a terminal the picture is drawn "
+    "again for each new state, with the age of its figures; press ? for help. Elsewhere, and on a "
+    "terminal without cursor (TERM=dumb), it prints one picture and ends; with --watch one after "
+    "another. A picture that is printed takes several looks, for 6 s at most, since rates need "
+    "them. NO_COLOR turns colours off."
 )
 _EVERY_S = 1.0
 _LOOK_S = 5.0
@@ -43,17 +43,21 @@ def add_to(commands: Commands) -> None:
         json_text="print one line of JSON; with --watch one for each look",
     )
     parser.add_argument(
-        "task", metavar="TASK", nargs="?", default="", help="the task that is selected first"
+        "task",
+        metavar="TASK",
+        nargs="?",
+        default="",
+        help="the task or table selected first",
     )
     add_flag(parser, "--once", "print one picture and end")
     add_watch(parser, default_s=_EVERY_S, repeats=False)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redrb.keys import check_name
+    from redrb.keys import TaskKeys
 
     if options.task:
-        check_name("task", options.task)
+        TaskKeys.of(options.namespace, options.task)  # checks the name
     if options.once or options.json or not is_live():
         return _print_pictures(options)
     with _observed(options) as (client, observer):
@@ -114,7 +118,7 @@ def _print(observer: Observer, client: Client, options: argparse.Namespace) -> i
         if view.state is None and not again:
             why = view.error or "Redis did not answer in time."
             raise StoreUnavailable(why, where=client.where)
-        if options.task and view.state and view.state.task(options.task) is None and not again:
+        if options.task and view.state and not (again or view.state.has(options.task)):
             raise unknown_task(client, options.namespace, options.task)
         _show(view, observer.history, options, _where(client, options))
         if not again:

@@ -17,7 +17,13 @@ from textual.widgets import Footer, OptionList, Static
 
 from redrb.cli.top.heading import finding_lines, finding_page, findings_head, heading
 from redrb.cli.top.pages import NOTHING, chosen_task, help_page, task_page, worker_page
-from redrb.cli.top.tables import staleness_table, task_table, weights_table, worker_table
+from redrb.cli.top.tables import (
+    staleness_table,
+    tables_table,
+    task_table,
+    weights_table,
+    worker_table,
+)
 from redrb.cli.top.text import HEAD, line
 from redrb.watch.state.model import Finding, State
 from redrb.watch.state.observer import Observer, View
@@ -120,7 +126,7 @@ class Picture(Screen[None]):
 
 
 class Overview(Picture):
-    """Tasks, the workers of the selected one, weights, findings, and staleness."""
+    """Tasks, the workers of the selected one, tables, weights, findings, and staleness."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "app.focus_next", "next list", key_display="Tab")
@@ -151,7 +157,7 @@ class Overview(Picture):
             [_name(finding) for finding in view.findings],
         )
         state = view.state
-        known = state is not None and bool(state.tasks or state.weights)
+        known = state is not None and bool(state.tasks or state.tables or state.weights)
         self._tasks.display = self._workers.display = known
         _show(self._weights, [] if known or state is None else [line(NOTHING)])
         _show(self._staleness, [])
@@ -167,8 +173,10 @@ class Overview(Picture):
         table = worker_table(task, name, width)
         workers = [each.name for each in task.workers] if task else []
         self._workers.fill(table, workers)
+        lines = tables_table(state, width) if state.tables else []
         if state.weights:
-            _show(self._weights, weights_table(state, width))
+            lines += [*([line()] if lines else []), *weights_table(state, width)]
+        _show(self._weights, lines)
         if task is not None and task.main is not None:
             _show(self._staleness, staleness_table(name, task.main.staleness, width))
 

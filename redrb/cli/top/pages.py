@@ -11,6 +11,7 @@ from redrb.cli.top.heading import finding_lines, findings_head, heading
 from redrb.cli.top.tables import (
     LIFE,
     staleness_table,
+    tables_table,
     task_table,
     weights_in_use,
     weights_table,
@@ -209,13 +210,17 @@ def _facts(facts: Mapping[str, str | Text]) -> list[Text]:
     ]
 
 
-NOTHING = "This namespace has no tasks and no weights; --namespace names another one."
+NOTHING = "This namespace has no tasks, tables and weights; --namespace names another one."
 
 
 def chosen_task(state: State, name: str) -> TaskState | None:
-    """Return the task of a name, or without a name the first with workers; None if it is gone."""
+    """Return the task of a name, or the first one that claims rows of the table of this name.
+
+    Without a name it is the first one with workers; None: it is gone.
+    """
     if name:
-        return state.task(name)
+        claiming = (task for task in state.tasks if task.table == name)
+        return state.task(name) or next(claiming, None)
     return next((task for task in state.tasks if task.workers), next(iter(state.tasks), None))
 
 
@@ -228,12 +233,14 @@ def picture(view: View, history: History, task: str, where: str) -> list[Text]:
     chosen = None
     if view.state is not None:
         state, chosen = view.state, chosen_task(view.state, task)
-        shown = [state.task(task)] if task else [each for each in state.tasks if each.workers]
+        shown = [chosen] if task else [each for each in state.tasks if each.workers]
         tables = [task_table(state.tasks, state.tasks_total, history, None)]
         tables += [worker_table(each, task or (each.name if each else ""), None) for each in shown]
+        if state.tables:
+            tables.append(tables_table(state, None))
         if state.weights:
             tables.append(weights_table(state, None))
-        blocks += tables if state.tasks or state.weights else [[line(NOTHING)]]
+        blocks += tables if state.tasks or state.tables or state.weights else [[line(NOTHING)]]
     findings = [each for finding in view.findings for each in finding_lines(finding, None)]
     blocks.append([findings_head(view.findings), *findings])
     if chosen is not None and chosen.main is not None:

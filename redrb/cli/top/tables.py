@@ -1,9 +1,9 @@
-"""The tables of the picture: tasks, workers, weights, staleness."""
+"""The tables of the picture: tasks, workers, tables, weights, staleness."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -25,7 +25,14 @@ from redrb.cli.top.text import (
 )
 from redrb.watch.state.histogram import Histogram, bucket_names
 from redrb.watch.state.history import History
-from redrb.watch.state.model import Staleness, State, TaskState, WeightsState, WorkerState
+from redrb.watch.state.model import (
+    Staleness,
+    State,
+    TableState,
+    TaskState,
+    WeightsState,
+    WorkerState,
+)
 
 _CURVES = (6, 12)
 """Columns of a curve in the table of tasks: on a narrow terminal, and on others."""
@@ -174,6 +181,48 @@ def weights_table(state: State, width: int | None) -> list[Text]:
     )
     rows = [_weights_row(weights, state) for weights in state.weights]
     return fitted(columns, rows, width)
+
+
+def tables_table(state: State, width: int | None) -> list[Text]:
+    """Return the list of tables; below each of them the tasks that claim its rows."""
+    columns = (
+        Column(f"TABLES ({len(state.tables):,})", 13, left=True),
+        Column("rows", 7),
+        Column("waiting", 7),
+        Column("leased", 6, 2),
+        Column("consumed", 8, 1),
+        Column("size", 9, 1),
+        Column("retained", 8, 3),
+        Column("limit", 16, 4),
+        Column("run", 4, 5),
+        Column("change", 9, 6),
+        Column("marks", 24, 7, left=True),
+    )
+    rows = [row for table in state.tables for row in _rows_of_table(table)]
+    return fitted(columns, rows, width)
+
+
+def _rows_of_table(table: TableState) -> Iterator[list[Text]]:
+    if not table.readable:
+        yield [line(table.name, (" (not readable)", DIM)), *[line()] * 10]
+        return
+    limits = [f"{table.limit:,}"] if table.limit else []
+    limits += [size(table.max_bytes)] if table.max_bytes else []
+    yield [
+        line(table.name),
+        line(amount(table.rows)),
+        *[line()] * 3,
+        line(size(table.bytes)),
+        line(amount(table.retained)),
+        line(", ".join(limits)),
+        line(str(table.run or "")),
+        line(f"{table.change}"),
+        line(", ".join(sorted(table.marks, key=table.marks.__getitem__))),
+    ]
+    for claim in table.claims:
+        counts = (claim.waiting, claim.leased, claim.consumed)
+        shown = [line("-" if count is None else amount(count)) for count in counts]
+        yield [line((f"  {claim.name}", NOTE)), line(), *shown, *[line()] * 6]
 
 
 def _weights_row(weights: WeightsState, state: State) -> list[Text]:

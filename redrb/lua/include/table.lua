@@ -22,9 +22,15 @@ local owner = string.sub(prefix, 1, -3)
 
 local FIRST = 5 -- place of the first column in a segment
 
--- Take so many numbers of changes. Returns the one before the first of them.
+-- Take so many numbers of changes. Returns the one before the first of them. They follow the server's time in
+-- microseconds, so that they go on counting up where a failover or the loss of all data took the newest ones.
 local function next_changes(count)
-  return redis.call('HINCRBY', task, 'change', count) - count
+  local last = number(task, 'change')
+  if count > 0 then
+    last = math.max(last, server_ms() * 1000)
+    redis.call('HSET', task, 'change', string.format('%.0f', last + count))
+  end
+  return last
 end
 
 -- The ids of columns by name.

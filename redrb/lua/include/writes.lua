@@ -2,17 +2,18 @@
 -- producer of a task: "<operation> <change> <rows> <epoch>".
 --@include table runs
 
--- Whether this operation of a writer was done before, or may have been: the reply, or nil.
-local function repeated(ask)
+-- The reply to an operation that must not change the table, or has done so before, or may have; or nil.
+local function answer_without(ask)
   local record, epoch = unpack(redis.call('HMGET', puts, ask.writer, 'epoch'))
-  if not record then
-    --@include epochs
-    return may_be_forgotten(ask.epoch, epoch) and {outcome = 'forgotten', epoch = tonumber(epoch or '0')}
-  end
-  local operation, change, count = string.match(record, '^(%d+) (%d+) (%d+)')
-  if tonumber(operation) >= ask.operation then
+  local operation, change, count = string.match(record or '', '^(%d+) (%d+) (%d+)')
+  local refused = refusal(ask)
+  if operation and tonumber(operation) >= ask.operation and not (refused and refused.outcome == 'gone') then
     return {outcome = 'again', change = tonumber(change), count = tonumber(count)}
+  elseif refused or record then
+    return refused
   end
+  --@include epochs
+  return may_be_forgotten(ask.epoch, epoch) and {outcome = 'forgotten', epoch = tonumber(epoch or '0')}
 end
 
 local function note_done(ask, change, count)

@@ -2,17 +2,14 @@
 -- KEYS[1] stream
 -- ARGV    the call `Clear` of redrb/table/calls.py
 -- Returns its reply, a page. Repeated, it changes nothing more.
---@include table runs writes
+--@include table runs writes permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
-local answer = refusal(ask) or repeated(ask)
+local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
-if redis.call('HEXISTS', puts, ask.writer) == 0 then
-  --@include permissions
-  check_permissions(KEYS[1])
-end
+check_permissions(gone) -- of a user who may put alone, too: docs/security.md
 begin_writing()
 local numbered, row_keys, more = {}, {}, false
 if ask.all_until >= 0 then

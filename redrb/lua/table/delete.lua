@@ -3,15 +3,17 @@
 -- Returns the page
 --@include table permissions waiters
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
-local page, numbered = redis.call('HSCAN', rows, '0', 'COUNT', PAGE.table_rows)[2], {}
-for i = 1, #page, 2 do
-  numbered[#numbered + 1] = page[i]
-end
-delete_rows(numbered, records_of(numbered))
-if redis.call('HLEN', rows) > 0 then
-  return cmsgpack.pack({more = true, found = #numbered})
+local found = 0
+for _, sorted in ipairs({changes, cleared}) do
+  local numbered = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1)
+  delete_rows(numbered, records_of(numbered))
+  in_parts('ZREM', sorted, numbered)
+  found = found + (sorted == changes and #numbered or 0)
+  if #numbered > 0 then
+    return cmsgpack.pack({more = true, found = found})
+  end
 end
 local names = {keys, rows, tags, changes, columns, gone, cleared, marks, task, puts, key('claims')}
 for _, queue in ipairs({'#room', '#watch'}) do
@@ -26,4 +28,4 @@ for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.clai
   end
 end
 redis.call('UNLINK', unpack(names))
-return cmsgpack.pack({more = false, found = #numbered})
+return cmsgpack.pack({more = false, found = 0})

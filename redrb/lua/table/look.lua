@@ -17,4 +17,5 @@ for i in ipairs(ask.keys) do
   numbered[i] = tonumber(numbered[i] or '0')
 end
 local ids = column_ids()
-return {cmsgpack.pack({numbers = numbered, columns = next(ids) and ids}), unpack(found)}
+table.insert(found, 1, cmsgpack.pack({numbers = numbered, columns = next(ids) and ids}))
+return found

@@ -4,10 +4,10 @@
 -- Returns its reply. Repeated, it changes nothing more.
 --@include table runs writes permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
-local answer = refusal(ask) or repeated(ask)
+local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end

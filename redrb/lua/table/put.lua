@@ -5,7 +5,7 @@
 --@include table runs writes
 
 local ask = cmsgpack.unpack(ARGV[1])
-local answer = refusal(ask) or repeated(ask)
+local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
@@ -56,7 +56,7 @@ local change = next_changes(count)
 local last = number(task, 'number')
 local stored_keys, stored_rows, stored_tags, changed = {}, {}, {}, {}
 local records = records_of(numbered)
-local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or numbered
+local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or {}
 local written = {}
 for i = 1, width do -- bound: PAGE.columns
   written[ids[ask.columns[i]]] = true
@@ -83,8 +83,8 @@ local function replace(record)
 end
 
 for i, name in ipairs(ask.keys) do
-  local record = records[i]
-  if not numbered[i] then
+  local record, is_new = records[i], not numbered[i]
+  if is_new then
     last = last + 1
     numbered[i], record = last, {change + i}
     stored_keys[#stored_keys + 1], stored_keys[#stored_keys + 2] = name, last
@@ -109,7 +109,7 @@ for i, name in ipairs(ask.keys) do
       merged[tag] = value
     end
     given = cmsgpack.pack(merged)
-  elseif not packed_tags[i] then
+  elseif is_new then
     given = given or cmsgpack.pack({[''] = name})
   end
   if given then

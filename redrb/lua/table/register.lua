@@ -4,7 +4,7 @@
 -- Returns its reply
 --@include table claims permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 if redis.call('HGET', task, 'incarnation') ~= ask.incarnation then
@@ -16,28 +16,26 @@ if not known then
   if redis.call('HLEN', key('claims')) >= PAGE.claims then
     return cmsgpack.pack({outcome = 'claims'})
   end
-  known = {columns = ask.columns, size = ask.size, at = 0, last = number(task, 'number'), front = ARGV[2],
-    back = ARGV[3]}
+  known = {columns = ask.columns, size = ask.size, after = 0, full = false, front = ARGV[2], back = ARGV[3]}
 elseif ask.size ~= known.size or table.concat(ask.columns, '\0') ~= table.concat(known.columns, '\0') then
   return cmsgpack.pack({outcome = 'differs', columns = known.columns, size = known.size})
 end
-if known.at < known.last then
-  local numbered, row_keys, found = {}, {}, {}
-  for number_of = known.at + 1, math.min(known.at + PAGE.table_rows, known.last) do -- bound: PAGE.table_rows
-    numbered[#numbered + 1] = number_of
+if not known.full then
+  local found, numbered, row_keys = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', known.after),
+    '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows), {}, {}
+  for i = 1, #found, 2 do
+    numbered[#numbered + 1] = tonumber(found[i])
   end
-  local records, packed = records_of(numbered), replies_of('HMGET', tags, numbered)
-  for i in ipairs(numbered) do
-    found[i] = packed[i] and cmsgpack.unpack(packed[i])[''] or ''
+  table.sort(numbered) -- in the order in which they were added, as far as a page goes
+  for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
+    row_keys[i] = packed and cmsgpack.unpack(packed)['']
   end
-  for i, number_of in ipairs(replies_of('HMGET', keys, found)) do -- cleared rows are retained without one
-    row_keys[i] = tonumber(number_of or '0') == numbered[i] and found[i]
-  end
-  local complete, complete_keys = complete_for(known, column_ids(), numbered, row_keys, records)
+  local complete, complete_keys = complete_for(known, column_ids(), numbered, row_keys,
+    columns_of(records_of(numbered)))
   if #complete > 0 then
     arrive(ask.task, known, complete, complete_keys)
   end
-  known.at = numbered[#numbered]
+  known.after, known.full = tonumber(found[#found] or '0'), #numbered < PAGE.table_rows
+  redis.call('HSET', table_prefix .. 'claims', ask.task, cmsgpack.pack(known))
 end
-redis.call('HSET', table_prefix .. 'claims', ask.task, cmsgpack.pack(known))
-return cmsgpack.pack({outcome = 'ok', columns = known.columns, size = known.size, more = known.at < known.last})
+return cmsgpack.pack({outcome = 'ok', columns = known.columns, size = known.size, more = not known.full})

@@ -5,7 +5,7 @@
 -- Returns its reply. Repeated, it goes on.
 --@include table runs claims permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = refusal(ask)
@@ -19,37 +19,69 @@ end
 local drops = ask.later == 'drop'
 mark, last = tonumber(mark), tonumber(last)
 
--- Give rows that were cleared their keys again, unless newer rows have these.
-local function bring_back(numbered, records)
-  local found, back, named, changed, over, old, bytes = {}, {}, {}, {}, {}, {}, 0
+-- Remove from a record the columns that were put after the mark; those that they have replaced are gone.
+-- Returns the bytes that are gone, nil if none are.
+local function strip(record)
+  local bytes
+  for at = #record, 2, -1 do -- bound: puts of a row
+    if record[at][4] > mark then
+      bytes = (bytes or 0) + bytes_of_row({0, record[at]})
+      discard(record[at])
+      table.remove(record, at)
+    end
+  end
+  return bytes
+end
+
+local function keys_of(numbered)
+  local found = {}
   for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
     found[i] = packed and cmsgpack.unpack(packed)[''] or ''
   end
-  local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
-  for i, record in ipairs(records) do
-    bytes = bytes + bytes_of_row(record or {0})
-    if not record or taken[i] or drops and record[1] > mark then
-      over[#over + 1], old[#old + 1] = numbered[i], record
-    else
-      back[#back + 1] = numbered[i]
-      named[#named + 1], named[#named + 2] = found[i], numbered[i]
-      changed[#changed + 1], changed[#changed + 2] = change + i, numbered[i]
-      add(task, 'bytes', bytes_of_row(record))
-    end
-  end
-  for name in pairs(claims()) do
+  return found
+end
+
+-- Tasks have acknowledged rows before the mark that come back: the rows do not arrive again.
+local function keep_consumption(numbered)
+  for name, claim in pairs(claims()) do
     local consumed, known = {}, {}
-    for i, spent in ipairs(replies_of('ZMSCORE', claim_key('spent', name), back)) do
+    for i, spent in ipairs(replies_of('ZMSCORE', claim_key('spent', name), numbered)) do
       if spent and tonumber(spent) < mark then
-        consumed[#consumed + 1], consumed[#consumed + 2] = spent, back[i]
-        known[#known + 1], known[#known + 2] = back[i], '0' -- it does not arrive again
+        consumed[#consumed + 1], consumed[#consumed + 2] = spent, numbered[i]
+        known[#known + 1], known[#known + 2] = numbered[i], '0'
+        if claim.size > 1 then
+          redis.call('HINCRBY', claim_key('parts', name), math.floor((numbered[i] - 1) / claim.size), 1)
+        end
       end
     end
     in_parts('ZADD', claim_key('consumed', name), consumed)
     in_parts('HSET', claim_key('claimed', name), known)
+  end
+end
+
+-- Give rows that were cleared their keys again, unless other rows have these.
+local function bring_back(numbered, records)
+  local found, back, named, stored, changed, over, old, bytes = keys_of(numbered), {}, {}, {}, {}, {}, {}, 0
+  local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
+  for i, record in ipairs(records) do
+    bytes = bytes + bytes_of_row(record or {0})
+    if not record or taken[i] or named[found[i]] or drops and record[1] > mark then
+      over[#over + 1], old[#old + 1] = numbered[i], record
+    else
+      back[#back + 1], named[found[i]] = numbered[i], true
+      if drops and strip(record) then
+        redis.call('HSET', rows, numbered[i], cmsgpack.pack(record))
+      end
+      stored[#stored + 1], stored[#stored + 2] = found[i], numbered[i]
+      changed[#changed + 1], changed[#changed + 2] = change + i, numbered[i]
+      add(task, 'bytes', bytes_of_row(record))
+    end
+  end
+  keep_consumption(back)
+  for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.claims
     in_parts('ZREM', claim_key('spent', name), numbered)
   end
-  in_parts('HSET', keys, named)
+  in_parts('HSET', keys, stored)
   in_parts('ZADD', changes, changed)
   in_parts('ZREM', cleared, numbered)
   add(task, 'retained_bytes', -bytes)
@@ -59,82 +91,47 @@ local function bring_back(numbered, records)
   return #back, #over
 end
 
--- Drop rows that were put after the mark.
-local function drop_rows(numbered, records)
-  local over, old, row_keys, removed, bytes = {}, {}, {}, {}, 0
-  local found = {}
-  for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
-    found[i] = packed and cmsgpack.unpack(packed)[''] or ''
-  end
-  local current, change = replies_of('HMGET', keys, found), next_changes(#numbered)
+-- Drop rows that were put after the mark, and the columns of others that were.
+local function drop_later(numbered, records)
+  local over, old, removed, stored, changed, lost, bytes = {}, {}, {}, {}, {}, {}, 0
+  local change = next_changes(#numbered)
   for i, record in ipairs(records) do
-    if record and tonumber(current[i] or '0') == numbered[i] then
-      over[#over + 1], old[#old + 1], row_keys[#row_keys + 1] = numbered[i], record, found[i]
-      removed[#removed + 1], removed[#removed + 2] = change + i, found[i]
-      bytes = bytes + bytes_of_row(record)
+    if tonumber(numbered[i]) > last then
+      over[#over + 1], old[#old + 1] = numbered[i], record
+      bytes = bytes + bytes_of_row(record or {0})
+    else
+      local stripped = record and strip(record)
+      if stripped then
+        bytes = bytes + stripped
+        lost[#lost + 1] = numbered[i]
+        stored[#stored + 1], stored[#stored + 2] = numbered[i], cmsgpack.pack(record)
+        changed[#changed + 1], changed[#changed + 2] = change + i, numbered[i]
+      end
     end
   end
-  if #over > 0 then
-    end_claims(over, false)
+  local row_keys = keys_of(over)
+  for i, name in ipairs(row_keys) do
+    removed[2 * i - 1], removed[2 * i] = change + i, name
   end
+  end_claims(over, false)
+  end_unconsumed(lost) -- they arrive again where they are complete
   in_parts('HDEL', keys, row_keys)
   in_parts('ZREM', changes, over)
   in_parts('ZADD', gone, removed)
   trim_gone()
+  in_parts('HSET', rows, stored)
+  in_parts('ZADD', changes, changed)
   delete_rows(over, old)
   add(task, 'dropped', #over)
   add(task, 'bytes', -bytes)
   return #over
 end
 
--- Drop the columns of rows that were put after the mark; those that they have replaced are gone.
-local function drop_columns(numbered, records)
-  local stored, changed, lost, bytes = {}, {}, {}, 0
-  local change = next_changes(#numbered)
-  for i, record in ipairs(records) do
-    local puts_before = record and #record
-    for at = record and #record or 1, 2, -1 do -- bound: puts of a row
-      if record[at][4] > mark then
-        bytes = bytes + bytes_of_row({0, record[at]})
-        discard(record[at])
-        table.remove(record, at)
-      end
-    end
-    if record and #record < puts_before then
-      lost[#lost + 1] = numbered[i]
-      stored[#stored + 1], stored[#stored + 2] = numbered[i], cmsgpack.pack(record)
-      changed[#changed + 1], changed[#changed + 2] = change + i, numbered[i]
-    end
-  end
-  end_unconsumed(lost) -- they arrive again where they are complete
-  in_parts('HSET', rows, stored)
-  in_parts('ZADD', changes, changed)
-  add(task, 'bytes', -bytes)
-end
-
-local reply = {outcome = 'ok', step = ask.step, after = 0, until_change = ask.until_change, back = 0,
+local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, back = 0,
   dropped = 0, more = true}
-local after = string.format('%d', mark)
-if ask.step == 'back' then
-  local numbered = redis.call('ZRANGEBYSCORE', cleared, after, '+inf', 'LIMIT', 0, PAGE.table_rows)
-  if #numbered > 0 then
-    reply.back, reply.dropped = bring_back(numbered, records_of(numbered))
-  else
-    reply.step, reply.after = drops and 'rows' or 'claims', last
-    reply.until_change = number(task, 'number')
-  end
-elseif ask.step == 'rows' then
-  local numbered = {}
-  for row = ask.after + 1, math.min(ask.after + PAGE.table_rows, ask.until_change) do -- bound: PAGE.table_rows
-    numbered[#numbered + 1] = row
-  end
-  reply.after = numbered[#numbered] or ask.after
-  if #numbered > 0 then
-    reply.dropped = drop_rows(numbered, records_of(numbered))
-  else
-    reply.step, reply.after, reply.until_change = 'columns', mark, number(task, 'change')
-  end
-elseif ask.step == 'columns' then
+if ask.step == '' then
+  reply.step, reply.after, reply.until_change = drops and 'later' or 'back', mark, number(task, 'change')
+elseif ask.step == 'later' then
   local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after),
     string.format('%d', ask.until_change), 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
   local numbered = {}
@@ -142,22 +139,28 @@ elseif ask.step == 'columns' then
     numbered[#numbered + 1] = found[i]
   end
   if #numbered > 0 then
-    reply.after = tonumber(found[#found])
-    drop_columns(numbered, records_of(numbered))
+    reply.after, reply.dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
+  else
+    reply.step = 'back'
+  end
+elseif ask.step == 'back' then
+  local numbered = redis.call('ZRANGEBYSCORE', cleared, string.format('%d', mark), '+inf', 'LIMIT', 0,
+    PAGE.table_rows)
+  if #numbered > 0 then
+    reply.back, reply.dropped = bring_back(numbered, records_of(numbered))
   else
     reply.step = 'claims'
   end
 else
   for name, claim in pairs(claims()) do
-    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), after, '+inf', 'LIMIT', 0,
-      PAGE.table_rows)
+    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), string.format('%d', mark), '+inf',
+      'LIMIT', 0, PAGE.table_rows)
     if #numbered > 0 then
       forget_arrival(name, claim.size, numbered, replies_of('HMGET', claim_key('claimed', name), numbered))
       in_parts('ZREM', claim_key('consumed', name), numbered)
-      wake_table(false)
       return cmsgpack.pack(reply)
     end
-    claim.at, claim.last = 0, number(task, 'number') -- table/register lets them arrive again
+    claim.after, claim.full = 0, false -- table/register lets them arrive again
     redis.call('HSET', table_prefix .. 'claims', name, cmsgpack.pack(claim))
   end
   reply.more = false

@@ -3,7 +3,7 @@
 -- Returns the page: how many
 --@include table permissions
 
-check_permissions(KEYS[1])
+check_permissions(gone)
 begin_writing()
 local before = '(' .. (redis.call('HGET', task, 'kept_from') or '-1')
 local numbered = redis.call('ZRANGEBYSCORE', cleared, '-inf', before, 'LIMIT', 0, PAGE.table_rows)

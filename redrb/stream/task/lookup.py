@@ -15,7 +15,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError, UnknownTask
 from redrb.experience import Status
-from redrb.keys import TaskKeys, is_name
+from redrb.keys import TaskKeys, is_task
 from redrb.registry import Registry
 from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
@@ -50,7 +50,7 @@ def similar_tasks(
     try:
         with Deadline(at_most=LOOK_S):
             listed = islice(Registry(client, namespace).names("task"), NAMES_COMPARED)
-            names = (name for name in listed if is_name(name) and name != task)
+            names = (name for name in listed if is_task(name) and name != task)
             rated = ((_similarity(name, task), name) for name in names)
             near = (each for each in rated if each[0] >= least)
             nearest = heapq.nlargest(2 * MOST_NAMES, near, key=operator.itemgetter(0))

@@ -14,7 +14,7 @@ from redrb import environment
 from redrb.connection import Client, connect
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreDenied, StoreError, StoreUnavailable, UnsupportedServer
-from redrb.keys import TaskKeys, is_name
+from redrb.keys import TaskKeys, is_task
 from redrb.registry import Registry
 from redrb.stream.task.lookup import unknown_task
 from redrb.stream.task.store import TaskStore
@@ -231,7 +231,7 @@ def _unread(client: Client, namespace: str, task: str) -> State:
     names = [task] if task else islice(registry.names("task"), MOST_NAMES)
     tasks = tuple(
         TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
-        for name in filter(is_name, names)
+        for name in filter(is_task, names)
     )
     return State(
         namespace,

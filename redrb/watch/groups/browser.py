@@ -11,7 +11,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import DecodeError
 from redrb.experience.status import Status
-from redrb.keys import check_name
+from redrb.keys import TaskKeys, check_name
 from redrb.stream.saving.records import declared_tags
 from redrb.stream.task.dead_letters import letters_in
 from redrb.stream.task.lookup import existing_task
@@ -61,8 +61,7 @@ class Browser:
             timeout_s: Seconds after which no further request of a call is sent.
         """
         check_name("consumer group", group)
-        check_name("task", task)
-        check_name("namespace", namespace)
+        TaskKeys.of(namespace, task)  # checks the names
         self._client = client
         self.task = task
         self._namespace = namespace

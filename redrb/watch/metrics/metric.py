@@ -143,6 +143,16 @@ def waiting_workers(state: State) -> Iterator[tuple[tuple[str, ...], WorkerState
             yield (*labels, worker.waits_for), worker
 
 
+def tables(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the tables that can be read."""
+    return (((each.name,), each) for each in state.tables if each.readable)
+
+
+def claims(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the tasks that claim rows of tables."""
+    return (((*at, each.name), each) for at, table in tables(state) for each in table.claims)
+
+
 def weights(state: State) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the weights that can be read."""
     return (((each.name,), each) for each in state.weights if each.readable)

@@ -127,6 +127,11 @@ class TaskState:
         return self.groups[0] if self.groups else None
 
     @property
+    def table(self) -> str:
+        """The table whose rows it claims; "" for any other task."""
+        return self.name.partition(":")[0] if ":" in self.name else ""
+
+    @property
     def max_staleness(self) -> int | None:
         """Its setting `max_staleness`."""
         return self.number("max_staleness")
@@ -135,6 +140,72 @@ class TaskState:
         """Return a setting that is an integer; None if the task does not have it."""
         text = self.settings.get(setting, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimState:
+    """A task that claims rows of a table.
+
+    Attributes:
+        name: Name of the task, `TABLE:TASK`; `State.tasks` has it, too.
+        columns: Columns that a row needs before the task can claim it.
+        size: Rows that are claimed together.
+        consumed: Rows of the table that it has acknowledged.
+        waiting: Rows that wait; None where the task cannot be read.
+        leased: Rows that its consumers lease, likewise.
+    """
+
+    name: str
+    columns: tuple[str, ...] = ()
+    size: int = 1
+    consumed: int = 0
+    waiting: int | None = None
+    leased: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One table.
+
+    Attributes:
+        readable, damage: As of a task.
+        rows: Rows that are there.
+        retained: Cleared rows that a mark may bring back.
+        change: Number of the newest change.
+        run: The newest run; 0: none was begun.
+        bytes, retained_bytes: Bytes of the values of these rows.
+        made, cleared, dropped: Rows that were ever added, cleared, and given up by a restore.
+        limit, max_bytes: Its settings; 0: none.
+        retain: "checkpoint" or "".
+        trash: Values of cleared or replaced rows that are still to be deleted.
+        columns: Names of columns that any row has had.
+        marks: Change of each mark.
+    """
+
+    name: str
+    readable: bool = True
+    damage: str = ""
+    rows: int = 0
+    retained: int = 0
+    change: int = 0
+    run: int = 0
+    bytes: int = 0
+    retained_bytes: int = 0
+    made: int = 0
+    cleared: int = 0
+    dropped: int = 0
+    limit: int = 0
+    max_bytes: int = 0
+    retain: str = ""
+    trash: int = 0
+    columns: tuple[str, ...] = ()
+    marks: Mapping[str, int] = field(default_factory=dict)
+    claims: tuple[ClaimState, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Whether each row that was ever added is accounted for."""
+        return self.made == self.rows + self.cleared + self.dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +285,7 @@ class State:
         time: Seconds since 1970 by the server's clock.
         servers: The servers; of a cluster all primaries.
         tasks: All tasks, by name; at most 200.
+        tables: All tables, by name; at most 200.
         weights: All published weights, by name; at most 200.
         url: URL of Redis for `--url`; "" where REDRB_URL has it, or it has a password.
     """
@@ -225,8 +297,13 @@ class State:
     servers: tuple[ServerState, ...] = ()
     tasks: tuple[TaskState, ...] = ()
     tasks_total: int = 0
+    tables: tuple[TableState, ...] = ()
     weights: tuple[WeightsState, ...] = ()
     url: str = ""
+
+    def has(self, name: str) -> bool:
+        """Return whether a task or table has this name."""
+        return bool(self.task(name)) or any(table.name == name for table in self.tables)
 
     def task(self, name: str) -> TaskState | None:
         """Return a task by its name; None if there is no such task."""

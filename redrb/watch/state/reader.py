@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -17,12 +18,13 @@ from redrb.connection.failures import is_transient
 from redrb.connection.server_cli import cli_options
 from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import StoreDenied
-from redrb.keys import registry_key
+from redrb.keys import is_name, registry_key
 from redrb.options import has_password
 from redrb.registry import Registry
 from redrb.stream.task.lookup import unknown_task
-from redrb.watch.state.model import ServerState, State
+from redrb.watch.state.model import ClaimState, ServerState, State, TableState, TaskState
 from redrb.watch.state.rates import RateWindow
+from redrb.watch.state.tables import read_tables
 from redrb.watch.state.tasks import read_tasks
 from redrb.watch.state.weights import read_weights
 from redrb.watch.state.workers import Announced
@@ -81,8 +83,8 @@ MOST_NAMES: Final = 200
 class StateReader:
     """Reads the state of a namespace, again and again; not safe among threads.
 
-    A look costs each server one INFO and one script of bounded work for each task, whatever the
-    number of groups. It reads only: a user with `redrb acl observer` may use it.
+    A look costs each server one INFO and one script of bounded work for each task and table,
+    whatever the number of groups or rows. It reads only: a user with the role observer may use it.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class StateReader:
         """Make a reader; nothing is read yet.
 
         Args:
-            tasks: The only tasks to read, for a user who may not read the registry; None: all.
+            tasks: The only tasks and tables to read, for a user who may not read the registry;
+                None: all.
             group: Consumer group that comes first in each task, also if it has not joined; "":
                 "default", unless only others have joined.
             window: Counters of looks by earlier readers, for rates from the first look on.
@@ -128,12 +131,21 @@ class StateReader:
     def _read(self) -> State:
         began = time.monotonic()
         servers, now_s = self._servers()
-        names, total, weights = self._names()
+        names, total, tables, weights = self._names()
         place = self._client, self._namespace
-        tasks = read_tasks(*place, names, self._group, self._announced)
-        found = {task.name for task in tasks}
+        found_tables = read_tables(*place, tables)
+        if self._tasks is not None:  # each name may be that of a task, and that of a table
+            found_tables = [table for table in found_tables if table.readable]
+            names += [claim.name for table in found_tables for claim in table.claims]
+        known = {table.name for table in found_tables}
+        tasks = [
+            task
+            for task in read_tasks(*place, dict.fromkeys(names), self._group, self._announced)
+            if task.readable or self._tasks is None or task.name not in known
+        ]
+        known |= {task.name for task in tasks}
         for name in self._tasks or ():
-            if name not in found:
+            if name not in known:
                 raise unknown_task(self._client, self._namespace, name)
         return State(
             namespace=self._namespace,
@@ -143,6 +155,7 @@ class StateReader:
             servers=servers,
             tasks=tuple(tasks),
             tasks_total=total,
+            tables=tuple(_with_claims(table, tasks) for table in found_tables),
             weights=tuple(read_weights(*place, weights, now_s)),
             url=url_flag(self._client),
         )
@@ -163,20 +176,40 @@ class StateReader:
             found.append(server_state(fields, address=primary.where, latency_s=latency_s, cli=cli))
         return tuple(found), now_s
 
-    def _names(self) -> tuple[list[str], int, list[str]]:
-        """Return names of tasks, how many there are, and names of weights."""
+    def _names(self) -> tuple[list[str], int, list[str], list[str]]:
+        """Return names of tasks, how many there are, and names of tables and of weights."""
         registry = Registry(self._client, self._namespace)
         try:
             weights = list(islice(registry.names("weights"), self._most_names))
             if self._tasks is not None:
-                return list(self._tasks), len(self._tasks), weights
+                return list(self._tasks), len(self._tasks), self._perhaps_tables, weights
             names = list(islice(registry.names("task"), self._most_names))
+            tables = list(islice(registry.names("table"), self._most_names))
             total = registry.count("task") if len(names) == self._most_names else len(names)
         except StoreDenied:
             if self._tasks is None:
                 raise
-            return list(self._tasks), len(self._tasks), []
-        return names, total, weights
+            return list(self._tasks), len(self._tasks), self._perhaps_tables, []
+        return names, total, tables, weights
+
+    @property
+    def _perhaps_tables(self) -> list[str]:
+        return list(filter(is_name, self._tasks or ()))
+
+
+def _with_claims(table: TableState, tasks: Sequence[TaskState]) -> TableState:
+    """Return a table with what waits and is leased of each task that claims its rows."""
+    ledgers = {task.name: task.main.stats.ledger for task in tasks if task.main}
+
+    def counted(claim: ClaimState) -> ClaimState:
+        ledger = ledgers.get(claim.name)
+        if ledger is None:
+            return claim
+        return replace(
+            claim, waiting=ledger.waiting * claim.size, leased=ledger.leased * claim.size
+        )
+
+    return replace(table, claims=tuple(map(counted, table.claims)))
 
 
 def url_flag(client: Client) -> str:

@@ -12,7 +12,7 @@ from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import RedrbError, StoreDenied, StoreError
-from redrb.keys import is_name
+from redrb.keys import is_task
 from redrb.registry import ODD_NAME
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
@@ -78,7 +78,7 @@ def read_tasks(
     of the partition's keys; this look adds to it.
     """
     listed = list(names)
-    named = list(filter(is_name, listed))
+    named = list(filter(is_task, listed))
     stores = [TaskStore.of(client, namespace, name) for name in named]
     first = dict(zip(named, _observed(stores, group, known), strict=True))
     rest = {
@@ -91,7 +91,7 @@ def read_tasks(
     for prefix in known.keys() - {store.keys.prefix for store in (*stores, *others)}:
         del known[prefix]
     states = [
-        TaskState(name, readable=False, damage=ODD_NAME) for name in listed if not is_name(name)
+        TaskState(name, readable=False, damage=ODD_NAME) for name in listed if not is_task(name)
     ]
     for name, part in first.items():
         parts = [part, *(next(further) for _ in rest.get(name, ()))]

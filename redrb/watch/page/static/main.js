@@ -79,6 +79,8 @@ function render() {
     element("span", {}, `namespace ${state.namespace}`), element("span", {}, state.where)]);
   const task = chosenTask(state.tasks);
   show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
+  document.getElementById("tables").hidden = !state.tables.length;
+  show("tables-table", state.tables, () => panels.tables(state.tables));
   show("weights", state.weights, () => panels.weights(state.weights));
   show("server", state.servers, () => panels.servers(state.servers));
   renderTask(task, state);

@@ -134,6 +134,27 @@ export function workers(task) {
   return [rows, hidden > 0 ? element("p", { class: "note" }, `and ${count(hidden)} more`) : null];
 }
 
+// Each table, and below it the tasks that claim its rows.
+export function tables(list) {
+  const limits = (one) => [one.limit ? `${count(one.limit)} rows` : "", one.max_bytes ? size(one.max_bytes) : ""];
+  const own = (show) => (one) => (one.rows === undefined ? "" : show(one));
+  const claimed = (name) => (one) => (one[name] === undefined ? "" : one[name] === null ? "–" : count(one[name]));
+  return table("Tables of the namespace", [
+    { name: "Table", cell: (one) => (one.rows === undefined
+      ? element("a", { href: `#/task/${encodeURIComponent(one.name)}`, "data-focus": `claim ${one.name}` }, one.name) : one.name) },
+    { name: "Rows", numeric: true, cell: own((one) => (one.readable ? count(one.rows) : "not readable")) },
+    { name: "Waiting", numeric: true, cell: claimed("waiting") },
+    { name: "Leased", numeric: true, cell: claimed("leased") },
+    { name: "Consumed", numeric: true, cell: claimed("consumed") },
+    { name: "Stored", numeric: true, cell: own((one) => size(one.bytes)) },
+    { name: "Retained", numeric: true, cell: own((one) => count(one.retained)) },
+    { name: "Limit", cell: own((one) => limits(one).filter((text) => text).join(", ")) },
+    { name: "Run", numeric: true, cell: own((one) => count(one.run)) },
+    { name: "Newest change", numeric: true, cell: own((one) => count(one.change)) },
+    { name: "Marks", cell: own((one) => Object.keys(one.marks).join(", ")) },
+  ], list.flatMap((one) => [one, ...one.claims]));
+}
+
 export function weights(list) {
   if (!list.length) return element("p", {}, "No weights are published.");
   return table("Published weights", [

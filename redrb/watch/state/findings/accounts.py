@@ -1,11 +1,11 @@
-"""Findings about a task's account of its groups: dead letters, ledgers that do not balance."""
+"""Findings about the accounts of tasks and tables: dead letters, ledgers that do not balance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
-from redrb.watch.state.findings.wording import counted, task_finding
+from redrb.watch.state.findings.wording import counted, finding_of, redrb_command, task_finding
 from redrb.watch.state.model import Finding, State, TaskState
 
 
@@ -17,6 +17,14 @@ def find(state: State) -> Iterator[Finding]:
         for text in _imbalances(task):
             words = ("save", task.name, f"{task.name}.redrb")
             yield task_finding("unbalanced-ledger", state, task, text, *words)
+    for table in state.tables:
+        if not table.balanced:
+            text = (
+                f"Of {table.made:,} rows made, {table.rows:,} are there, {table.cleared:,} were "
+                f"cleared and {table.dropped:,} dropped."
+            )
+            command = redrb_command(state, "save", table.name, f"{table.name}.redrb")
+            yield finding_of("unbalanced-ledger", f"table {table.name}", text, command)
 
 
 def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:

@@ -21,14 +21,15 @@ BUSY = 0.9
 
 
 def find(state: State) -> Iterator[Finding]:
-    """Yield the findings about servers, and about tasks and weights whose data is damaged."""
+    """Yield the findings about servers, and about all whose data is damaged."""
     words = ("CLIENT", "LIST")
     command = (
         server_command(state.servers[0], *words)
         if state.servers
         else url_command(state.url, state.where, *words)
     )
-    for kind, named in (("task", state.tasks), ("weights", state.weights)):
+    kinds = (("task", state.tasks), ("table", state.tables), ("weights", state.weights))
+    for kind, named in kinds:
         for each in named:
             if each.damage:
                 yield finding_of("failed-check", f"{kind} {each.name}", each.damage, command)

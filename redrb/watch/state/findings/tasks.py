@@ -38,12 +38,19 @@ def find(state: State) -> Iterator[Finding]:
             text = "The task could not be read."
             yield finding_of("unreadable-task", subject_of(task), text, command)
             continue
-        yield from _trainers(state, task)
-        waiting = list(_makers(state, task))
+        if not task.table:  # the makers of rows that it claims are not known
+            yield from _trainers(state, task)
+        waiting = [] if task.table else list(_makers(state, task))
         yield from waiting
         blocked = any(finding.code == "blocked-makers" for finding in waiting)
         for group in task.groups[1:] if blocked else task.groups:
             yield from _taken(state, task, group)
+    for table in state.tables:
+        if not (table.readable or table.damage):
+            words = ("redrb", "acl", "--role=observer", f"--table={table.name}")
+            command = command_line(words, namespace=state.namespace)
+            text = "The table could not be read."
+            yield finding_of("unreadable-task", f"table {table.name}", text, command)
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
         subject = f"namespace {state.namespace}"
@@ -146,6 +153,6 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
 
 def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:
     """Return the command that starts a trainer; figures where redrb-trainer would not take."""
-    if group.name == GROUP_OF_TRAINERS:
+    if group.name == GROUP_OF_TRAINERS and not task.table:
         return worker_command(state, task, "trainer")
     return redrb_command(state, "stats", task.name, f"--group={group.name}")

@@ -49,9 +49,10 @@ def redrb_command(state: State, *words: str) -> str:
 def worker_command(state: State, task: TaskState, role: Role) -> str:
     """Return the command that starts a worker on a task; words in capitals are for the user.
 
-    No command starts one on a task with partitions: that for its figures is returned.
+    No command starts one on a task with partitions, or that claims rows of a table: that for its
+    figures is returned.
     """
-    if task.partitions > 1:
+    if task.partitions > 1 or task.table:
         return redrb_command(state, "stats", task.name)
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":

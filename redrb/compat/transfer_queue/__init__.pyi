@@ -1,0 +1,31 @@
+from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import save_checkpoint as save_checkpoint
+from .client import TransferQueueClient as TransferQueueClient
+from .client import get_client as get_client
+from .installing import install as install
+from .interface import async_kv_batch_get as async_kv_batch_get
+from .interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
+from .interface import async_kv_batch_put as async_kv_batch_put
+from .interface import async_kv_clear as async_kv_clear
+from .interface import async_kv_list as async_kv_list
+from .interface import async_kv_put as async_kv_put
+from .interface import kv_batch_get as kv_batch_get
+from .interface import kv_batch_get_by_meta as kv_batch_get_by_meta
+from .interface import kv_batch_put as kv_batch_put
+from .interface import kv_clear as kv_clear
+from .interface import kv_list as kv_list
+from .interface import kv_put as kv_put
+from .metadata import BatchMeta as BatchMeta
+from .metadata import KVBatchMeta as KVBatchMeta
+from .session import close as close
+from .session import get_metrics_endpoint as get_metrics_endpoint
+from .session import init as init
+from .unsupported import BaseSampler as BaseSampler
+from .unsupported import GRPOGroupNSampler as GRPOGroupNSampler
+from .unsupported import RankAwareSampler as RankAwareSampler
+from .unsupported import SeqlenBalancedSampler as SeqlenBalancedSampler
+from .unsupported import SequentialSampler as SequentialSampler
+from .unsupported import StreamingDataLoader as StreamingDataLoader
+from .unsupported import StreamingDataset as StreamingDataset
+
+__version__: str

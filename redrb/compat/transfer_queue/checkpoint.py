@@ -1,0 +1,138 @@
+"""`save_checkpoint`, `load_checkpoint`: a mark in each partition, and a file that names it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from redrb.compat.transfer_queue.queue import CREATED, Partition, Queue
+from redrb.compat.transfer_queue.session import opened
+from redrb.errors import ConfigError
+from redrb.staging import staging, sync_folder
+
+_FILE = "redrb.json"
+_VALIDATION = "val"
+"""verl's partition for validation, whose rows belong to the weights of one moment."""
+
+_log = logging.getLogger("redrb")
+
+
+def save_checkpoint(
+    checkpoint_dir: str | Path,
+    *,
+    include_storage: bool = True,  # noqa: ARG001
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Mark this moment in Redis, and write a file of some hundred bytes that names the mark.
+
+    The rows stay in Redis: those that the run clears from now on are kept until the second
+    checkpoint after this one, so `load_checkpoint` can return to the newest two.
+
+    Args:
+        checkpoint_dir: A folder, which is made.
+        include_storage: Without meaning: the rows are not copied.
+        metadata: Kept in the file.
+
+    Raises:
+        OSError: The file cannot be written.
+        StaleRun: A newer run has begun.
+    """
+    save(opened(), checkpoint_dir, metadata or {})
+
+
+def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"] = "keep") -> None:
+    """Return to a checkpoint: rows that were cleared after it are there again.
+
+    Call it in the driver, right after `init`. Trajectories whose prompt is gone are cleared: they
+    were trained in the step of the checkpoint, and verl would never sample them.
+
+    Args:
+        later: Rows that were put after the checkpoint: "keep", so that finished trajectories are
+            trained, or "drop", as TransferQueue does. Those of verl's partition `val` are dropped.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint in this folder.
+        ConfigError: TransferQueue has written it; or it is older than the newest two, and its rows
+            are gone.
+    """
+    for name, partition in load(opened(), checkpoint_dir, later).items():
+        orphans = _orphans(partition)
+        if orphans:
+            partition.table.clear(orphans)
+            _log.warning(
+                "partition %s: %d trajectories without a prompt were cleared", name, len(orphans)
+            )
+
+
+def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) -> None:
+    """Mark all partitions, and write the file."""
+    mark = f"checkpoint-{uuid.uuid4().hex}"
+    marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
+    content = {
+        "mark": mark,
+        "namespace": queue.namespace,
+        "partitions": sorted(marked),
+        "user_metadata": dict(metadata),
+    }
+    path = Path(checkpoint_dir) / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with staging(path) as folder:
+        written = folder / _FILE
+        with written.open("w") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+    sync_folder(path.parent)
+
+
+def load(
+    queue: Queue, checkpoint_dir: str | Path, later: Literal["keep", "drop"]
+) -> dict[str, Partition]:
+    """Return all partitions to the mark that the file names; returns them."""
+    path = Path(checkpoint_dir) / _FILE
+    if not path.exists():
+        if (path.parent / "controller_state.pkl").exists():
+            raise ConfigError(
+                f"{path.parent} was written by TransferQueue, and redrb cannot read it: resume "
+                "once more without redrb, or delete the folder to resume without its rows."
+            )
+        raise FileNotFoundError(f"no checkpoint of redrb: {path} is missing.")
+    content = json.loads(path.read_text())
+    mark = content["mark"]
+    marked = set(content["partitions"])
+    partitions = {name: queue.partition(name) for name in {*marked, *queue.names()}}
+    for name, partition in partitions.items():
+        if name in marked and mark not in partition.table.marks():
+            raise ConfigError(
+                f"{path}: partition {name!r} at {queue.where} no longer has this checkpoint, or "
+                f"never had: Redis keeps the newest two, and this one is of namespace "
+                f"{content['namespace']!r}. Resume from a newer one, or delete the file to resume "
+                "without its rows."
+            )
+    for name, partition in partitions.items():
+        kept: Literal["keep", "drop"] = "drop" if name == _VALIDATION else later
+        restored = partition.table.restore(mark if name in marked else CREATED, kept)
+        _log.warning(
+            "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
+            name,
+            restored.back,
+            restored.dropped,
+        )
+    return partitions
+
+
+def _orphans(partition: Partition) -> list[str]:
+    """Return verl's trajectories, whose keys begin with that of their prompt, without a prompt."""
+    rows = partition.rows()
+    prompts = {key for key, tags in rows.items() if tags.get("is_prompt")}
+    return [
+        key
+        for key, tags in rows.items()
+        if prompts and not tags.get("is_prompt") and key.partition("_")[0] not in prompts
+    ]

@@ -1,0 +1,93 @@
+"""With Ray, a named actor tells each process that redrb holds the rows of the run, and where.
+
+It has the name of TransferQueue's controller, which TransferQueue looks for in `init`. So a process
+that uses TransferQueue itself, because it did not load the plugin, gets an error there; without the
+actor it would start a queue of its own in memory, and the run would wait for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+from redrb.compat.transfer_queue.process import NAME, SWITCH
+from redrb.errors import ConfigError
+
+_ACTOR = "TransferQueueController"
+
+
+class Guard:
+    """The actor.
+
+    Args:
+        run: Random name of the run.
+        where: The server, without its password.
+    """
+
+    def __init__(self, run: str, where: str) -> None:
+        self._run, self._where = run, where
+
+    def run(self) -> tuple[str, str]:
+        """Return the run and its server."""
+        return self._run, self._where
+
+    def get_config(self) -> NoReturn:
+        """Refuse TransferQueue, which calls this first."""
+        raise ConfigError(
+            f"this run keeps its rows in redrb at {self._where}, but this process uses "
+            f"TransferQueue. Set {SWITCH}=1 and REDRB_URL in the environment of every process."
+        )
+
+
+def has_ray() -> bool:
+    """Return whether this process is connected to a Ray cluster."""
+    return _ray() is not None
+
+
+def find() -> tuple[str, str] | None:
+    """Return the run of the actor and its server; None without Ray, and where no run has begun.
+
+    Raises:
+        ConfigError: The driver uses TransferQueue.
+    """
+    ray = _ray()
+    if ray is None:
+        return None
+    try:
+        guard = ray.get_actor(_ACTOR, namespace=NAME)
+    except ValueError:
+        return None
+    if not hasattr(guard, "run"):
+        raise ConfigError(
+            f"the driver of this run uses TransferQueue, and this process redrb: set {SWITCH}=1 "
+            "and REDRB_URL in the driver's environment, too."
+        )
+    try:
+        run, where = ray.get(guard.run.remote())
+    except ray.exceptions.RayActorError:  # it ends with its driver
+        return None
+    return run, where
+
+
+def place(run: str, where: str) -> Any:
+    """Start the actor, which ends with its handle; returns the handle, None without Ray."""
+    ray = _ray()
+    if ray is None:
+        return None
+    options = {"name": _ACTOR, "namespace": NAME, "num_cpus": 0}
+    guard = ray.remote(Guard).options(**options).remote(run, where)
+    ray.get(guard.run.remote())
+    return guard
+
+
+def end(guard: Any) -> None:
+    """End the actor that `place` has started."""
+    ray = _ray()
+    if ray is not None and guard is not None:
+        ray.kill(guard)
+
+
+def _ray() -> Any:
+    """Return the package ray where this process is connected to a cluster of it."""
+    ray: Any = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None

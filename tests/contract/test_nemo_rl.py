@@ -1,0 +1,195 @@
+"""NeMo RL's data plane on tables. Its own contract test runs with `make test-peers`."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+import redrb
+from redrb.errors import BatchTimeout, ConfigError, EncodeError, StaleRun
+
+METHODS = (
+    "register_partition claim_meta get_data check_consumption_status put_samples get_samples "
+    "clear_samples close"
+).split()
+
+
+@dataclass
+class KVBatchMeta:
+    """NeMo RL's class, as far as the client uses it."""
+
+    partition_id: str
+    task_name: str | None
+    sample_ids: list[str]
+    fields: list[str] | None = None
+    sequence_lengths: list[int] | None = None
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    tags: list[dict[str, Any]] | None = None
+
+
+@pytest.fixture(scope="module")
+def kind() -> Iterator[Any]:
+    """The client's class, on a stand-in for NeMo RL's interface."""
+    names = ["nemo_rl", "nemo_rl.data_plane", "nemo_rl.data_plane.interfaces"]
+    modules = [ModuleType(name) for name in names]
+    abstract = {name: abstractmethod(lambda _: None) for name in METHODS}
+    modules[-1].DataPlaneClient = type("DataPlaneClient", (ABC,), abstract)  # type: ignore[attr-defined]
+    modules[-1].KVBatchMeta = KVBatchMeta  # type: ignore[attr-defined]
+    sys.modules.update(zip(names, modules, strict=True))
+    from redrb.compat.nemo_rl import RedrbDataPlaneClient
+
+    yield RedrbDataPlaneClient
+    for name in [*names, "redrb.compat.nemo_rl"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def make(
+    kind: Any, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Make clients of the same namespace, as in several processes."""
+    monkeypatch.delenv("REDRB_SECRET", raising=False)
+    made: list[Any] = []
+
+    def client(**options: Any) -> Any:
+        made.append(kind({"enabled": True}, url=url, namespace=namespace, **options))
+        return made[-1]
+
+    yield client
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def driver(make: Callable[..., Any]) -> Any:
+    client = make()
+    client.register_partition("train", ["x"], num_samples=4, consumer_tasks=["read"])
+    return client
+
+
+def rows(**columns: Any) -> TensorDict:
+    return TensorDict(columns, batch_size=[len(next(iter(columns.values())))])
+
+
+def put(client: Any, *sample_ids: str, **columns: Any) -> Any:
+    tags = [{"input_lengths": place + 1} for place in range(len(sample_ids))]
+    fields = rows(x=torch.arange(len(sample_ids)), **columns)
+    return client.put_samples(list(sample_ids), "train", fields, tags)
+
+
+def test_samples_come_dense_or_ragged_in_the_order_of_their_ids(driver: Any) -> None:
+    ragged = torch.nested.as_nested_tensor([torch.ones(2), torch.zeros(1)], layout=torch.jagged)
+    meta = put(driver, "a", "b", ragged=ragged, name=NonTensorStack("A", "B"))
+    assert (meta.sample_ids, set(meta.fields)) == (["a", "b"], {"x", "ragged", "name"})
+    assert meta.tags == [{"input_lengths": 1}, {"input_lengths": 2}]
+    found = driver.get_samples(["b", "a"], "train", ["x", "ragged", "name"])
+    assert found["x"].tolist() == [1, 0]
+    assert [part.tolist() for part in found["ragged"].unbind()] == [[0.0], [1.0, 1.0]]
+    assert found.pop("name").tolist() == ["B", "A"]
+    assert driver.get_data(meta, ["x"])["x"].tolist() == [0, 1]
+    assert driver.get_samples([], "train", ["x"]).batch_size == (0,)
+    assert driver.put_samples([], "train").sample_ids == []
+
+
+def test_what_is_missing_or_wrong(driver: Any) -> None:
+    put(driver, "a")
+    for ids, partition, fields, text in (
+        (["a", "b"], "train", ["x"], "no row 'b'"),
+        (["a"], "train", ["y"], "no column 'y'"),
+        (["a"], "other", ["x"], "no row 'a'"),
+    ):
+        with pytest.raises(KeyError, match=text) as caught:
+            driver.get_samples(ids, partition, fields)
+        assert isinstance(caught.value, redrb.RedrbError)
+    with pytest.raises(ValueError, match=r"meta\.fields"):
+        driver.get_data(KVBatchMeta("train", None, ["a"]))
+    with pytest.raises(TypeError, match="non-tensor leaf"):
+        driver.put_samples(["a"], "train", rows(x=torch.ones(1), y=NonTensorData("all")))
+    with pytest.raises(EncodeError, match="column 'x', row 'a'"):
+        driver.put_samples(["a"], "train", rows(x=NonTensorStack(object())))
+
+
+def test_a_task_claims_each_sample_once(driver: Any, make: Callable[..., Any]) -> None:
+    worker = make(bootstrap=False)
+    assert driver.check_consumption_status("train", ["read"])  # there are no samples
+    put(driver, "a", "b", "c")
+    assert not driver.check_consumption_status("train", ["read"])
+    first = worker.claim_meta("train", "read", ["x"], 2)
+    assert (first.sample_ids, first.fields, first.task_name) == (["a", "b"], ["x"], "read")
+    assert first.sequence_lengths == [1, 2]
+    assert first.tags == [{"input_lengths": 1}, {"input_lengths": 2}]
+    second = driver.claim_meta("train", "read", ["x"], 2, blocking=False)
+    assert second.sample_ids == ["c"]
+    assert driver.claim_meta("train", "read", ["x"], 2, blocking=False).sample_ids == []
+    assert driver.check_consumption_status("train", ["read"]), "worker's claim counts, too"
+    assert not driver.check_consumption_status("train", ["read", "other"])
+    assert driver.claim_meta("train", "other", ["x"], 3).sample_ids == ["a", "b", "c"]
+    with pytest.raises(BatchTimeout):
+        driver.claim_meta("train", "read", ["x"], 1, timeout_s=0.01)
+    assert not driver.check_consumption_status("nowhere", ["read"])
+
+
+def test_a_claim_needs_all_its_fields(driver: Any) -> None:
+    put(driver, "a", "b")
+    driver.put_samples(["b"], "train", rows(y=torch.ones(1)))
+    meta = driver.claim_meta("train", "train", ["x", "y"], 5, blocking=False)
+    assert meta.sample_ids == ["b"]
+
+
+def test_the_next_claim_and_close_acknowledge(driver: Any, make: Callable[..., Any]) -> None:
+    def acknowledged() -> int:
+        return int(driver._queue.partition("train").table.consumed("read"))
+
+    put(driver, "a", "b", "c")
+    worker = make(bootstrap=False)
+    worker.claim_meta("train", "read", ["x"], 1)
+    assert acknowledged() == 0, "another process claims it, if this one dies"
+    worker.claim_meta("train", "read", ["x"], 1)
+    assert acknowledged() == 1
+    worker.close()
+    worker.close()
+    assert acknowledged() == 2
+
+
+def test_cleared_samples_end_their_claims(driver: Any) -> None:
+    put(driver, "a", "b", "c")
+    meta = driver.claim_meta("train", "read", ["x"], 2)
+    driver.clear_samples(meta.sample_ids, "train")
+    assert driver.claim_meta("train", "read", ["x"], 1).sample_ids == ["c"]
+    driver.clear_samples(None, "train")
+    driver.clear_samples(None, "nowhere")
+    with pytest.raises(KeyError):
+        driver.get_samples(["c"], "train", ["x"])
+
+
+def test_a_new_driver_returns_to_a_checkpoint(
+    driver: Any, make: Callable[..., Any], tmp_path: Path
+) -> None:
+    put(driver, "a", "b")
+    driver.save_checkpoint(tmp_path)
+    driver.claim_meta("train", "read", ["x"], 2)
+    driver.clear_samples(["a", "b"], "train")
+    put(driver, "c")
+    again = make()
+    with pytest.raises(StaleRun):
+        put(driver, "d")
+    with pytest.raises(KeyError):
+        again.get_samples(["c"], "train", ["x"])
+    again.load_checkpoint(tmp_path)
+    assert again.get_samples(["a", "b", "c"], "train", ["x"])["x"].tolist() == [0, 1, 0]
+    meta = again.claim_meta("train", "read", ["x"], 3)
+    assert set(meta.sample_ids) == {"a", "b", "c"}
+
+
+def test_a_worker_without_a_driver_does_not_go_on(make: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="no run has begun at"):
+        make(bootstrap=False)

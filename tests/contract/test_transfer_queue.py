@@ -1,0 +1,499 @@
+"""transfer_queue's functions on tables: values, errors, runs, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+import redrb
+from redrb.compat import transfer_queue
+from redrb.compat.transfer_queue.queue import Queue, durability
+from redrb.errors import ConfigError, EncodeError, StaleRun, StoreError
+from redrb.table import Table, TagChanges
+
+
+@pytest.fixture
+def tq(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The functions, in a run of a new namespace."""
+    monkeypatch.setenv("REDRB_URL", url)
+    monkeypatch.setenv("REDRB_NAMESPACE", namespace)
+    monkeypatch.delenv("REDRB_SECRET", raising=False)
+    transfer_queue.init({"enable": True})
+    yield transfer_queue
+    transfer_queue.close()
+
+
+@pytest.fixture
+def queue(tq: ModuleType, client: redrb.Client, namespace: str) -> Queue:
+    """The same partitions, as another process sees them."""
+    return Queue(client, namespace, None)
+
+
+@pytest.fixture
+def restart(tq: ModuleType) -> Callable[[], None]:
+    """End this driver, and start the next one."""
+
+    def again() -> None:
+        tq.close()
+        tq.init({"enable": True})
+
+    return again
+
+
+def rows(**columns: Any) -> TensorDict:
+    return TensorDict(columns, batch_size=[len(next(iter(columns.values())))])
+
+
+def jagged(*parts: list[int]) -> torch.Tensor:
+    tensors = [torch.tensor(part) for part in parts]
+    return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+
+def lists(column: torch.Tensor) -> list[Any]:
+    return [part.tolist() for part in column.unbind()]
+
+
+# Values
+
+
+def test_columns_come_in_the_order_of_the_keys_as_jagged_tensors(tq: ModuleType) -> None:
+    fields = rows(
+        tokens=jagged([1, 2], [3], [4, 5, 6]),
+        dense=torch.arange(6.0).reshape(3, 2),
+        score=torch.tensor([0.5, 1.5, 2.5]),
+        name=NonTensorStack("a", "b", "c"),
+    )
+    tq.kv_batch_put(["a", "b", "c"], "train", fields)
+    found = tq.kv_batch_get(["c", "a"], "train")
+    assert found["tokens"].layout is torch.jagged
+    assert lists(found["tokens"]) == [[4, 5, 6], [1, 2]]
+    assert found["tokens"].offsets().tolist() == [0, 3, 5]  # verl asks for it
+    assert found["dense"].layout is torch.jagged  # also of the same length, as TransferQueue does
+    assert lists(found["dense"]) == [[4.0, 5.0], [0.0, 1.0]]
+    assert found["score"].tolist() == [2.5, 0.5]
+    assert found.pop("name").tolist() == ["c", "a"]
+    assert found.batch_size == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_that_differ_in_a_later_dimension_come_strided(tq: ModuleType) -> None:
+    pair = [torch.zeros(2, 3), torch.ones(2, 1)]
+    nested = torch.nested.as_nested_tensor(pair, layout=torch.strided)
+    tq.kv_batch_put(["a", "b"], "train", TensorDict({"x": nested}, batch_size=[2]))
+    found = tq.kv_batch_get(["a", "b"], "train")["x"]
+    assert found.layout is torch.strided
+    assert lists(found) == [part.tolist() for part in pair]
+
+
+def test_one_row_is_put_without_the_dimension_of_rows(tq: ModuleType) -> None:
+    meta = tq.kv_put("a", "train", {"x": torch.tensor([1, 2]), "info": {"acc": 1.0}}, {"n": 1})
+    assert (meta.keys, meta.tags, meta.fields) == (["a"], [{"n": 1}], ["info", "x"])
+    found = tq.kv_batch_get("a", "train")
+    assert lists(found["x"]) == [[1, 2]]
+    assert found.pop("info").tolist() == [{"acc": 1.0}]
+    with pytest.raises(ConfigError, match="'x' is a nested tensor"):
+        tq.kv_put("a", "train", {"x": jagged([1], [2])})
+
+
+def test_a_value_for_the_whole_batch_is_stored_in_each_row(tq: ModuleType) -> None:
+    tq.kv_batch_put(["a", "b"], "train", TensorDict({"n": NonTensorData(7)}, batch_size=[2]))
+    assert tq.kv_batch_get(["b"], "train").pop("n").tolist() == [7]
+
+
+def test_numpy_inside_of_lists_and_dicts_becomes_plain(tq: ModuleType) -> None:
+    info = {
+        "acc": np.float64(0.5),
+        "shape": (1, np.int64(2)),
+        "ids": np.arange(2),
+        "s": np.str_("t"),
+    }
+    tq.kv_batch_put(["a"], "train", rows(info=NonTensorStack(info)))
+    found = tq.kv_batch_get(["a"], "train").pop("info").tolist()
+    assert found == [{"acc": 0.5, "shape": [1, 2], "ids": [0, 1], "s": "t"}]
+
+
+def test_other_objects_are_refused_with_column_row_and_type(tq: ModuleType) -> None:
+    with pytest.raises(EncodeError, match=r"'chat', row 'b'.*threading\.Event"):
+        tq.kv_batch_put(["a", "b"], "train", rows(chat=NonTensorStack({}, threading.Event())))
+    assert tq.kv_list("train") == {"train": {}}
+    with pytest.raises(ConfigError, match="'deep' is a TensorDict"):
+        tq.kv_batch_put(["a"], "train", rows(deep=rows(x=torch.zeros(1))))
+
+
+def test_other_objects_are_signed_where_there_is_a_secret(
+    tq: ModuleType, restart: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDRB_SECRET", "of this job")
+    restart()
+    value = {"pixels": torch.ones(2), "size": (1, 2)}
+    tq.kv_batch_put(["a"], "train", rows(image=NonTensorStack(value)))
+    [found] = tq.kv_batch_get(["a"], "train").pop("image").tolist()
+    assert found["size"] == (1, 2)
+    assert torch.equal(found["pixels"], value["pixels"])
+
+
+def test_a_parser_changes_columns_before_they_are_stored(tq: ModuleType) -> None:
+    def parse(columns: dict[str, Any]) -> None:
+        assert isinstance(columns["tokens"], list)
+        columns["tokens"] = [part + 1 for part in columns["tokens"]]
+
+    tq.kv_batch_put(["a", "b"], "train", rows(tokens=jagged([1], [2, 3])), data_parser=parse)
+    assert lists(tq.kv_batch_get(["a", "b"], "train")["tokens"]) == [[2], [3, 4]]
+
+
+def test_more_rows_than_a_table_takes_at_once(
+    tq: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrb.compat.transfer_queue.queue.MOST_ROWS", 2)
+    keys = [f"k{number}" for number in range(5)]
+    fields = rows(
+        tokens=jagged([0], [1, 1], [2], [3], [4]),
+        x=torch.arange(5),
+        name=NonTensorStack(*keys),
+    )
+    tags = [{"n": number} for number in range(5)]
+    assert tq.kv_batch_put(keys, "train", fields, tags).tags == tags
+    found = tq.kv_batch_get(keys, "train")
+    assert lists(found["tokens"]) == [[0], [1, 1], [2], [3], [4]]
+    assert found["x"].tolist() == [0, 1, 2, 3, 4]
+    assert found.pop("name").tolist() == keys
+
+
+# Rows, columns, tags
+
+
+def test_columns_and_tags_arrive_later(tq: ModuleType) -> None:
+    tags = [{"status": "running", "step": 1}, {"status": "running"}]
+    first = tq.kv_batch_put(["a", "b"], "train", tags=tags)
+    assert (first.tags, first.fields) == (tags, [])
+    tq.kv_batch_put(["a", "b"], "train", rows(x=torch.zeros(2)))
+    second = tq.kv_batch_put(["a"], "train", rows(y=torch.zeros(1)), [{"status": "finished"}])
+    assert (second.tags, second.fields) == ([{"status": "finished", "step": 1}], ["x", "y"])
+    assert second.partition_id == "train"
+    assert set(tq.kv_batch_get(["a", "b"], "train").keys()) == {"x"}  # what both have
+
+
+def test_rows_without_tags_are_listed(tq: ModuleType) -> None:
+    tq.kv_batch_put(["a"], "train", rows(x=torch.zeros(1)))
+    assert tq.kv_list() == {"train": {"a": {}}}
+    tq.kv_batch_put(["a"], "train", rows(y=torch.zeros(1)))
+    tq.kv_put("a", "train", tag={"n": 1})
+    tq.kv_batch_put(["a", "b"], "train", rows(y=torch.zeros(2)))
+    assert tq.kv_list() == {"train": {"a": {"n": 1}, "b": {}}}
+
+
+def test_columns_that_are_missing_are_left_out_and_missing_rows_an_error(tq: ModuleType) -> None:
+    tq.kv_batch_put(["a", "b"], "train", rows(x=torch.zeros(2)), [{}, {}])
+    found = tq.kv_batch_get(["a", "b"], "train", ["x", "values"])
+    assert list(found.keys()) == ["x"]  # verl asks for columns that only some jobs have
+    for keys, names, text in (
+        (["a", "c"], None, "no row 'c'"),
+        (["a"], "values", "no column 'values'"),
+        ([], None, "keys is empty"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            tq.kv_batch_get(keys, "train", names)
+    with pytest.raises(ConfigError, match="partition 'other' was not found"):
+        tq.kv_batch_get(["a"], "other")
+    tq.kv_put("tagged", "train", tag={"n": 1})
+    with pytest.raises(ConfigError, match="no columns"):
+        tq.kv_batch_get("tagged", "train")
+
+
+def test_batches_name_their_columns(tq: ModuleType) -> None:
+    meta = tq.kv_batch_put(["a"], "train", rows(x=torch.zeros(1), y=torch.ones(1)), [{}])
+    assert set(tq.kv_batch_get_by_meta(meta).keys()) == {"x", "y"}
+    assert set(tq.kv_batch_get_by_meta(meta, "y").keys()) == {"y"}
+    with pytest.raises(ConfigError, match=r"select_fields.*not found"):
+        tq.kv_batch_get_by_meta(meta, ["x", "z"])
+    with pytest.raises(ConfigError, match="partition_id"):
+        tq.kv_batch_get_by_meta(tq.KVBatchMeta(keys=["a"], tags=[{}]))
+
+
+def test_what_was_written_travels_between_processes(tq: ModuleType) -> None:
+    meta = tq.kv_batch_put(["a"], "train", rows(x=torch.zeros(1)), [{"n": 1}])
+    found = pickle.loads(pickle.dumps(meta))
+    assert type(found) is tq.KVBatchMeta
+    assert (found.keys, found.tags, found.fields) == (["a"], [{"n": 1}], ["x"])
+    assert found.partition_id == "train"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "`fields` or `tags`"),
+        ({"fields": {"x": 1}}, "fields is a dict"),
+        ({"fields": rows(x=torch.zeros(2))}, "batch size"),
+        ({"tags": [{}, {}]}, "tags"),
+    ],
+)
+def test_wrong_puts(tq: ModuleType, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        tq.kv_batch_put(["a"], "train", **arguments)
+
+
+def test_a_look_at_the_tags_reads_what_has_changed(
+    tq: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[TagChanges] = []
+    tags = Table.tags
+
+    def look(self: Table, since: int | None = None) -> TagChanges:
+        looks.append(tags(self, since))
+        return looks[-1]
+
+    assert tq.kv_list("train") == {}
+    assert tq.kv_list() == {}
+    tq.kv_batch_put(["a", "b", "c"], "train", tags=[{"n": 0}, {"n": 1}, {"n": 2}])
+    tq.kv_put("p", "val", tag={"n": 3})
+    before = tq.kv_list()
+    assert before == {
+        "train": {"a": {"n": 0}, "b": {"n": 1}, "c": {"n": 2}},
+        "val": {"p": {"n": 3}},
+    }
+    monkeypatch.setattr(Table, "tags", look)
+    tq.kv_put("b", "train", tag={"m": 4})
+    tq.kv_clear(["a", "nobody"], "train")
+    tq.kv_clear("p", "val")
+    assert tq.kv_list("train") == {"train": {"b": {"n": 1, "m": 4}, "c": {"n": 2}}}
+    assert list(looks[-1].rows) == ["b"]
+    assert looks[-1].gone == ("a",)
+    assert tq.kv_list() == {"train": {"b": {"n": 1, "m": 4}, "c": {"n": 2}}}
+    assert tq.kv_list("val") == {"val": {}}
+    assert list(before["train"]) == ["a", "b", "c"], "an earlier answer has changed"
+    tq.kv_clear(["b"], "nowhere")
+
+
+def test_async_forms_do_the_same_beside_the_loop(tq: ModuleType) -> None:
+    async def all_forms() -> list[Any]:
+        meta = await tq.async_kv_batch_put(["a"], "train", rows(x=torch.zeros(1)), [{"n": 1}])
+        await tq.async_kv_put("b", "train", tag={"n": 2})
+        found = [
+            await tq.async_kv_list("train"),
+            (await tq.async_kv_batch_get_by_meta(meta))["x"].tolist(),
+            (await tq.async_kv_batch_get("a", "train", "x"))["x"].tolist(),
+        ]
+        await tq.async_kv_clear("a", "train")
+        return [*found, await tq.async_kv_list()]
+
+    both = {"a": {"n": 1}, "b": {"n": 2}}
+    expected = [{"train": both}, [0.0], [0.0], {"train": {"b": {"n": 2}}}]
+    assert asyncio.run(all_forms()) == expected
+
+
+# The client that verl calls
+
+
+def test_ranks_add_columns_to_their_parts_of_a_batch(tq: ModuleType) -> None:
+    keys = ["a", "b", "c"]
+    tq.kv_batch_put(keys, "train", rows(tokens=jagged([1], [2, 2], [3])), [{}, {}, {}])
+    client = tq.get_client()
+
+    async def of_rank(part: Any) -> Any:
+        data = await client.async_get_data(part)
+        sums = [sum(part) for part in lists(data["tokens"])]
+        return await client.async_put(data=rows(total=torch.tensor(sums)), metadata=part)
+
+    async def step() -> tuple[Any, list[str]]:
+        whole = await client.async_kv_retrieve_meta(keys=keys, partition_id="train", create=False)
+        assert whole.field_names == ["tokens"]
+        parts = [pickle.loads(pickle.dumps(part)) for part in whole.chunk(chunks=2)]
+        assert [part.size for part in parts] == [2, 1]
+        joined = tq.BatchMeta.concat([await of_rank(part) for part in parts])
+        numbers = joined.global_indexes
+        return joined, await client.async_kv_retrieve_keys(
+            global_indexes=numbers, partition_id="train"
+        )
+
+    joined, found = asyncio.run(step())
+    assert found == keys
+    assert joined.field_names == ["tokens", "total"]
+    assert tq.kv_batch_get(keys, "train", "total")["total"].tolist() == [1, 4, 3]
+    bare = tq.BatchMeta(joined.global_indexes[:1], ["train"], ["total"])  # without keys
+    assert asyncio.run(client.async_get_data(bare))["total"].tolist() == [1]
+    empty = asyncio.run(client.async_get_data(tq.BatchMeta()))
+    assert empty.batch_size == (0,)
+
+
+def test_what_the_client_refuses(tq: ModuleType) -> None:
+    tq.kv_put("a", "train", tag={})
+    client = tq.get_client()
+    for call, text in (
+        (client.async_kv_retrieve_meta(["a", "b"], "train"), r"keys \['b'\] were not found"),
+        (client.async_kv_retrieve_meta(["b"], "train", create=True), "kv_batch_put makes"),
+        (client.async_kv_retrieve_keys([99], "train"), r"global_indexes \[99\] were not found"),
+        (client.async_put(rows(x=torch.zeros(1))), "async_put needs the rows"),
+        (client.async_get_data(tq.BatchMeta([1, 2], ["a", "b"], ["x"])), "several partitions"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            asyncio.run(call)
+    with pytest.raises(ConfigError, match=r"no transfer_queue\.TransferQueueClient\.get_meta"):
+        client.get_meta(data_fields=["x"], batch_size=1, partition_id="train")
+
+
+# Runs
+
+
+def test_a_new_run_begins_empty_and_refuses_writers_of_the_one_before(
+    tq: ModuleType, queue: Queue, restart: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    tq.kv_batch_put(["a", "b"], "train", tags=[{}, {}])
+    left_over = queue.partition("train")
+    with caplog.at_level(logging.WARNING, "redrb"):
+        restart()
+    assert "2 rows of an earlier run were cleared" in caplog.text
+    assert tq.kv_list() == {}
+    tq.kv_put("c", "train", tag={})
+    for write in (
+        lambda: left_over.put(["d"], {}, [{}]),
+        lambda: left_over.table.clear(["c"]),
+        lambda: queue.partition("new"),  # it opens this table only now
+        lambda: left_over.table.mark("late"),
+    ):
+        with pytest.raises(StaleRun):
+            write()
+    assert tq.kv_list() == {"train": {"c": {}}}
+
+
+def test_a_process_of_an_earlier_run_is_told_so_when_it_looks(
+    tq: ModuleType, queue: Queue, restart: Callable[[], None]
+) -> None:
+    assert queue.join()
+    assert queue.names() == []
+    restart()
+    with pytest.raises(StaleRun):
+        queue.names()
+
+
+def test_a_run_that_redis_has_lost_is_an_error(
+    tq: ModuleType, client: redrb.Client, namespace: str
+) -> None:
+    """Otherwise the sampler would wait for ever for rows that nobody makes again."""
+    tq.kv_put("a", "train", tag={})
+    for key in client.execute("KEYS", f"*{namespace}*"):
+        client.execute("DEL", key)
+    with pytest.raises(StoreError, match=r"gone from .* from its checkpoint"):
+        tq.kv_list()
+
+
+def test_other_processes_join_the_run(tq: ModuleType) -> None:
+    tq.kv_put("a", "train", tag={"n": 1})
+    for begin in (tq.init, tq.get_metrics_endpoint):  # a worker may call no init at all
+        tq.close()
+        begin()
+        assert tq.kv_list() == {"train": {"a": {"n": 1}}}
+        tq.kv_put("a", "train", tag={"n": 1})
+
+
+def test_a_process_that_sees_no_run_does_not_go_on(
+    tq: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.close()
+    monkeypatch.setenv("REDRB_NAMESPACE", "elsewhere")
+    with pytest.raises(ConfigError, match=r"no run has begun at .*'elsewhere'.*REDRB_NAMESPACE"):
+        tq.kv_list()
+    monkeypatch.setenv("REDRB_URL", "")
+    with pytest.raises(ConfigError, match="no Redis URL"):
+        tq.kv_list()
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"backend": {"storage_backend": "MooncakeStore"}},
+        {"controller": {"sampler": "GRPOGroupNSampler"}},
+    ],
+)
+def test_settings_without_meaning_are_refused(tq: ModuleType, conf: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"transfer_queue\..*Remove this setting"):
+        tq.init(conf)
+    assert tq.init({"backend": {"storage_backend": "SimpleStorage"}, "controller": None})
+    assert tq.get_metrics_endpoint() is None
+
+
+def test_the_name_of_the_table_of_runs_is_no_partition(tq: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="redrb uses this name itself"):
+        tq.kv_put("a", "partitions", tag={})
+
+
+# Checkpoints
+
+
+def prompt(status: str) -> dict[str, Any]:
+    return {"is_prompt": True, "status": status}
+
+
+def test_a_checkpoint_brings_back_what_lost_steps_have_consumed(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "global_step_3" / "transfer_queue"
+    tq.kv_batch_put(["p", "q"], "train", tags=[prompt("finished"), prompt("running")])
+    tq.kv_batch_put(["p_0_0", "old_0_0"], "train", rows(x=torch.arange(2)), [{}, {}])
+    tq.kv_put("v", "val", tag=prompt("finished"))
+    tq.save_checkpoint(folder, metadata={"global_steps": 3})
+    assert json.loads((folder / "redrb.json").read_text())["user_metadata"] == {"global_steps": 3}
+    tq.kv_clear(["p", "p_0_0", "old_0_0"], "train")
+    tq.kv_clear("v", "val")
+    tq.kv_batch_put(["r", "r_0_0"], "train", tags=[prompt("finished"), {}])
+    tq.kv_put("w", "val", tag=prompt("finished"))
+    tq.kv_clear("w", "val")
+
+    restart()
+    tq.load_checkpoint(folder)
+    found = tq.kv_list()
+    assert set(found["train"]) == {"p", "p_0_0", "q", "r", "r_0_0"}, "old_0_0 has no prompt"
+    assert set(found["val"]) == {"v"}, "rows of a later validation are of other weights"
+    assert tq.kv_batch_get(["p_0_0"], "train")["x"].tolist() == [0]
+
+    restart()
+    tq.load_checkpoint(folder, later="drop")
+    assert set(tq.kv_list()["train"]) == {"p", "p_0_0", "q"}
+
+
+def test_checkpoints_that_cannot_be_loaded(tq: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no checkpoint of redrb"):
+        tq.load_checkpoint(tmp_path / "none")
+    (tmp_path / "controller_state.pkl").touch()
+    with pytest.raises(ConfigError, match="written by TransferQueue"):
+        tq.load_checkpoint(tmp_path)
+    tq.kv_put("a", "train", tag={})
+    for number in range(3):
+        tq.save_checkpoint(tmp_path / str(number))
+    tq.kv_clear("a", "train")
+    with pytest.raises(ConfigError, match="no longer has this checkpoint"):
+        tq.load_checkpoint(tmp_path / "0")
+    assert tq.kv_list() == {}
+    tq.load_checkpoint(tmp_path / "1")
+    assert tq.kv_list() == {"train": {"a": {}}}
+
+
+# Durability
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--appendonly", "no", "--save", ""), "NOTHING"),
+        (("--appendonly", "no", "--save", "3600 1"), "snapshots only"),
+        (("--appendonly", "yes", "--appendfsync", "everysec"), "last second"),
+        (("--appendonly", "yes", "--appendfsync", "always"), "survives a power failure"),
+        (("--appendonly", "yes", "--appendfsync", "no"), "when the system does"),
+    ],
+)
+def test_init_says_what_a_crash_loses(
+    own_server: Callable[..., Any], arguments: tuple[str, ...], text: str
+) -> None:
+    with redrb.connect(own_server(*arguments).url) as client:
+        assert text in durability(client)

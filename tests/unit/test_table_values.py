@@ -1,0 +1,267 @@
+"""Values of tables: each dtype comes back as it was, and nothing else is ever loaded."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import struct
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from redrb.codec.dtypes import DTYPES
+from redrb.errors import DecodeError, EncodeError, RecordError
+from redrb.table.rows import Rows
+from redrb.table.values import ARRAY, OBJECT, PICKLE, TENSOR, TagReader, Values, pack_tags
+
+PLAIN, SIGNED = Values(), Values("s3cret")
+NAMES = [dtype.name for dtype in DTYPES]
+
+
+def stored(values: Any, reader: Values = PLAIN) -> list[memoryview]:
+    strided = isinstance(values, torch.Tensor) and values.is_nested
+    keys = [f"r{number}" for number in range(values.size(0) if strided else len(values))]
+    return [memoryview(b"".join(row)) for row in reader.encode_column("x", values, keys)]
+
+
+def again(values: Any, reader: Values = PLAIN) -> list[Any]:
+    """Return a column as it is read after it was stored."""
+    cells = stored(values, reader)
+    whole = Rows(tuple(f"r{number}" for number in range(len(cells))), {"x": cells}, reader)["x"]
+    alone = [reader.decode("x", f"r{number}", cell) for number, cell in enumerate(cells)]
+    for one, other in zip(whole, alone, strict=True):
+        same(one, other)
+    return alone
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        left, right = (each.detach().contiguous().view(-1) for each in (one, other))
+        assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+    else:
+        assert one == other
+
+
+def of_dtype(name: str, *shape: int) -> torch.Tensor:
+    """Return a tensor of random bits."""
+    dtype = getattr(torch, name)
+    if dtype == torch.bool:
+        return torch.rand(shape) < 0.5
+    bits = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8)
+    return bits.view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_of_every_dtype_come_back(name):
+    for shape in [(), (0,), (3,), (2, 0, 4), (2, 3, 4)]:
+        whole = of_dtype(name, 2, *shape)
+        for values in (whole, list(whole), [whole[0], of_dtype(name, 5)], [whole[1]]):
+            for one, other in zip(values, again(values), strict=True):
+                same(one, other)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if hasattr(np, name) or name == "bool"])
+def test_arrays_of_every_dtype_come_back(name):
+    whole = np.arange(24).reshape(2, 3, 4).astype(name)
+    for values in (whole, list(whole), whole[:, ::2, ::-1], [whole[0].T, np.array(1, name)]):
+        for one, other in zip(values, again(values), strict=True):
+            same(np.asarray(one), other)
+
+
+def test_views_and_gradients_are_stored_as_they_look():
+    base = torch.arange(24.0, requires_grad=True).reshape(4, 6)
+    views = [base.T, base[::2, 1::2], base.expand(2, 4, 6), torch.nn.Parameter(base[0])]
+    conjugate = torch.complex(torch.arange(3.0), torch.arange(3.0)).conj()
+    views += [conjugate.imag, conjugate.real]
+    for one, other in zip(views, again(views), strict=True):
+        same(one.detach().resolve_neg().clone().as_subclass(torch.Tensor), other)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_their_rows():
+    rows = [torch.arange(3.0), torch.arange(0.0), torch.arange(5.0)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    spare = torch.nested.nested_tensor_from_jagged(
+        torch.cat([*rows, torch.full((7,), -1.0)]), torch.tensor([0, 3, 3, 8])
+    )
+    narrowed = torch.nested.narrow(
+        torch.arange(40.0).reshape(4, 10), 1, torch.tensor([0, 1, 2, 3]),
+        torch.tensor([2, 3, 1, 4]), layout=torch.jagged,
+    )  # fmt: skip
+    for nested in (jagged, spare, narrowed, torch.nested.nested_tensor(rows)):
+        there = rows if nested is spare else nested.unbind()
+        for one, other in zip(there, again(nested), strict=True):
+            same(one, other)
+        for values in ([nested], [nested, nested], [nested, torch.ones(3)]):
+            with pytest.raises(EncodeError, match="nested"):
+                stored(values)
+
+
+def test_what_msgpack_holds_comes_back():
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    values = [None, True, -1, 2**64 - 1, 0.5, "ü", b"\xff\x00", [1, [2]], {"a": [None]}, {}, at]
+    assert again(values) == values
+    array = np.empty(2, object)
+    array[:] = [{"a": 1}, np.arange(3)]
+    found = again(array)
+    assert found[0] == {"a": 1}
+    same(found[1], np.arange(3))
+    assert again([np.float32(0.5), np.int64(3), np.bool_(1)]) == [0.5, 3, True]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (1, 2),
+        {1: 2},
+        [{(1, 2): 3}],
+        2**64,
+        "\ud800",
+        {1, 2},
+        [np.float64(1)],
+        np.array([1], ">i4"),
+        np.array(["a"]),
+        np.array(1, "M8[s]"),
+        np.ma.masked_array([1, 2], [0, 1]),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.eye(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        torch.zeros((1,) * 9),
+        object(),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_others_are_refused_with_the_name_of_the_column(value):
+    for values in ([value], [value, value], [value, 1]):
+        with pytest.raises(EncodeError, match="'x'"):
+            stored(values)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, 2), np.arange(2), "ab", {"a": 1}, 5, None])
+def test_a_column_is_one_value_for_each_row(value):
+    with pytest.raises(EncodeError, match="'x'"):
+        PLAIN.encode_column("x", value, ["a", "b", "c"])
+
+
+def test_with_a_secret_other_objects_are_pickled():
+    values = [(1, 2), {1: 2}, {3}, 2**70, np.ma.masked_array([1, 2], [0, 1])]
+    assert again(values[:4], SIGNED) == values[:4]
+    assert again(values[4:], SIGNED)[0].mask.tolist() == [False, True]
+    for bad in (lambda: 1, (value for value in [1])):
+        with pytest.raises(EncodeError, match="cannot be pickled"):
+            stored([bad], SIGNED)
+
+
+class Trap:
+    """An object whose pickle notes that it was loaded."""
+
+    loaded = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Trap, "loaded", True)
+
+
+def test_a_pickle_that_was_not_signed_so_is_never_loaded():
+    [cell] = stored([Trap()], SIGNED)
+    raw = bytes(cell)
+    altered = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(1, len(raw))]
+    unsigned = bytes([PICKLE]) + bytes(32) + raw[33:]
+    bad = [*altered, unsigned, raw[:33], raw[:20], raw[:1], raw + b"."]
+    bad.append(bytes([PICKLE]) + pickle.dumps(Trap()))
+    tries = [(SIGNED, "x", "r0", memoryview(one)) for one in bad]
+    tries += [(SIGNED, "y", "r0", cell), (SIGNED, "x", "r1", cell), (SIGNED, "xr", "0", cell)]
+    tries += [(Values("another"), "x", "r0", cell), (PLAIN, "x", "r0", cell)]
+    for reader, column, key, one in tries:
+        with pytest.raises(DecodeError, match=f"'{column}'"):
+            reader.decode(column, key, one)
+    assert not Trap.loaded
+    SIGNED.decode("x", "r0", cell)
+    assert Trap.loaded
+
+
+def test_a_pickle_that_cannot_be_loaded_says_why():
+    pickled = b"cno_such_module\nThing\n."
+    cell = bytes([PICKLE]) + SIGNED._sign("x", "r0", pickled) + pickled
+    with pytest.raises(DecodeError, match="no_such_module"):
+        SIGNED.decode("x", "r0", memoryview(cell))
+
+
+def head(kind: int, code: int, *shape: int) -> bytes:
+    return struct.pack(f"<BBB{len(shape)}I", kind, code, len(shape), *shape)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        b"",
+        b"\x09x",
+        bytes([OBJECT]),
+        bytes([OBJECT, 0xC1]),
+        bytes([OBJECT]) + b"\xdd\xff\xff\xff\xff",
+        bytes([OBJECT]) + b"\x91" * 5000 + b"\xc0",
+        bytes([OBJECT]) + msgpack.packb(1) + b"x",
+        *(
+            one
+            for kind in (TENSOR, ARRAY)
+            for one in (
+                bytes([kind]),
+                bytes([kind, 1]),
+                head(kind, 200, 1) + b"x",
+                head(kind, 1, 2) + b"x",
+                head(kind, 1)[:2] + b"\x09" + bytes(36),
+                head(kind, 1, *[2**32 - 1] * 8),
+                head(kind, 10, 2**32 - 1, 2**32 - 1, 0),
+                head(kind, 10, *[2**32 - 1] * 7, 0),
+            )
+        ),
+        head(ARRAY, 12, 1) + b"xx",
+    ],
+    ids=lambda cell: repr(cell[:12]),
+)
+def test_hostile_bytes_are_refused_or_empty(cell):
+    rows = Rows(("r0", "r1"), {"x": [memoryview(cell)] * 2}, SIGNED)
+    for read in (
+        lambda: [SIGNED.decode("x", "r0", memoryview(cell))],
+        lambda: rows["x"],
+        lambda: list(rows.stacked("x")),
+        lambda: list(rows.batch().values()),
+    ):
+        with suppress(DecodeError, RecordError):
+            assert all(0 in each.shape for each in read())
+
+
+def test_ragged_rows_without_elements_are_stacked():
+    cells = stored([torch.zeros(2, 0), torch.zeros(3, 0)])
+    nested = Rows(("a", "b"), {"x": cells}, PLAIN).stacked("x")
+    assert [tuple(each.shape) for each in nested.unbind()] == [(2, 0), (3, 0)]
+
+
+def test_tags_that_could_not_be_read_again_are_refused():
+    for bad in ({1: 2}, {"a": {1: 2}}, {"a": (1,)}, {"": 1}, {"a": 2**64}, {"\ud800": 1}):
+        with pytest.raises(EncodeError, match="'k'"):
+            pack_tags("k", bad)
+    tags = {"ü": None, "b": b"\xff", "c": [1, {"d": 0.5}], "e": np.int64(3)}
+    assert TagReader().read(pack_tags("ké", tags)) == ("ké", tags)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"\xc0", b"\x80", b"\x81\xa0\x01", b"\x82\xa0\xa1k\xa1a\x05",
+     b"\x82\xa0\xa1k\xa1a\xa1\xc1",
+     b"\x82\xa0\xa1k\xa1\xff\xa1\x01", b"\x81\xa0\xa1\xff", b"\x82\xa0\xa1k\xa1a\x90",
+     b"\x82\xa0\xa1k\xa1a\xa5\xdd\xff\xff\xff\xff"],
+)  # fmt: skip
+def test_hostile_tags_are_refused(packed):
+    with pytest.raises(DecodeError):
+        TagReader().read(packed)
