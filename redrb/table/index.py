@@ -87,17 +87,16 @@ class Row:
 
     def places(self, names: Sequence[str]) -> list[Place | None]:
         """Return where columns lie; None for one that the row lacks."""
-        found = {}
         wanted = [self._ids.get(name, -1) for name in names]
+        found: dict[int, Place | None] = dict.fromkeys(wanted)
         for token, place, bucket, _, *cells in self._segments:
-            columns, lengths = cells[::2], cells[1::2]
-            inside = [column for column in wanted if column in columns]
-            if inside:
-                key, nbytes = self._keys.value(bucket, token, place), sum(lengths)
-                for column in inside:
-                    at = columns.index(column)
-                    found[column] = Place(key, nbytes, sum(lengths[:at]), lengths[at])
-        return [found.get(column) for column in wanted]
+            begin, key, nbytes = 0, "", sum(cells[1::2])
+            for column, length in zip(cells[::2], cells[1::2], strict=True):
+                if column in found:
+                    key = key or self._keys.value(bucket, token, place)
+                    found[column] = Place(key, nbytes, begin, length)
+                begin += length
+        return [found[column] for column in wanted]
 
 
 @dataclass(slots=True)
@@ -178,21 +177,27 @@ class Index:
     def request(
         self, call: Call[R], *beside: bytes, before: Callable[[Pipeline], None] | None = None
     ) -> Request[R]:
-        """Return the request of a script, in one transaction with the commands of `before`."""
+        """Return the request of a script, in one transaction with the commands of `before`.
+
+        Without these it is no transaction: at its memory limit a server refuses every one.
+        """
         replication = self.replication
 
         def pipeline(*, whole: bool) -> Pipeline:
-            made = self.client.transaction(f"{self.keys.prefix}none")
+            made = Pipeline()
             if before is not None:
+                made = self.client.transaction(f"{self.keys.prefix}none")
                 before(made)
             call.add_to(made, [self.keys.stream], *beside, whole=whole)
-            made.add("EXEC")
+            if before is not None:
+                made.add("EXEC")
             replication.add_to(made)
             return made
 
         def result(replies: list[Reply]) -> R:
             done, confirmed = replication.divide(replies)
-            reply = call.read(without_errors(without_errors(done)[-1])[-1])
+            replies = without_errors(done)
+            reply = call.read((replies if before is None else without_errors(replies[-1]))[-1])
             if replication.min_replicas:
                 replication.check(confirmed)
             return reply

@@ -160,7 +160,7 @@ class Table:
         """Add columns to rows, and merge tags into theirs; add the rows that are not there.
 
         Args:
-            keys: Keys of the rows, each once; at most 4,096.
+            keys: Keys of the rows, each once; at most 2,048.
             columns: For each column one value per row: a tensor or array `[rows, ...]`, a nested
                 tensor, or a sequence of tensors, arrays, and what msgpack holds. A column that a
                 row has already is replaced.

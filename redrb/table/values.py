@@ -31,6 +31,8 @@ Piece: TypeAlias = bytes | memoryview
 
 TENSOR, ARRAY, OBJECT, PICKLE = range(4)
 _HEAD: Final = struct.Struct("<BBB")
+_SHAPES: Final = tuple(struct.Struct(f"<{rank}I") for rank in range(MAX_RANK + 1))
+_ITEMSIZES: Final = tuple(dtype.storage.itemsize for dtype in DTYPES)
 _SIGNATURE: Final = 32
 _CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
 _NUMPY: Final = {
@@ -150,7 +152,7 @@ class Values:
         what = f"column {name!r} of row {key!r}"
         kind = stored[0] if stored else -1
         if kind in (TENSOR, ARRAY):
-            code, shape, data = parsed(stored, what)
+            code, shape, data = parsed(stored, name, key)
             flat = np.frombuffer(bytearray(data), DTYPES[code].storage)
             return shaped(kind, code, flat, shape)
         if kind == OBJECT:
@@ -195,17 +197,20 @@ _TENSORS: dict[type, bool] = {}
 """Whether values of a type are tensors."""
 
 
-def parsed(stored: memoryview, what: str) -> tuple[int, tuple[int, ...], memoryview]:
-    """Return dtype, shape and elements of a stored tensor or array."""
+def parsed(stored: memoryview, name: str, key: str) -> tuple[int, tuple[int, ...], memoryview]:
+    """Return dtype, shape and elements of a tensor or array in a column of a row."""
     try:
         _, code, rank = _HEAD.unpack_from(stored)
-        shape = struct.unpack_from(f"<{rank}I", stored, _HEAD.size)
-        itemsize = DTYPES[code].storage.itemsize
+        shape = _SHAPES[rank].unpack_from(stored, _HEAD.size)
+        itemsize = _ITEMSIZES[code]
     except (struct.error, IndexError):
-        raise DecodeError(f"{what} is no value of a table") from None
+        raise DecodeError(f"column {name!r} of row {key!r} is no value of a table") from None
     data = stored[_HEAD.size + 4 * rank :]
-    if rank > MAX_RANK or _spread(shape) > MAX_ELEMENTS or prod(shape) * itemsize != len(data):
-        raise DecodeError(f"{what} has another length than its shape {shape} says")
+    elements = prod(shape)
+    if elements * itemsize != len(data) or (not elements and _spread(shape) > MAX_ELEMENTS):
+        raise DecodeError(
+            f"column {name!r} of row {key!r} has another length than its shape {shape} says"
+        )
     return code, shape, data
 
 

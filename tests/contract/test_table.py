@@ -1,4 +1,4 @@
-"""Rows of a table: puts appear whole, a look shows what changed, limits block, values are deleted."""
+"""Rows of a table: puts appear whole, looks show changes, limits block, values are deleted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_columns_come_at_different_times(open_table):
         (["a", "no"], None, (("no",), ())),
         (["a", "b"], ["x", "y"], (("b",), ("y",))),
     ]:
-        with pytest.raises(MissingRows, match="'no'|'y'") as error:
+        with pytest.raises(MissingRows, match="table") as error:
             table.get(keys, columns)
         assert (error.value.keys, error.value.columns) == missing
 
@@ -89,8 +89,8 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
             table.put(["b"], columns, tags)
     with pytest.raises(ConfigError):
         table.put(["b"], {"a:b": [1]})
-    with pytest.raises(ConfigError, match="4097"):
-        table.put(names(4097))
+    with pytest.raises(ConfigError, match="2049"):
+        table.put(names(2049))
     assert table.stats().counts == before
 
 
@@ -146,8 +146,8 @@ def test_half_a_put_is_never_seen(open_table):
 @pytest.mark.parametrize("count", [1, 1000, 1001, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_look_shows_what_changed(open_table, count):
     table = open_table()
-    for first in range(0, count, 4096):
-        some = names(count)[first : first + 4096]
+    for first in range(0, count, 2048):
+        some = names(count)[first : first + 2048]
         table.put(some, tags=[{"n": 1}] * len(some))
     look = table.tags()
     assert look.whole
@@ -190,7 +190,10 @@ def test_a_look_in_pages_misses_no_row_that_changes_meanwhile(open_table, pages,
     rows = table.tags().rows
     assert rows == {
         **{f"row{number}": {"n": 0} for number in (2, 3, 4, 6, 8)},
-        **{"row0": {"n": 1}, "row5": {"n": 1}, "row7": {"n": 2}, "new": {"n": 2}},
+        "row0": {"n": 1},
+        "row5": {"n": 1},
+        "row7": {"n": 2},
+        "new": {"n": 2},
     }
     looks += [lambda: table.put(names(9)), lambda: table.clear(["row2", "new"])]
     changed = table.tags(before.change)
@@ -316,8 +319,8 @@ def test_clear(open_table, client, retain):
     table.put(["row1"], ones(1, 7))
     assert table.get(["row1"])["x"][0].tolist() == [7, 7]
     assert table.numbers(["row1"]) == [6]
-    for first in range(0, 10_000, 2500):
-        table.put(names(2500, first + 10), {"y": [first] * 2500})
+    for first in range(0, 10_000, 2000):
+        table.put(names(2000, first + 10), {"y": [first] * 2000})
     assert table.clear() == 10_004
     assert table.clear() == 0
     counts = table.stats().counts

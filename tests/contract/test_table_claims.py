@@ -221,8 +221,8 @@ def test_registration_goes_in_pages_while_rows_change(open_table, pages, monkeyp
 
 def test_registration_costs_what_is_stored(open_table, monkeypatch):
     table = open_table()
-    for first in range(0, 12_000, 4000):
-        put(table, 4000, first)
+    for first in range(0, 12_000, 2000):
+        put(table, 2000, first)
         table.clear()
     put(table, 3, 20_000)
     calls: list[object] = []

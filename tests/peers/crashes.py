@@ -3,7 +3,7 @@
 python -m tests.peers.crashes FOLDER [--system redrb|transfer_queue] [--seconds 600]
 
 FOLDER has a checkout of verl. Rollout workers put trajectories, their log-probs, and the tags that
-verl uses. A trainer samples with verl's `ReplayBufferAsync`, checks the rows, trains (it notes their
+verl uses. A trainer samples with verl's `ReplayBufferAsync`, checks rows, trains (it notes their
 keys), clears them, and saves a checkpoint every few steps: its notes, and that of the queue. At
 random moments one of them, all of them, or the server is killed with SIGKILL and started again. At
 the end the trainer takes what is left, and its last notes are compared with the puts that returned:

@@ -56,51 +56,79 @@ local function add_groups(name, all, at)
   return seqs
 end
 
--- Rows have all columns that a task needs: those that are not known to be, arrive. Returns how many.
-local function arrive(name, claim, numbered, row_keys)
-  local size = claim.size
-  local known, all, at, noted = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}, {}
-  local arrived = 0
-  for i, number in ipairs(numbered) do
-    if not known[i] and size == 1 then
-      all[#all + 1], at[#at + 1] = encoded(claim, {row_keys[i]}), {number}
-    elseif not known[i] then
-      local group = math.floor((number - 1) / size)
-      redis.call('HSET', claim_key('claimed', name), number, '')
-      if redis.call('HINCRBY', claim_key('parts', name), group, 1) == size then
-        local members, found = {}, {}
-        for place = 1, size do -- bound: PAGE.claim_size
-          members[place] = group * size + place
-        end
-        for place, packed in ipairs(replies_of('HMGET', tags, members)) do
-          found[place] = packed and cmsgpack.unpack(packed)[''] or ''
-        end
-        all[#all + 1], at[#at + 1] = encoded(claim, found), members
-      end
+-- Count rows that have arrived for a task in their groups. Returns the groups that are whole now, with the
+-- numbers and keys of their rows.
+local function complete_groups(name, size, arrived)
+  local counted, order, whole, at, all = {}, {}, {}, {}, {}
+  for _, number in ipairs(arrived) do
+    local group = math.floor((number - 1) / size)
+    if not counted[group] then
+      order[#order + 1] = group
     end
-    arrived = arrived + (known[i] and 0 or 1)
+    counted[group] = (counted[group] or 0) + 1
   end
-  if #all == 0 then
-    return arrived
+  for _, group in ipairs(order) do
+    if redis.call('HINCRBY', claim_key('parts', name), group, counted[group]) == size then
+      local members = {}
+      for place = 1, size do -- bound: PAGE.claim_size
+        members[place] = group * size + place
+        all[#all + 1] = members[place]
+      end
+      at[#at + 1] = members
+    end
   end
-  local seqs = add_groups(name, all, at)
-  for i, seq in ipairs(seqs) do
+  for i, packed in ipairs(replies_of('HMGET', tags, all)) do
+    local place = math.floor((i - 1) / size) + 1
+    whole[place] = whole[place] or {}
+    table.insert(whole[place], packed and cmsgpack.unpack(packed)[''] or '')
+  end
+  return at, whole
+end
+
+-- Rows have all columns that a task needs: those that are not known to, arrive.
+local function arrive(name, claim, numbered, row_keys)
+  local known, noted, arrived, all = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}, {}
+  local at, found = {}, {}
+  for i, number in ipairs(numbered) do
+    if not known[i] then
+      arrived[#arrived + 1], noted[#noted + 1], noted[#noted + 2] = number, number, ''
+      at[#at + 1], found[#found + 1] = {number}, {row_keys[i]}
+    end
+  end
+  if claim.size > 1 then
+    at, found = complete_groups(name, claim.size, arrived)
+  end
+  for i, row_keys_of in ipairs(found) do
+    all[i] = encoded(claim, row_keys_of)
+  end
+  for i, seq in ipairs(#all > 0 and add_groups(name, all, at) or {}) do
     for _, number in ipairs(at[i]) do
       noted[#noted + 1], noted[#noted + 2] = number, seq
     end
   end
   in_parts('HSET', claim_key('claimed', name), noted)
-  return arrived
 end
 
--- Those of the rows that have all columns that a task needs: their numbers and keys.
-local function complete_for(claim, ids, numbered, row_keys, records)
-  local found, found_keys = {}, {}
+-- The columns that each record has, as the second value of `bytes_of_row`.
+local function columns_of(records)
+  local all = {}
   for i, record in ipairs(records) do
     local _, has = bytes_of_row(record or {0})
-    local whole = record and row_keys[i]
-    for _, column in ipairs(claim.columns) do
-      whole = whole and ids[column] and has[ids[column]]
+    all[i] = has
+  end
+  return all
+end
+
+-- Those of the rows that have all columns that a task needs: their numbers and keys. `all` holds their columns.
+local function complete_for(claim, ids, numbered, row_keys, all)
+  local found, found_keys, needed = {}, {}, {}
+  for i, column in ipairs(claim.columns) do
+    needed[i] = ids[column] or -1
+  end
+  for i, has in ipairs(all) do
+    local whole = row_keys[i]
+    for _, column in ipairs(needed) do
+      whole = whole and has[column]
     end
     if whole then
       found[#found + 1], found_keys[#found_keys + 1] = numbered[i], row_keys[i]
@@ -111,8 +139,9 @@ end
 
 -- Rows have columns that they had not: let them arrive where they are complete.
 local function arrive_everywhere(ids, numbered, row_keys, records)
+  local all = columns_of(records)
   for name, claim in pairs(claims()) do
-    local found, found_keys = complete_for(claim, ids, numbered, row_keys, records)
+    local found, found_keys = complete_for(claim, ids, numbered, row_keys, all)
     if #found > 0 then
       arrive(name, claim, found, found_keys)
     end

@@ -1,0 +1,205 @@
+"""Marks: what was consumed after a mark is there again after `restore`, to be claimed again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import redrb
+from redrb.errors import ConfigError, StoreUnavailable
+from tests.contract.test_table import names
+from tests.contract.test_table_claims import drain, put
+from tests.table_audit import audit_table, values_of
+
+TableOpener = Callable[..., redrb.Table]
+
+
+@pytest.fixture
+def table(open_table: TableOpener) -> redrb.Table:
+    return open_table(retain="checkpoint", secret="s")
+
+
+def content(table: redrb.Table) -> dict[str, dict[str, Any]]:
+    """Return all rows with their columns."""
+    return {
+        key: {name: values[0] for name, values in table.get([key]).items()}
+        for key in table.tags().rows
+    }
+
+
+@pytest.mark.parametrize("later", ["keep", "drop"])
+@pytest.mark.parametrize("page", [3, 1000])
+def test_restore(table, pages, later, page):
+    pages(table_rows=page)
+    put(table, 6)
+    table.register("actor", ["x"])
+    table.claim("actor", count=2, timeout=0).ack()  # row0, row1: before the mark
+    table.clear(["row0"])
+    table.put(["row2", "row3"], {"y": ["early"] * 2}, [{"s": 1}] * 2)
+    table.mark("m")
+    before, change = content(table), table.tags().change
+    table.claim("actor", count=3, timeout=0).ack()  # row2, row3, row4
+    table.clear(["row2", "row1"])
+    put(table, 2, 10)
+    table.put(["row3", "row4"], {"y": ["late"] * 2}, [{"s": 2}] * 2)
+    table.put(["row2"], {"x": ["anew"]})  # the key of a row that is retained
+    table.clear(["row3"])
+    back = {"row1", "row3"} if later == "keep" else {"row1", "row2", "row3"}
+    done = table.restore("m", later)
+    assert done.back == len(back)
+    found = content(table)
+    look = table.tags(change)
+    assert not look.whole
+    if later == "drop":
+        before["row3"].pop("y")  # what it has replaced is gone
+        assert found == before
+        assert set(look.gone) == {"row10", "row11"}
+        assert sorted(drain(table, "actor")) == names(4, 2)
+    else:
+        assert found.keys() == {*names(5, 1), "row10", "row11"}
+        assert found["row2"] == {"x": "anew"}
+        assert found["row3"]["y"] == found["row4"]["y"] == "late"
+        assert sorted(drain(table, "actor")) == sorted([*names(4, 2), "row10", "row11"])
+    assert set(found) - {"row5"} <= look.rows.keys()
+    assert table.consumed("actor") == len(found)
+    assert table.stats().counts.retained == 1  # row0, which was cleared before the mark
+    audit_table(table._client, table)
+
+
+def test_of_two_cleared_rows_of_a_key_the_one_of_the_mark_comes_back(table):
+    table.put(["a"], {"x": ["old"]})
+    table.mark("m")
+    for value in ("new", "newer"):
+        table.clear(["a"])
+        table.put(["a"], {"x": [value]})
+    table.clear(["a"])
+    done = table.restore("m")
+    assert (done.back, done.dropped) == (1, 2)
+    assert content(table) == {"a": {"x": "old"}}
+    assert table.numbers(["a"]) == [1]
+    table.clear(["a"])
+    assert table.tags().rows == {}
+    assert table.restore("m", "drop").back == 1
+    assert content(table) == {"a": {"x": "old"}}
+
+
+def test_two_marks_stay_and_what_they_need(table, client):
+    for number in range(4):
+        put(table, 1, number)
+        table.mark(f"m{number}")
+        table.clear([f"row{number}"])
+        # row n was cleared after the mark n, and is needed until two newer ones have come
+        assert table.stats().counts.retained == min(number + 1, 2)
+    assert table.marks().keys() == {"m2", "m3"}
+    with pytest.raises(ConfigError, match=r"no mark 'm1'.*m2"):
+        table.restore("m1")
+    stored, _ = values_of(client, table)
+    assert len(stored) == 2
+    assert table.restore("m3").back == 1
+    assert table.restore("m2").back == 1
+    assert content(table).keys() == {"row2", "row3"}
+    assert table.restore("m2").back == 0
+    assert table.mark("m3") == table.marks()["m3"]  # the same name again
+    assert table.marks().keys() == {"m2", "m3"}
+    table.clear()
+    table.mark("m2")
+    table.mark("m3")
+    assert table.stats().counts.retained == 0
+
+
+def test_restore_to_an_earlier_mark_after_a_later_one(table):
+    table.register("pairs", ["x"], 2)
+    put(table, 4)
+    table.mark("m1")
+    assert drain(table, "pairs", 2) == names(4)
+    table.mark("m2")
+    table.clear()
+    assert table.restore("m2").back == 4
+    assert drain(table, "pairs", 2) == []
+    assert table.consumed("pairs") == 4
+    table.restore("m1")
+    assert table.consumed("pairs") == 0
+    assert sorted(drain(table, "pairs", 2)) == names(4)
+    table.restore("m1")
+    table.clear(["row1"])
+    assert drain(table, "pairs", 2) == ["row2", "row3"]
+
+
+@pytest.mark.parametrize("later", ["keep", "drop"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_restore_that_breaks_off_can_be_repeated(table, pages, monkeypatch, later, seed):
+    pages(table_rows=2)
+    rng = random.Random(seed)
+    size = rng.choice([1, 2])
+    table.register("actor", ["x"], size)
+    put(table, 8)
+    table.claim("actor", count=2, timeout=0).ack()
+    table.mark("m")
+    before = content(table)
+    table.claim("actor", count=4, timeout=0).ack()
+    table.put(rng.sample(names(8), 3), {"late": [1] * 3})
+    table.clear(rng.sample(names(8), 5))
+    put(table, 4, 8)
+    run = redrb.table.calls.Restore.run
+    calls = 0
+
+    def breaking(*arguments):
+        nonlocal calls
+        calls += 1
+        reply = run(*arguments)
+        if rng.random() < 0.3:
+            raise StoreUnavailable("broken", where="here")
+        return reply
+
+    monkeypatch.setattr(redrb.table.calls.Restore, "run", breaking)
+    while True:
+        try:
+            table.restore("m", later)
+        except StoreUnavailable:
+            assert calls < 1000
+        else:
+            break
+    found = content(table)
+    if later == "drop":
+        assert found == before
+    assert found.keys() == before.keys() | set(names(4, 8) if later == "keep" else ())
+    rest = sorted(drain(table, "actor", size))
+    assert rest == sorted(found.keys() - {"row0", "row1"})
+
+
+def test_restore_after_all_was_lost_says_that_there_is_no_mark(table, client, namespace):
+    put(table, 1)
+    table.mark("m")
+    for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("UNLINK", key)
+    with pytest.raises(ConfigError, match="no mark 'm'"):
+        table.restore("m")
+
+
+def test_rows_that_lost_a_column_are_not_claimed(table):
+    table.register("actor", ["x", "y"])
+    put(table, 3, 0, "x")
+    put(table, 1, 0, "y")
+    table.mark("m")
+    put(table, 2, 1, "y")
+    leased = table.claim("actor", count=2, timeout=0)
+    assert leased.keys == ("row0", "row1")
+    table.restore("m", "drop")
+    leased.release()
+    assert drain(table, "actor") == ["row0"]
+    put(table, 2, 1, "y")
+    assert drain(table, "actor") == ["row1", "row2"]
+
+
+def test_without_retention_consumption_alone_is_restored(open_table):
+    table = open_table()
+    put(table, 3)
+    table.register("actor", ["x"])
+    table.mark("m")
+    assert drain(table, "actor") == names(3)
+    table.clear(["row0"])
+    assert table.restore("m").back == 0
+    assert drain(table, "actor") == ["row1", "row2"]
