@@ -4,9 +4,10 @@ TransferQueue stores in SimpleStorage, in actors of Ray. A row is a trajectory o
 tokens in twelve columns, with seven tags. The two systems alternate, and each figure is a ratio of
 medians: how many times as fast redrb is.
 
-`put`: 8 trajectories a call. `get`: all columns of 64 rows as a TensorDict; `get one`: one column
-of them. `later`: a column of float32 a token for 10,000 rows, 1,000 a call. `look`: what a sampler
-asks for in each of its rounds: which of 100,000 rows have changed, where 100 have.
+`put`: 8 trajectories a call. `get 8` and `get 64`: all columns of so many rows as a TensorDict;
+`get one of 8` and `get one of 64`: one column of them. `later`: a column of float32 a token for
+10,000 rows, 1,000 a call. `look`: what a sampler asks for in each of its rounds: which of 100,000
+rows have changed, where 100 have.
 
 `bytes`: memory of a row in Redis, over the bytes of its columns. `million`: the time of a call on a
 table of 1,000,000 rows of one small column, over that on one of 1,000, for put, get, claim and
@@ -36,7 +37,7 @@ from redrb.table import Table
 TOKENS = ("input_ids", "position_ids", "attention_mask")
 FLOATS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages", "returns")
 SMALL = ("reward", "score", "uid_hash", "turns")
-PUT_ROWS, GET_ROWS, LATER_ROWS, LATER_CALL = 8, 64, 10_000, 1_000
+PUT_ROWS, GET_ROWS, LATER_ROWS, LATER_CALL = 8, (8, 64), 10_000, 1_000
 LOOKED_AT, CHANGED = 100_000, 100
 
 Columns = dict[str, Any]
@@ -163,12 +164,13 @@ def race(systems: dict[str, System], rounds: int) -> dict[str, dict[str, float]]
     for keys in names:
         for name, system in systems.items():
             note(name, "put", seconds(lambda: system.put(keys, columns, tags)))  # noqa: B023
-    stored = [key for keys in names[: GET_ROWS // PUT_ROWS] for key in keys]
-    for _ in range(rounds):
+    stored = [key for keys in names for key in keys]
+    one = ["rollout_log_probs"]
+    for _, count in itertools.product(range(rounds), GET_ROWS):
+        keys = stored[:count]
         for name, system in systems.items():
-            note(name, "get", seconds(lambda: system.get(stored, None)))  # noqa: B023
-            one = ["rollout_log_probs"]
-            note(name, "get one", seconds(lambda: system.get(stored, one)))  # noqa: B023
+            note(name, f"get {count}", seconds(lambda: system.get(keys, None)))  # noqa: B023
+            note(name, f"get one of {count}", seconds(lambda: system.get(keys, one)))  # noqa: B023
     many = [f"later{number}" for number in range(LATER_ROWS)]
     ragged = lengths(LATER_CALL)
     for first in range(0, LATER_ROWS, LATER_CALL):
@@ -261,11 +263,11 @@ def main() -> None:
     torch.manual_seed(0)
     result: dict[str, Any] = {"machine": machine()}
     with private_server() as server, redrb.connect(server.unix_url) as client:
-        sizes = lengths(GET_ROWS)
+        sizes = lengths(GET_ROWS[-1])
         columns = columns_of(sizes)
         table = Table(client, "bytes")
         before = server.info()["memory_bytes"]
-        table.put([f"b{number}" for number in range(GET_ROWS)], columns, tags_of(sizes))
+        table.put([f"b{number}" for number in range(len(sizes))], columns, tags_of(sizes))
         grown = server.info()["memory_bytes"] - before
         result["bytes"] = round(grown / packed_bytes(columns), 3)
         with transfer_queue() as queue:

@@ -60,8 +60,7 @@ class RolloutDataSource:
     def get_samples(self, count: int) -> list[list[Sample]]:
         assert count == 1
         prompt = "" if self.dataset is None else self.dataset.order()[self.sample_offset]
-        size = self.args.n_samples_per_prompt
-        numbers = range(self.sample_index, self.sample_index + size)
+        numbers = (self.sample_index + each for each in range(self.args.n_samples_per_prompt))
         return [[Sample(self.sample_group_index, each, prompt=prompt) for each in numbers]]
 
 
@@ -141,6 +140,25 @@ def stand_ins() -> dict[str, ModuleType]:
         load_function=load_function,
     )
     return modules
+
+
+def arguments(url: str, namespace: str, folder: Any, **changes: Any) -> SimpleNamespace:
+    """Return what slime and miles give their data sources; checkpoints lie in `folder`."""
+    usual = {
+        "redrb_url": url,
+        "redrb_namespace": namespace,
+        "redrb_task": "math",
+        "redrb_timeout": 20,
+        "rollout_global_dataset": True,
+        "prompts": 8,
+        "rollout_shuffle": True,
+        "n_samples_per_prompt": 2,
+        "rollout_batch_size": 2,
+        "save_interval": 1,
+        "save": str(folder),
+        "load": str(folder),
+    }
+    return SimpleNamespace(**{**usual, **changes})
 
 
 def install() -> None:

@@ -74,12 +74,12 @@ class RedrbDataBuffer:
         if any(sample.status.value == "aborted" for sample in samples_in(group)):
             self._aborted += 1
             await asyncio.to_thread(self._unused, prompts)  # recycles it, or does nothing
-            await asyncio.to_thread(self._job.drop, prompts)
+            await asyncio.to_thread(self._job.generation.drop, prompts)
             return
         kept = self._miles.call_dynamic_filter(self._filter, self._args, group)
         if not kept.keep:
             self._drops.on_dynamic_filter_drop(reason=kept.reason)
-            await asyncio.to_thread(self._job.drop, prompts)
+            await asyncio.to_thread(self._job.generation.drop, prompts)
             return
         ours = list(map(id, samples_in(group)))
         others = [sample for sample in prompts if id(sample) not in ours]
@@ -87,7 +87,7 @@ class RedrbDataBuffer:
         async with self._taken:
             while await asyncio.to_thread(self._job.finished.count) >= self._capacity:
                 await self._taken.wait()
-        await asyncio.to_thread(self._job.put, [(prompts, packed)])
+        await asyncio.to_thread(self._job.generation.finish, [(prompts, packed)])
 
     async def get(self, current_version: int | None = None, **_: Any) -> Any:
         """Return the oldest group that is not too stale, as a `DataBufferInput`.
@@ -107,8 +107,10 @@ class RedrbDataBuffer:
                 if most is not None and staleness > most:
                     _log.info("a group of staleness %d is not trained", staleness)
                     self._stale += 1
+                    self._job.generation.recycling(prompts, taken.lease, taken.id)
                     await asyncio.to_thread(self._unused, prompts)
-                    await asyncio.to_thread(taken.lease.expire, [taken.id])
+                    if not self._job.generation.recycled(prompts):
+                        await asyncio.to_thread(taken.lease.expire, [taken.id])
                     continue
             return self._miles.DataBufferInput(prompt_group=prompts, group=taken.group)
 

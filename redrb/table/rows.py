@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from redrb.codec.dtypes import DTYPES
@@ -44,6 +45,8 @@ class Rows(Mapping[str, list[Any]]):
         self._columns = columns
         self._values = values
         self._decoded: dict[str, list[Any]] = {}
+        # columns of the same lengths share their offsets, so that torch computes with both
+        self._offsets: dict[tuple[int, ...], torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> list[Any]:
         if name not in self._decoded:
@@ -85,11 +88,14 @@ class Rows(Mapping[str, list[Any]]):
             return self[name]
         import torch
 
-        lengths = torch.tensor([each[0] for each in joined.shapes])
-        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-        flat = joined.flat.reshape((int(offsets[-1]), *inner))
+        lengths = tuple([each[0] for each in joined.shapes])
+        if lengths not in self._offsets:
+            self._offsets[lengths] = torch.tensor([0, *accumulate(lengths)])
         return torch.nested.nested_tensor_from_jagged(  # its maker knows the lengths: no sync later
-            flat, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+            joined.flat.reshape((sum(lengths), *inner)),
+            self._offsets[lengths],
+            min_seqlen=min(lengths),
+            max_seqlen=max(lengths),
         )
 
     def batch(

@@ -45,6 +45,26 @@ def test_a_pipeline_answers_in_order_and_keeps_errors_as_items(client, namespace
 
 
 @pytest.mark.every_server
+def test_thousands_of_replies_come_in_order_however_they_are_cut(client, namespace):
+    keys = [f"{{{namespace}}}:{number}" for number in range(1000)]
+    pipeline = Pipeline()
+    pipeline.add_values((key, [key.encode(), memoryview(b"x" * (7 * at))], len(key) + 7 * at)
+                        for at, key in enumerate(keys))  # fmt: skip
+    for number, key in enumerate(keys):
+        pipeline.add("GET", key)
+        if number % 100 == 0:
+            pipeline.add("LPUSH", key, "no list")
+    stored, *replies = client.exchange(pipeline)
+    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+    assert stored == b"OK"
+    assert len(errors) == 10
+    assert {type(replies[at]) for at in range(1, len(replies), 101)} == {type(errors[0])}
+    found = [reply for reply in replies if isinstance(reply, bytes)]
+    assert found == [key.encode() + b"x" * (7 * at) for at, key in enumerate(keys)]
+    assert client.execute("GET", keys[1]) == found[1]
+
+
+@pytest.mark.every_server
 def test_a_servers_error_is_ours_with_its_cause(client, namespace):
     client.execute("SET", namespace, "text")
     with pytest.raises(StoreError, match="not an integer") as caught:

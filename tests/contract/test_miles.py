@@ -11,7 +11,7 @@ import pytest
 from redrb.compat.miles import RedrbDataBuffer, RedrbDataSource, put_groups
 from redrb.compat.sample_groups import job
 from redrb.errors import ConfigError
-from tests.framework_stand_ins import DataBufferInput, Sample, stand_ins
+from tests.framework_stand_ins import DataBufferInput, Sample, arguments, stand_ins
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +22,10 @@ def miles(monkeypatch):
 
 @pytest.fixture
 def args(url, namespace, tmp_path):
-    return SimpleNamespace(
-        redrb_url=url,
-        redrb_namespace=namespace,
-        rollout_global_dataset=True,
-        prompts=8,
-        rollout_shuffle=False,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        save_interval=1,
-        save=str(tmp_path),
-        load=str(tmp_path),
+    return arguments(
+        url,
+        namespace,
+        tmp_path,
         async_data_buffer_capacity_factor=2.0,
         dynamic_sampling_filter_path=None,
         max_weight_staleness=None,
@@ -69,7 +62,11 @@ class Trainer:
         return [group[0].tokens[0] for group in groups]
 
     def ledgers(self):
-        for stream in (self.job.finished, self.job.prompts, self.job.returned):
+        for stream in (
+            self.job.finished,
+            self.job.generation.prompts,
+            self.job.generation.returned,
+        ):
             stats = stream.stats().ledger
             assert stats.balanced
             yield stats.waiting, stats.leased, stats.acked
@@ -90,46 +87,29 @@ def start(args):
         trainer.source.close()
 
 
-def test_groups_are_acknowledged_by_the_save_of_their_rollout(start):
+@pytest.mark.parametrize("resumed", [-1, 0, 1])
+def test_groups_are_acknowledged_by_the_save_of_their_rollout(start, resumed):
     trainer = start()
 
     async def run():
         await trainer.make(4)
         assert await trainer.rollout() == [0, 1]
-        assert await trainer.rollout() == [2, 3]
-        assert trainer.metrics["rollout/fully_async/queue_size"] == 0
+        if resumed >= 0:
+            assert await trainer.rollout() == [2, 3]
+        else:  # this rollout is not complete
+            await trainer.buffer.get()
 
     asyncio.run(run())
-    trainer.source.save(0)
-    assert next(trainer.ledgers()) == (0, 2, 2)
-    successor = start(0)
-    assert next(successor.ledgers()) == (2, 0, 2)
-    assert asyncio.run(successor.rollout()) == [2, 3]
-    successor.source.save(1)
-    assert next(successor.ledgers()) == (0, 0, 4)
-
-
-def test_a_checkpoint_whose_save_was_never_called_has_trained_its_groups(start):
-    trainer = start()
-
-    async def run():
-        await trainer.make(4)
-        await trainer.rollout()
-        await trainer.rollout()
-
-    asyncio.run(run())
-    assert next(start(1).ledgers()) == (0, 0, 4)
-
-
-def test_a_group_that_was_got_and_whose_rollout_never_began_waits_again(start):
-    trainer = start()
-
-    async def run():
-        await trainer.make(2)
-        await trainer.buffer.get()
-
-    asyncio.run(run())
-    assert asyncio.run(start().rollout()) == [0, 1]
+    if resumed == 0:
+        trainer.source.save(0)
+        assert next(trainer.ledgers()) == (0, 2, 2)
+    successor = start(resumed)
+    done = 2 * resumed + 2
+    assert next(successor.ledgers()) == (4 - done, 0, done)
+    if done < 4:
+        assert asyncio.run(successor.rollout()) == [done, done + 1]
+        successor.source.save(resumed + 1)
+        assert next(successor.ledgers()) == (2 - done, 0, done + 2)
 
 
 def test_a_put_waits_while_the_buffer_is_full(start):
@@ -147,25 +127,29 @@ def test_a_put_waits_while_the_buffer_is_full(start):
     asyncio.run(run())
 
 
-def test_aborted_groups_are_recycled(start):
-    trainer = start()
+@pytest.mark.parametrize("recycled", [True, False])
+def test_aborted_and_stale_groups_are_not_trained(start, recycled):
+    trainer = start(max_weight_staleness=2)
+    if not recycled:
+        trainer.buffer._unused = lambda _: None
 
     async def run():
+        await trainer.make(1, version=1)
         await trainer.make(1, Sample.Status.ABORTED)
-        assert list(trainer.ledgers()) == [(0, 0, 0), (0, 0, 1), (1, 0, 0)]
-        await trainer.make(2)
-        assert await trainer.rollout() == [0, 1]
+        if recycled:
+            assert list(trainer.ledgers()) == [(1, 0, 0), (1, 0, 1), (1, 0, 0)]
+        await trainer.make(2, version=5)
+        return await trainer.rollout(current_version=6)
 
-    asyncio.run(run())
-    assert trainer.metrics["rollout/fully_async/aborted_groups_filtered"] == 1
-
-
-def test_aborted_groups_that_are_dropped_are_done(start):
-    trainer = start()
-    trainer.buffer._unused = lambda _: None
-    asyncio.run(trainer.make(1, Sample.Status.ABORTED))
-    assert list(trainer.ledgers()) == [(0, 0, 0), (0, 0, 1), (0, 0, 0)]
-    assert trainer.job.finished.stats().ledger.filtered == 1
+    assert asyncio.run(run()) == ([1, 2] if recycled else [2, 3])
+    name = "rollout/fully_async/"
+    assert trainer.metrics[f"{name}aborted_groups_filtered"] == 1
+    assert trainer.metrics[f"{name}stale_groups_filtered"] == 1
+    assert trainer.metrics[f"{name}max_staleness"] == 5
+    stats = trainer.job.finished.stats().ledger
+    assert (stats.expired, stats.filtered) == ((0, 0) if recycled else (1, 1))
+    again = trainer.source.get_samples(1)[0][0]
+    assert (again.group_index, again.tokens) == ((0, []) if recycled else (4, []))
 
 
 def keep_odd(args, group):
@@ -182,23 +166,6 @@ def test_groups_that_a_filter_drops_are_done(start):
     asyncio.run(run())
     assert trainer.metrics["drop_even"] == 2
     assert list(trainer.ledgers())[1] == (0, 0, 4)
-
-
-def test_stale_groups_are_recycled_and_not_trained(start):
-    trainer = start(max_weight_staleness=2)
-
-    async def run():
-        await trainer.make(1, version=1)
-        await trainer.make(2, version=5)
-        assert await trainer.rollout(current_version=6) == [1, 2]
-        await trainer.make(1, version=6)
-        assert (await trainer.buffer.get(current_version=6)).group[0].tokens == [0]
-
-    asyncio.run(run())
-    name = "rollout/fully_async/"
-    assert trainer.metrics[f"{name}stale_groups_filtered"] == 1
-    assert trainer.metrics[f"{name}max_staleness"] == 5
-    assert trainer.job.finished.stats().ledger.expired == 1
 
 
 def test_trajectories_of_several_samples_keep_their_prompts(start):

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from redrb.compat.sample_groups import job
-from redrb.compat.sample_groups.job import JobGroups
+from redrb import BufferItem
+from redrb.compat.sample_groups import generation, job
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
 from redrb.stream import Lease
-from tests.framework_stand_ins import RolloutFnTrainOutput, Sample, stand_ins
+from tests.framework_stand_ins import RolloutFnTrainOutput, Sample, arguments, stand_ins
 
 COMPLETED, ABORTED = Sample.Status.COMPLETED, Sample.Status.ABORTED
 
@@ -28,20 +28,7 @@ def slime(monkeypatch):
 
 @pytest.fixture
 def args(url, namespace, tmp_path):
-    return SimpleNamespace(
-        redrb_url=url,
-        redrb_namespace=namespace,
-        redrb_task="math",
-        redrb_timeout=20,
-        rollout_global_dataset=True,
-        prompts=4,
-        rollout_shuffle=True,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        save_interval=1,
-        save=str(tmp_path),
-        load=str(tmp_path),
-    )
+    return arguments(url, namespace, tmp_path, prompts=4)
 
 
 @pytest.fixture
@@ -59,7 +46,11 @@ def start(args):
 
     yield start_one
     for source in sources[-1:]:  # the others may be closed
-        for stream in (source.groups.finished, source.groups.prompts, source.groups.returned):
+        for stream in (
+            source.groups.finished,
+            source.groups.generation.prompts,
+            source.groups.generation.returned,
+        ):
             assert stream.stats().ledger.balanced
     for source in sources:
         source.close()
@@ -108,12 +99,6 @@ def test_processes_share_one_pass_and_what_a_dead_one_had_comes_again(start):
     assert [group[0].prompt for group in second.get_samples(3)] == ["p0", "p3", "p3"]
 
 
-def test_without_a_data_set_groups_are_empty(start):
-    source = start(rollout_global_dataset=False)
-    assert source.get_samples(1) == [[Sample(0, 0), Sample(0, 1)]]
-    assert len(source) == 0
-
-
 def test_aborted_groups_come_back_first_with_what_was_generated(start):
     source = start()
     first, second = source.get_samples(2)
@@ -126,25 +111,52 @@ def test_aborted_groups_come_back_first_with_what_was_generated(start):
     again[0][1].tokens = [8]
     source.add_samples(again[:1])
     assert source.get_samples(1)[0][1].tokens == [8]
-    assert ledger(source.groups.prompts) == (0, 2, 1)
-    assert first[0].prompt == "p0"
+    source.put([finish(again[0]), finish(first)])
+    assert ledger(source.groups.generation.prompts) == (0, 1, 2)
+    assert ledger(source.groups.generation.returned) == (0, 0, 2)
 
 
-def test_a_group_that_is_given_back_twice_because_its_process_died_comes_once(start, monkeypatch):
+@pytest.mark.parametrize("step", ["release", "acknowledge"])
+def test_a_group_whose_process_dies_while_it_gives_it_back_is_there_once(start, monkeypatch, step):
+    source = start()
+    for mark in (1, 2):
+        (group,) = source.get_samples(1)
+        group[0].tokens = [mark]
+        with monkeypatch.context() as patch:
+            if mark == 2:  # killed before its entry is released, or its first content is ended
+                patch.setattr(generation, step, die)
+                with pytest.raises(KeyboardInterrupt):
+                    source.add_samples([group])
+            else:
+                source.add_samples([group])
+    source.close()
+    successor = start()
+    had = successor.get_samples(2)
+    assert [each[0].prompt for each in had] == ["p0", "p1"]
+    assert had[0][0].tokens == [2]
+    successor.put(list(map(finish, had)))
+    assert ledger(successor.groups.finished) == (2, 0, 0)
+    assert ledger(successor.groups.generation.prompts)[:2] == (0, 0)
+    assert ledger(successor.groups.generation.returned)[:2] == (0, 0)
+
+
+def test_what_was_generated_of_a_finished_group_is_deleted_at_the_next_start(start, monkeypatch):
     source = start()
     (group,) = source.get_samples(1)
     source.add_samples([group])
     (group,) = source.get_samples(1)
     with monkeypatch.context() as patch:
-        patch.setattr(job, "_acknowledge", die)
+        patch.setattr(generation, "acknowledge", die)
         with pytest.raises(KeyboardInterrupt):
-            source.add_samples([group])
+            source.put([finish(group)])
     source.close()
-    successor = start(None)
-    had = successor.get_samples(2)  # the entry that was not acknowledged, and the one that was put
-    assert had[0] == had[1]
-    successor.add_samples(had[1:])
-    assert [each[0].prompt for each in successor.get_samples(2)] == ["p0", "p1"]
+    other = start(None)
+    (kept,) = other.get_samples(1)
+    other.add_samples([kept])
+    assert other.get_buffer_length() == 2
+    other.load(-1)
+    assert other.get_buffer_length() == 1
+    assert other.get_samples(1) == [kept]
 
 
 def die(*_):
@@ -157,24 +169,26 @@ def test_groups_that_are_not_of_the_data_set_are_returned_too(start):
     (group,) = source.get_samples(1)
     assert group[0].prompt == "mine"
     source.put([finish(group)])
-    assert ledger(source.groups.returned) == (0, 0, 1)
+    assert ledger(source.groups.generation.returned) == (0, 0, 1)
 
 
 def test_groups_that_a_filter_dropped_are_done_at_the_second_save(start):
     source = start()
-    kept, _dropped = source.get_samples(2)
+    kept, dropped, _ = source.get_samples(3)
     source.put([finish(kept)])
+    source.drop([dropped])
     source.save(0)
-    assert ledger(source.groups.prompts) == (0, 1, 1)
+    assert ledger(source.groups.generation.prompts) == (0, 1, 2)
     source.save(1)
-    assert ledger(source.groups.prompts) == (0, 0, 2)
+    assert ledger(source.groups.generation.prompts) == (0, 0, 3)
+    assert source.groups.finished.stats().ledger.filtered == 1
 
 
 def test_without_the_rollout_function_a_save_ends_what_was_handed_out(start):
     source = start()
     source.get_samples(2)
     source.save(0)
-    assert ledger(source.groups.prompts) == (0, 0, 2)
+    assert ledger(source.groups.generation.prompts) == (0, 0, 2)
 
 
 # finished groups
@@ -219,13 +233,13 @@ def test_a_group_of_the_data_set_moves_to_the_finished_ones_once(start, monkeypa
     assert again[0][0].prompt == "p0"
     successor.put([finish(again[0], 2)])
     assert ledger(successor.groups.finished) == (1, 0, 0)
-    assert ledger(successor.groups.prompts) == (2, 0, 1)
+    assert ledger(successor.groups.generation.prompts) == (2, 0, 1)
 
 
-def test_groups_of_another_size_and_foreign_ones_become_dead_letters(args, start, open_stream):
+def test_groups_of_another_size_and_foreign_ones_become_dead_letters(args, start):
     source = start()
     put_groups([make(1), make(2)[:1], make(3)], args=args)
-    source.groups.finished.put(source.groups.prompts and job._entry())
+    source.groups.finished.put(BufferItem(None, None, extras={"format": 1}))
     assert marks(generate_rollout(args, 0, source)) == [1, 3]
     put_groups([make(4), make(5)], args=args)
     assert marks(generate_rollout(args, 1, source)) == [4, 5]
@@ -252,7 +266,7 @@ def test_settings_come_from_the_environment(url, namespace, args, start, monkeyp
     assert source.groups.finished.count() == 1
     other = start(None, redrb_task="code", redrb_stream={"limit": 7, "lease_ms": 900})
     assert other.groups.finished.settings().values["limit"] == "7"
-    assert other.groups.prompts.task == "code.prompts"
+    assert other.groups.generation.prompts.task == "code.prompts"
 
 
 @pytest.mark.parametrize("source", [None, SimpleNamespace()])
@@ -333,27 +347,16 @@ def test_a_save_acknowledges_its_rollouts_and_not_those_taken_ahead(args, traine
     assert ledger(trainer.groups.finished) == (6, 2, 4)
 
 
-def test_a_resumed_trainer_trains_again_what_its_checkpoint_has_not(args, trainer, start):
+@pytest.mark.parametrize("resumed", [-1, 0, 1])
+def test_a_resumed_trainer_trains_what_its_checkpoint_has_not(args, trainer, start, resumed):
     for rollout_id in range(3):
         generate_rollout(args, rollout_id, trainer)
-    trainer.save(0)
-    successor = start(0)
-    assert ledger(successor.groups.finished) == (10, 0, 2)
-    assert marks(generate_rollout(args, 1, successor)) == [2, 3]
-
-
-def test_a_checkpoint_whose_save_was_never_called_has_trained_its_groups(args, trainer, start):
-    for rollout_id in range(3):
-        generate_rollout(args, rollout_id, trainer)
-    trainer.save(0)
-    successor = start(1)  # killed between the model of rollout 1 and `save(1)`
-    assert ledger(successor.groups.finished) == (8, 0, 4)
-    assert marks(generate_rollout(args, 2, successor)) == [4, 5]
-
-
-def test_a_run_without_a_checkpoint_begins_with_the_same_groups(args, trainer, start):
-    generate_rollout(args, 0, trainer)
-    assert marks(generate_rollout(args, 0, start(-1))) == [0, 1]
+    if resumed >= 0:
+        trainer.save(0)  # of rollout 1 the model is saved, and `save` was not called
+    successor = start(resumed)
+    done = 2 * resumed + 2
+    assert ledger(successor.groups.finished) == (12 - done, 0, done)
+    assert marks(generate_rollout(args, resumed + 1, successor)) == [done, done + 1]
 
 
 def test_files_of_rollouts_without_a_checkpoint_are_deleted(args, trainer, tmp_path):
@@ -432,9 +435,3 @@ def test_a_lease_that_was_lost_is_acknowledged_all_the_same(args, trainer):
     trainer.groups.finished.dismiss(trainer.groups.finished.consumer)
     trainer.save(0)
     assert ledger(trainer.groups.finished) == (10, 0, 2)
-
-
-def test_one_job_has_one_object_in_a_process(args, start):
-    source = start()
-    assert job.job_groups(args, "slime") is source.groups
-    assert isinstance(source.groups, JobGroups)

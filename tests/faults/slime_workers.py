@@ -17,11 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from redrb.compat.sample_groups import generation
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
 from redrb.errors import StoreUnavailable
 from redrb.stream import Lease
-from tests.framework_stand_ins import Sample, install
+from tests.framework_stand_ins import Sample, arguments, install
 
 ROLLOUTS = 24
 BATCH = 4
@@ -37,7 +38,14 @@ TRAINER_DEATHS = [
     ("saved", 2),
     ("", 0),
 ]
-MAKER_DEATHS = [("generating", 5), ("stored", 3), ("put", 4), ("generating", 2), ("stored", 2)]
+MAKER_DEATHS = [
+    ("generating", 5),
+    ("stored", 3),  # a finished group is stored, and its prompt is not acknowledged
+    ("put", 4),
+    ("giving back", 2),  # what was generated is stored, and the prompt is not released
+    ("generating", 2),
+    ("stored", 2),
+]
 
 
 class Death:
@@ -61,24 +69,6 @@ class Death:
     def _patch(self, owner: Any, name: str, run: Callable[[Callable[[], Any]], Any]) -> None:
         method = getattr(owner, name)
         setattr(owner, name, lambda *given, **named: run(lambda: method(*given, **named)))
-
-
-def arguments(url: str, namespace: str, folder: str) -> SimpleNamespace:
-    return SimpleNamespace(
-        redrb_url=url,
-        redrb_namespace=namespace,
-        redrb_task="math",
-        redrb_keep_checkpoints=1,
-        redrb_stream={"limit": 60, "lease_ms": 400, "max_deliveries": 1000},
-        rollout_global_dataset=True,
-        prompts=7,
-        rollout_shuffle=True,
-        n_samples_per_prompt=2,
-        rollout_batch_size=BATCH,
-        save_interval=SAVE_EVERY,
-        save=folder,
-        load=folder,
-    )
 
 
 def checkpoints(folder: str) -> list[Path]:
@@ -116,6 +106,7 @@ def train(args: SimpleNamespace, death: Death) -> None:
 def make(args: SimpleNamespace, death: Death, maker: int) -> None:
     """Put groups without end; each is noted in a journal when its put has returned."""
     death.before(Lease, "_end_parts", "stored")
+    death.before(generation, "release", "giving back")
     source = RedrbDataSource(args) if maker < 2 else None
     journal = Path(args.save, f"journal-{maker}").open("ab", buffering=0)  # noqa: SIM115
     own = (maker << 50) + (os.getpid() << 20)
@@ -123,6 +114,9 @@ def make(args: SimpleNamespace, death: Death, maker: int) -> None:
         groups = source.get_samples(2) if source else [[Sample(), Sample()] for _ in range(2)]
         death.at("generating")
         marks = []
+        if source and groups[0][0].group_index % 3 == 0 and not groups[0][0].tokens:
+            groups[0][0].tokens = [0]
+            source.add_samples([groups.pop(0)])  # it was aborted
         for group in groups:
             own += 1
             marks.append(group[0].group_index if source else own)
@@ -160,7 +154,17 @@ def keep_running(work: Callable[[Death], None], deaths: list[tuple[str, int]], f
 def main() -> None:
     url, namespace, folder = sys.argv[1:]
     install()
-    args = arguments(url, namespace, folder)
+    args = arguments(
+        url,
+        namespace,
+        folder,
+        redrb_timeout=None,
+        redrb_keep_checkpoints=1,
+        redrb_stream={"limit": 60, "lease_ms": 400, "max_deliveries": 1000},
+        prompts=7,
+        rollout_batch_size=BATCH,
+        save_interval=SAVE_EVERY,
+    )
     supervisors = []
     for maker in range(4):
         supervisor = os.fork()

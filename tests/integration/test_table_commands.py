@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,8 +13,14 @@ import torch
 
 import redrb
 from redrb import Table
+from redrb.cli.__main__ import main
+from redrb.connection.client import scan
+from redrb.keys import TableKeys
+from redrb.registry import Registry
 from redrb.watch.metrics.metric import METRICS
 from redrb.watch.state.reader import StateReader
+from tests.clusters import RedisCluster
+from tests.conftest import REAL
 
 SIZES = (0, 1, 1001)
 
@@ -132,3 +141,67 @@ def test_names_of_tables_and_tasks_do_not_get_in_each_others_way(store, namespac
         assert "no such groups" in run("inspect", "train")[2]  # the task comes first
     assert run("stats", "trian")[0] == 2
     assert run("inspect", "train:actor")[0] == 2
+
+
+def of_namespace(client, namespace: str) -> list[bytes]:
+    """Return the keys of a namespace on all nodes, but for those that go by themselves."""
+    found = [key for one in client.primaries() for key in scan(one, f"redrb:{{{namespace}:*")]
+    return [key for key in found if not key.endswith((b":registry", b":removed"))]
+
+
+def test_rm_deletes_a_table_with_its_values_and_tasks(store, namespace, table, count, run):
+    keys = fill(table, count)
+    table.register("actor", ["tokens"])
+    table.clear(keys[:1])  # retained
+    orphan = TableKeys.of(namespace, "train").value(3, "dead", 0)
+    store.execute("SET", orphan, b"x")
+    assert run("rm", "train:actor", "--yes")[0] == 2
+    status, out, err = run("rm", "train", "--force")
+    assert (status, "--yes" in err) == (2, True)  # no terminal
+    assert f"rows               {max(count - 1, 0):,}" in out
+    with redrb.ExperienceStream(store, "other", namespace=namespace):
+        status, out, _ = run("rm", "train", "--yes", "--force", "--json")
+        assert (status, json.loads(out)["deleted"]) == (0, max(count - 1, 0))
+        assert not [key for key in of_namespace(store, namespace) if b":table:" in key]
+    registry = Registry(store, namespace)
+    assert (list(registry.names("task")), list(registry.names("table"))) == (["other"], [])
+    assert run("rm", "train", "--yes")[0] == 2
+
+
+def test_rm_names_those_who_use_a_table(store, namespace, run):
+    table = Table(store, "train", namespace=namespace, limit=1)
+    table.put(["a"], {"x": [1]})
+    with ThreadPoolExecutor(2) as threads:
+        putting = threads.submit(table.put, ["b"], {"x": [1]}, timeout=60)
+        claim = table.claim("actor", ["x"], 1)
+        watching = threads.submit(table.watch, table.tags().change, 60)
+        prefix = TableKeys.of(namespace, "train").prefix
+        for queue in ("#room", "#watch"):
+            while not store.execute("EXISTS", f"{prefix}queue:{queue}"):
+                pass
+        status, out, err = run("rm", "train", "--yes")
+        assert status == 1
+        for who in ("puts that wait for room (1)", "processes that watch it (1)"):
+            assert f"alive: {who}" in out
+            assert who in err
+        assert f"(process {os.getpid()} on {socket.gethostname()}) of task train:actor" in err
+        claim.ack()
+        table.clear(["a"])
+        putting.result()
+        assert watching.result()
+
+
+@pytest.mark.long
+def test_rm_deletes_values_on_all_nodes_of_a_cluster(namespace, monkeypatch):
+    cluster = RedisCluster(next(iter(REAL.values())))
+    try:
+        with redrb.connect(cluster.url) as client:
+            monkeypatch.setenv("REDRB_URL", cluster.url)
+            table = Table(client, "train", namespace=namespace)
+            fill(table, 1001)
+            nodes = [one for one in client.primaries() if list(scan(one, f"redrb:{{{namespace}:*"))]
+            assert len(nodes) > 1
+            assert main(["rm", "train", "--yes", "--namespace", namespace]) == 0
+            assert not of_namespace(client, namespace)
+    finally:
+        cluster.close()

@@ -1,6 +1,5 @@
 """Samples of slime and miles are stored field by field, and returned as they were."""
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -141,9 +140,3 @@ def test_other_groups_are_no_samples(extras):
     item = BufferItem(torch.ones(3, dtype=torch.int64), torch.zeros(2), extras=extras)
     with pytest.raises(DecodeError, match=r"redrb\.compat\.slime"):
         unpack_group([item], Sample)
-
-
-def test_nan_log_probs_come_back():
-    ((back,), _) = stored([Sample(rollout_log_probs=[math.nan, -math.inf])])
-    assert math.isnan(back.rollout_log_probs[0])
-    assert back.rollout_log_probs[1] == -math.inf

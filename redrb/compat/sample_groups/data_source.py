@@ -46,11 +46,11 @@ class GroupDataSource:
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Return groups to generate: returned ones first, then the next prompts of the data set."""
-        return self.groups.hand_out(num_samples, self._prompt)
+        return self.groups.generation.hand_out(num_samples, self._prompt)
 
     def add_samples(self, samples: list[list[Any]]) -> None:
         """Store aborted and surplus groups, which `get_samples` returns again."""
-        self.groups.give_back(samples)
+        self.groups.generation.give_back(samples)
 
     def put(self, groups: Sequence[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Store finished groups for the trainer; those of `get_samples` exactly once.
@@ -63,7 +63,13 @@ class GroupDataSource:
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away.
         """
-        self.groups.put([(group, pack_group(group)) for group in groups], timeout=timeout)
+        packed = [(group, pack_group(group)) for group in groups]
+        self.groups.generation.finish(packed, timeout)
+
+    def drop(self, groups: Sequence[Sequence[Any]]) -> None:
+        """End groups of `get_samples` that are not to be trained; they count as filtered."""
+        for group in groups:
+            self.groups.generation.drop(group)
 
     def save(self, rollout_id: int) -> None:
         """Acknowledge the groups that the checkpoint of a rollout has trained."""
@@ -79,7 +85,7 @@ class GroupDataSource:
 
     def get_buffer_length(self) -> int:
         """Return how many aborted and surplus groups wait."""
-        return self.groups.returned.count()
+        return self.groups.generation.returned.count()
 
     def __len__(self) -> int:
         return 0 if self.dataset is None else len(self.dataset)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from typing import Any, NamedTuple
 
 from redrb.checks import checked_int, checked_timeout
+from redrb.compat.sample_groups.generation import Generation
+from redrb.compat.sample_groups.leases import acknowledge, release_all
 from redrb.compat.sample_groups.packing import (
-    FORMAT,
     check_size,
     forget_numbers,
-    group_index,
     number,
     pack_group,
     unpack_group,
@@ -22,13 +23,7 @@ from redrb.compat.sample_groups.packing import (
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.connection import connect
 from redrb.environment import PREFIX, variable
-from redrb.errors import (
-    BatchTimeout,
-    DecodeError,
-    LeaseLost,
-    RecordError,
-    StoreUnavailable,
-)
+from redrb.errors import DecodeError, RecordError
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
 from redrb.train.trainer import replace_predecessor
@@ -41,18 +36,8 @@ _FIRST_NUMBER = 1 << 40
 _SAVE_OPTIONS = ("save_interval", "release_train", "save_trigger_sentinel")
 """Options with which slime and miles write checkpoints."""
 
-
 _SHARED_OPTIONS = ("lease_ms", "max_deliveries", "min_replicas")
-"""Options of the stream of finished groups that hold for the other two as well."""
-
-
-class HandedOut(NamedTuple):
-    """A group that is being generated: its entry in a task, and the saves before."""
-
-    lease: Lease
-    id: int
-    stream: ExperienceStream
-    saves: int
+"""Options of the stream of finished groups that hold for the two others as well."""
 
 
 class TakenGroup(NamedTuple):
@@ -68,7 +53,7 @@ class JobGroups:
     """The groups of one job, as one process sees them; `job_groups` returns it.
 
     Attributes:
-        finished, prompts, returned: The streams of the three tasks.
+        finished: The stream of the finished groups.
         rollout: Of miles: the rollout whose groups are taken now.
         has_source: Whether a data source of this process calls `save` and `load`.
     """
@@ -83,25 +68,34 @@ class JobGroups:
         url, namespace, task = _names(args)
         self._client = connect(url)
         options = dict(getattr(args, "redrb_stream", None) or {})
-        shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
-        self.finished, self.prompts, self.returned = (
-            ExperienceStream(self._client, name, namespace=namespace, checks=(), **further)
-            for name, further in (
-                (task, options),
-                (f"{task}.prompts", shared),
-                (f"{task}.returned", shared),
-            )
+        self._shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
+        self.finished = ExperienceStream(
+            self._client, task, namespace=namespace, checks=(), **options
         )
         self._files = TrainedFiles(args)
         self._checkpoints = getattr(args, "rollout_global_dataset", False) and any(
             getattr(args, name, None) for name in _SAVE_OPTIONS
         )
         self._held: dict[int, list[Lease]] = {}  # by rollout
-        self._handed: dict[int | None, HandedOut] = {}  # by group_index
         self._saved: list[int] = []
-        self._finishes = False
         self.rollout = 0
         self.has_source = False
+
+    @cached_property
+    def generation(self) -> Generation:
+        """The groups that are not finished; makers that only put groups need no rights to them."""
+        prompts, returned = (
+            ExperienceStream(
+                self._client,
+                f"{self.finished.task}.{name}",
+                namespace=self.finished.namespace,
+                checks=(),
+                tags=tags,
+                **self._shared,
+            )
+            for name, tags in (("prompts", []), ("returned", ["of"]))
+        )
+        return Generation(prompts, returned, self.finished, lambda items: self._unpack(items)[0])
 
     def close(self) -> None:
         """Close the streams; their leased groups wait again."""
@@ -109,82 +103,6 @@ class JobGroups:
             for names in [names for names, job in _jobs.items() if job is self]:
                 del _jobs[names]
         self._client.close()
-
-    # generating
-
-    def hand_out(self, count: int, prompt: Callable[[int], list[Any]]) -> list[list[Any]]:
-        """Return groups to generate: returned ones, then prompts, those begun before first.
-
-        Args:
-            prompt: Returns the group of a place in the data set.
-        """
-        groups: list[list[Any]] = []
-        while len(groups) < count:
-            for stream in (self.returned, self.prompts):
-                waiting = min(count - len(groups), stream.count())
-                if not waiting:
-                    continue
-                try:
-                    lease = stream.take(waiting, timeout=0, at_least=1)
-                except (BatchTimeout, StoreUnavailable):
-                    continue  # other processes took them, or `count` waits until Redis is back
-                for seq, items in zip(lease.ids, lease.groups(), strict=True):
-                    if stream is self.prompts:
-                        group = prompt(seq - 1)
-                    else:
-                        group, _ = self._unpack(items)
-                        number(group, 2 * _FIRST_NUMBER + seq)
-                    entry = HandedOut(lease, seq, stream, len(self._saved))
-                    self._handed[group_index(group)] = entry
-                    groups.append(group)
-            new = count - len(groups)
-            if new:
-                self.prompts.put_many([[_entry()] for _ in range(new)])
-        return groups
-
-    def give_back(self, groups: Sequence[Sequence[Any]]) -> None:
-        """Store groups that `hand_out` returns again, with what is generated of them."""
-        for group in groups:
-            items, name = pack_group(group), group_index(group)
-            entry = self._handed.get(name)
-            if entry is None:
-                self.returned.put(items)
-            elif entry.stream is self.prompts:
-                _forward(entry.lease, self.returned, {entry.id: items})
-            else:  # keyed by the entry that it replaces: put again after a crash, it counts once
-                self.returned.put_part(str(entry.id), items, index=0, of=1)
-                _acknowledge(entry.lease, self.returned, [entry.id])
-            self._handed.pop(name, None)
-
-    def put(
-        self,
-        groups: Sequence[tuple[Sequence[Any], list[BufferItem]]],
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Store finished groups, each with its items as `pack_group` returns them.
-
-        Groups that `hand_out` returned leave their task, exactly once.
-        """
-        self._finishes = True
-        handed: dict[Lease, dict[int, list[BufferItem]]] = {}
-        for group, items in groups:
-            entry = self._handed.get(group_index(group))
-            if entry is not None and entry.id in entry.lease.ids:
-                handed.setdefault(entry.lease, {})[entry.id] = items
-        others = [items for group, items in groups if group_index(group) not in self._handed]
-        if others:
-            self.finished.put_many(others, timeout=timeout)
-        for lease, chosen in handed.items():
-            _forward(lease, self.finished, chosen, timeout)
-        for group, _ in groups:
-            self._handed.pop(group_index(group), None)
-
-    def drop(self, group: Sequence[Any]) -> None:
-        """End a group of `hand_out` that is not to be trained; it counts as filtered."""
-        entry = self._handed.pop(group_index(group), None)
-        if entry is not None:
-            _forward(entry.lease, self.finished, {entry.id: None})
 
     # training
 
@@ -211,7 +129,7 @@ class JobGroups:
                     number(group, _FIRST_NUMBER + seq)
                     taken.append(TakenGroup(group, prompts, lease, seq))
         except BaseException:
-            _release(leases)
+            release_all(leases)
             raise
         self._held.setdefault(rollout_id, []).extend(leases)
         return taken
@@ -240,12 +158,7 @@ class JobGroups:
         if len(self._saved) > self._keep:
             self._acknowledge_until(self._saved[-1 - self._keep])
         self._files.delete(before + 1, rollout_id)
-        # groups that came back from nowhere since the save before this one were filtered
-        newest = len(self._saved) - (2 if self._finishes else 1)
-        for name, entry in list(self._handed.items()):
-            if entry.saves <= newest:
-                _acknowledge(entry.lease, entry.stream, [entry.id])
-                del self._handed[name]
+        self.generation.save()
 
     def load(self, rollout_id: int | None) -> None:
         """Resume after the checkpoint of a rollout: acknowledge its groups, release all others.
@@ -253,10 +166,9 @@ class JobGroups:
         Raises:
             DecodeError: The file that names its groups is damaged.
         """
-        _release([lease for leases in self._held.values() for lease in leases])
-        _release([entry.lease for entry in self._handed.values()])
+        release_all(chain.from_iterable(self._held.values()))
         self._held.clear()
-        self._handed.clear()
+        self.generation.load()
         last = -1 if rollout_id is None else rollout_id
         self._saved, self.rollout = [last], last + 1
         for incarnation, groups in self._files.read(last).items() if last >= 0 else ():
@@ -270,7 +182,7 @@ class JobGroups:
     def _acknowledge_until(self, rollout_id: int) -> None:
         for key in self._until(rollout_id):
             for lease in self._held[key]:
-                _acknowledge(lease, self.finished, lease.ids)
+                acknowledge(lease, self.finished)
             del self._held[key]
 
     def _unpack(self, items: Sequence[BufferItem]) -> tuple[list[Any], list[Any]]:
@@ -306,39 +218,3 @@ def _names(args: Any) -> tuple[str | None, str, str]:
         return variable(f"{PREFIX}{name.upper()}") if given is None else given
 
     return named("url"), named("namespace") or "default", named("task") or "rollouts"
-
-
-def _entry() -> BufferItem:
-    return BufferItem(None, None, extras={"format": FORMAT})
-
-
-def _forward(
-    lease: Lease,
-    stream: ExperienceStream,
-    groups: Mapping[int, list[BufferItem] | None],
-    timeout: float | None = None,
-) -> None:
-    try:
-        lease.forward(stream, groups, timeout=timeout)
-    except LeaseLost as error:  # another process generates these groups, and forwards them
-        _log.warning("task %r: %s", stream.task, error)
-
-
-def _acknowledge(lease: Lease, stream: ExperienceStream, ids: Sequence[int]) -> None:
-    """Acknowledge groups of a lease, also those that were lost and wait again."""
-    layouts = lease.layouts
-    samples = {seq: layouts[seq].samples for seq in ids if seq in layouts}
-    try:
-        if samples:
-            lease.ack(list(samples))
-    except LeaseLost:
-        stream.settle(samples, incarnation=lease.incarnation)
-
-
-def _release(leases: Sequence[Lease]) -> None:
-    for lease in leases:
-        try:
-            if lease:
-                lease.release()
-        except LeaseLost as error:  # its groups wait again already
-            _log.warning("%s", error)

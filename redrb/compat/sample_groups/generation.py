@@ -1,0 +1,203 @@
+"""`Generation`: the groups that are being generated, each an entry of a task until it is finished.
+
+A group of the data set is an entry of the task of prompts from its first `hand_out` until it is
+finished, whatever happens meanwhile: it leaves by one `lease.forward` to the finished groups, and
+so it is finished once. What is generated of an aborted group is kept beside its entry, in the task
+of returned groups, with the entry in the tag `of`. Returned groups that have no such entry, as
+those that miles recycles, are entries of the task of returned groups themselves; their tag is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redrb.compat.sample_groups.leases import acknowledge, forward, release, release_all
+from redrb.compat.sample_groups.packing import FORMAT, group_index, number, pack_group
+from redrb.errors import BatchTimeout, StoreUnavailable
+from redrb.experience import BufferItem
+from redrb.stream import ExperienceStream, Lease
+
+_FIRST_NUMBER = 1 << 41
+"""First number of returned groups that have none."""
+
+_ENTRIES = {"of": 0}
+_CONTENTS = {"of_ne": 0}
+
+
+class HandedOut(NamedTuple):
+    """A group that is being generated.
+
+    Attributes:
+        lease, id, stream: Its entry.
+        saves: The saves before it was handed out.
+        content: The lease on what was generated of it before.
+    """
+
+    lease: Lease
+    id: int
+    stream: ExperienceStream
+    saves: int = 0
+    content: Lease | None = None
+
+
+class Generation:
+    """Groups of a job from the data set to the finished ones, as one process has them.
+
+    Args:
+        unpack: Returns the group of stored items.
+    """
+
+    def __init__(
+        self,
+        prompts: ExperienceStream,
+        returned: ExperienceStream,
+        finished: ExperienceStream,
+        unpack: Callable[[Sequence[BufferItem]], list[Any]],
+    ) -> None:
+        self.prompts, self.returned, self._finished = prompts, returned, finished
+        self._unpack = unpack
+        self._handed: dict[int | None, HandedOut] = {}  # by group_index
+        self._saves = 0
+        self._finishes = False
+
+    def hand_out(self, count: int, prompt: Callable[[int], list[Any]]) -> list[list[Any]]:
+        """Return groups to generate: those that were begun before first, then the next prompts.
+
+        Args:
+            prompt: Returns the group of a place in the data set.
+        """
+        groups: list[list[Any]] = []
+        while True:
+            contents = self.returned.count(where=_CONTENTS)
+            for seq, items, lease in self._take(self.returned, count - len(groups), _ENTRIES):
+                group = self._unpack(items)
+                number(group, _FIRST_NUMBER + seq)
+                entry = HandedOut(lease, seq, self.returned)
+                groups.append(self._note(group, entry, contents))
+            for seq, _, lease in self._take(self.prompts, count - len(groups)):
+                entry = HandedOut(lease, seq, self.prompts)
+                groups.append(self._note(prompt(seq - 1), entry, contents))
+            if len(groups) >= count:
+                return groups
+            new = count - len(groups)
+            self.prompts.put_many(
+                [[BufferItem(None, None, extras={"format": FORMAT})] for _ in range(new)]
+            )
+
+    def give_back(self, groups: Sequence[Sequence[Any]]) -> None:
+        """Store groups that `hand_out` returns again, with what is generated of them."""
+        for group in groups:
+            items, name = pack_group(group), group_index(group)
+            entry = self._handed.get(name)
+            if entry is None:
+                self.returned.put(_tagged(items, 0))
+            elif entry.stream is self._finished:
+                forward(entry.lease, self.returned, {entry.id: _tagged(items, 0)})
+            else:
+                self.returned.put(_tagged(items, _entry_of(entry)))
+                self._end_content(entry)
+                release(entry.lease, [entry.id])
+            self._handed.pop(name, None)
+
+    def finish(
+        self,
+        groups: Sequence[tuple[Sequence[Any], list[BufferItem]]],
+        timeout: float | None = None,
+    ) -> None:
+        """Store finished groups, each with its items."""
+        self._finishes = True
+        handed: dict[Lease, dict[int, list[BufferItem]]] = {}
+        for group, items in groups:
+            entry = self._handed.get(group_index(group))
+            if entry is not None and entry.id in entry.lease.ids:
+                handed.setdefault(entry.lease, {})[entry.id] = items
+        others = [items for group, items in groups if group_index(group) not in self._handed]
+        if others:
+            self._finished.put_many(others, timeout=timeout)
+        for lease, chosen in handed.items():
+            forward(lease, self._finished, chosen, timeout=timeout)
+        for group, _ in groups:
+            self._end_content(self._handed.pop(group_index(group), None))
+
+    def drop(self, group: Sequence[Any]) -> None:
+        """End a group that is not to be trained; it counts as filtered."""
+        entry = self._handed.pop(group_index(group), None)
+        if entry is not None:
+            forward(entry.lease, self._finished, {entry.id: None})
+            self._end_content(entry)
+
+    def recycling(self, group: Sequence[Any], lease: Lease, seq: int) -> None:
+        """Note that a finished group is not trained: `give_back` or `drop` ends it."""
+        self._handed[group_index(group)] = HandedOut(lease, seq, self._finished, self._saves)
+
+    def recycled(self, group: Sequence[Any]) -> bool:
+        """Whether `give_back` has ended a group that was noted; it is not noted any more."""
+        return self._handed.pop(group_index(group), None) is None
+
+    def save(self) -> None:
+        """End groups that a filter has dropped: neither finished nor given back by now.
+
+        Where groups are finished here, they have until the second save after they were handed out.
+        """
+        last = self._saves - 1 if self._finishes else self._saves
+        self._saves += 1
+        for name, entry in list(self._handed.items()):
+            if entry.saves <= last:
+                acknowledge(entry.lease, entry.stream, [entry.id])
+                self._end_content(self._handed.pop(name, None))
+
+    def load(self) -> None:
+        """Requeue all groups, and end contents whose entries are gone."""
+        release_all(entry.lease for entry in self._handed.values())
+        release_all(entry.content for entry in self._handed.values() if entry.content)
+        self._handed.clear()
+        orphans = list(self._take(self.returned, self.returned.count(where=_CONTENTS), _CONTENTS))
+        for seq, items, lease in orphans:
+            of = int(items[0].tags.get("of", 0))
+            stream = self.prompts if of > 0 else self.returned
+            if stream.read([abs(of)]) == [None]:
+                acknowledge(lease, self.returned, [seq])
+            else:
+                release(lease, [seq])
+
+    def _take(
+        self, stream: ExperienceStream, count: int, where: Mapping[str, int] | None = None
+    ) -> Iterator[tuple[int, list[BufferItem], Lease]]:
+        """Yield id, items and lease of groups that wait, at most `count`."""
+        waiting = min(count, stream.count(where=where)) if count else 0
+        if waiting:
+            try:
+                lease = stream.take(waiting, timeout=0, at_least=1, where=where)
+            except (BatchTimeout, StoreUnavailable):
+                return  # other processes took them; or the next call waits until Redis is back
+            for seq, items in zip(lease.ids, lease.groups(), strict=True):
+                yield seq, items, lease
+
+    def _note(self, group: list[Any], entry: HandedOut, contents: int) -> list[Any]:
+        """Note an entry that is handed out; returns its group, with what was generated before."""
+        found = list(self._take(self.returned, contents, {"of": _entry_of(entry)}))
+        for seq, _, lease in found[:-1]:  # a process died before it had ended these
+            acknowledge(lease, self.returned, [seq])
+        content = None
+        if found:
+            _, items, content = found[-1]
+            group = self._unpack(items)
+        entry = entry._replace(saves=self._saves, content=content)
+        self._handed[group_index(group)] = entry
+        return group
+
+    def _end_content(self, entry: HandedOut | None) -> None:
+        if entry is not None and entry.content is not None:
+            acknowledge(entry.content, self.returned)
+
+
+def _entry_of(entry: HandedOut) -> int:
+    """Return the tag of what is generated of an entry; entries of returned groups are negative."""
+    return entry.id if entry.stream.task.endswith(".prompts") else -entry.id
+
+
+def _tagged(items: list[BufferItem], of: int) -> list[BufferItem]:
+    for item in items:
+        item.tags = {"of": of}
+    return items
