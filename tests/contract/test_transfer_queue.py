@@ -462,6 +462,23 @@ def test_a_checkpoint_brings_back_what_lost_steps_have_consumed(
     assert set(tq.kv_list()["train"]) == {"p", "p_0_0", "q"}
 
 
+def test_partitions_that_are_younger_than_the_checkpoint(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path
+) -> None:
+    tq.kv_put("a", "unmarked", tag={})  # before this run has a checkpoint
+    tq.save_checkpoint(tmp_path / "1")
+    tq.kv_batch_put(["b", "c"], "train", tags=[{}, {}])
+    tq.kv_clear("b", "train")
+    restart()
+    tq.kv_put("d", "fresh", tag={})
+    restart()
+    tq.load_checkpoint(tmp_path / "1")
+    assert tq.kv_list() == {"unmarked": {"a": {}}, "train": {"b": {}, "c": {}}}
+    restart()
+    tq.load_checkpoint(tmp_path / "1", later="drop")
+    assert tq.kv_list() == {"unmarked": {"a": {}}}
+
+
 def test_checkpoints_that_cannot_be_loaded(tq: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no checkpoint of redrb"):
         tq.load_checkpoint(tmp_path / "none")

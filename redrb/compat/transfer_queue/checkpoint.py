@@ -71,6 +71,7 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"
 
 def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) -> None:
     """Mark all partitions, and write the file."""
+    queue.expect_checkpoints()
     mark = f"checkpoint-{uuid.uuid4().hex}"
     marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
     content = {
@@ -104,27 +105,32 @@ def load(
             )
         raise FileNotFoundError(f"no checkpoint of redrb: {path} is missing.")
     content = json.loads(path.read_text())
-    mark = content["mark"]
-    marked = set(content["partitions"])
-    partitions = {name: queue.partition(name) for name in {*marked, *queue.names()}}
-    for name, partition in partitions.items():
-        if name in marked and mark not in partition.table.marks():
+    queue.expect_checkpoints()
+    names = {*content["partitions"], *queue.names()}
+    marks = {name: set(queue.partition(name).table.marks()) for name in names}
+    for name in content["partitions"]:
+        if content["mark"] not in marks[name]:
             raise ConfigError(
                 f"{path}: partition {name!r} at {queue.where} no longer has this checkpoint, or "
                 f"never had: Redis keeps the newest two, and this one is of namespace "
                 f"{content['namespace']!r}. Resume from a newer one, or delete the file to resume "
                 "without its rows."
             )
-    for name, partition in partitions.items():
+    loaded = {}
+    for name in sorted(names):
+        mark = content["mark"] if name in content["partitions"] else CREATED
+        if mark not in marks[name]:  # it is of a run without checkpoints, and stays empty
+            continue
         kept: Literal["keep", "drop"] = "drop" if name == _VALIDATION else later
-        restored = partition.table.restore(mark if name in marked else CREATED, kept)
+        loaded[name] = queue.partition(name)
+        restored = loaded[name].table.restore(mark, kept)
         _log.warning(
             "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
             name,
             restored.back,
             restored.dropped,
         )
-    return partitions
+    return loaded
 
 
 def _orphans(partition: Partition) -> list[str]:

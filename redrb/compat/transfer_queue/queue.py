@@ -18,7 +18,7 @@ from redrb.table.index import MOST_ROWS
 RUNS = "partitions"
 """The table that names the current run and its partitions; no partition can have this name."""
 
-_RUN, _PARTITION = "run", "partition:"
+_RUN, _PARTITION, _CHECKPOINTS = "run", "partition:", "checkpoints"
 
 CREATED = "created"
 """Mark of a partition's beginning, for checkpoints that are older than the partition."""
@@ -119,9 +119,14 @@ class Queue:
             table = self.partition(name).table
             table.begin_run()
             cleared += table.clear(None)
-        self._runs.table.put([_RUN], tags=[{"name": uuid.uuid4().hex}])
+        self._runs.table.put([_RUN], tags=[{"name": uuid.uuid4().hex, _CHECKPOINTS: False}])
         self.join()
         return cleared
+
+    def expect_checkpoints(self) -> None:
+        """Let partitions that are made from now on be marked at their beginning."""
+        if not self._runs.rows()[_RUN][_CHECKPOINTS]:
+            self._runs.table.put([_RUN], tags=[{_CHECKPOINTS: True}])
 
     def names(self) -> list[str]:
         """Return the names of the partitions.
@@ -165,6 +170,10 @@ class Queue:
                     secret=self.secret,
                 )
                 self._runs.table.put([_PARTITION + name], tags=[{}])
+                if self._runs.rows().get(_RUN, {}).get(_CHECKPOINTS):
+                    counts = table.stats().counts
+                    if not counts.made and not counts.marks:
+                        table.mark(CREATED)
                 self._partitions[name] = Partition(table)
             return self._partitions[name]
 
