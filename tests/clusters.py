@@ -50,6 +50,7 @@ class RedisCluster:
 
     def __init__(self, program: str, *arguments: str, size: int = 3) -> None:
         self.primaries = [Primary(program, *arguments) for _ in range(size)]
+        self.replicas: list[Primary] = []
         first, *others = self.primaries
         for number, primary in enumerate(self.primaries):
             primary.run("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
@@ -64,10 +65,25 @@ class RedisCluster:
         hosts = ",".join(f"127.0.0.1:{primary.port}" for primary in self.primaries)
         return f"redis+cluster://{hosts}"
 
+    def add_replicas(self) -> None:
+        """Give each primary a replica, and wait until it has the primary's data."""
+        self.replicas += [Primary(each.program, *each.arguments[6:]) for each in self.primaries]
+        first = self.primaries[0]
+        for replica in self.replicas:
+            first.run("CLUSTER", "MEET", "127.0.0.1", replica.port, replica.bus)
+        self.wait_until_whole()
+        deadline = time.monotonic() + 20
+        for primary, replica in zip(self.primaries, self.replicas, strict=True):
+            replica.run("CLUSTER", "REPLICATE", primary.id)
+            while "'master_link_status': 'up'" not in str(replica.run("INFO", "replication")):
+                assert time.monotonic() < deadline, replica.run("INFO", "replication")
+                time.sleep(0.02)
+
     def wait_until_whole(self) -> None:
         """Wait until every node knows the others and serves its slots."""
-        deadline, size = time.monotonic() + 20, len(self.primaries)
-        for primary in self.primaries:
+        nodes = [*self.primaries, *self.replicas]
+        deadline, size = time.monotonic() + 20, len(nodes)
+        for primary in nodes:
             while True:
                 info = str(primary.run("CLUSTER", "INFO"))
                 if "cluster_state:ok" in info and f"cluster_known_nodes:{size}\r" in info:
@@ -112,5 +128,5 @@ class RedisCluster:
         source.run("MIGRATE", "127.0.0.1", to.port, name, 0, 5000)
 
     def close(self) -> None:
-        for primary in self.primaries:
+        for primary in (*self.primaries, *self.replicas):
             primary.close()

@@ -31,6 +31,8 @@ MODULES = (
     "redrb.train.episodes",
     "redrb.experience",
     "redrb.compat.coati",
+    "redrb.compat.miles",
+    "redrb.compat.slime",
     "redrb.compat.torchrl",
     "redrb.compat.trl",
     "redrb.recipe",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from redrb.watch.state.model import Finding, Severity
 
 _TEXT = (
-    "check servers, tasks and weights, and say what helps. It looks at the connection, the "
+    "check servers, tasks, tables and weights, and say what helps. It looks at the connection, the "
     "server's settings, workers, leases, ledgers, staleness, dead letters, and at what dead "
     "processes have left. docs/doctor.md lists all findings."
 )
@@ -37,7 +37,11 @@ def add_to(commands: Commands) -> None:
     parser = add_command(commands, "doctor", _TEXT, _run, subject=None)
     parser.epilog = _STATUS
     parser.add_argument(
-        "task", metavar="TASK", nargs="?", default="", help="check this task and the servers only"
+        "task",
+        metavar="TASK",
+        nargs="?",
+        default="",
+        help="check this task or table, and the servers, only",
     )
     add_flag(
         parser,
@@ -115,7 +119,9 @@ def _lines(report: Report) -> Iterator[str]:
     if report.state is not None:
         tasks = listed([task.name for task in report.state.tasks]) or "none"
         weights = listed([one.name for one in report.state.weights]) or "none"
-        yield f"namespace {report.state.namespace}: tasks {tasks}; weights {weights}"
+        tables = listed([one.name for one in report.state.tables])
+        tables = f"; tables {tables}" if tables else ""
+        yield f"namespace {report.state.namespace}: tasks {tasks}{tables}; weights {weights}"
     for repair in report.repairs:
         outcome = "REPAIRED" if repair.done else "NOT REPAIRED"
         yield ""

@@ -62,8 +62,8 @@ _LOOK_SCRIPTS = (
 )
 _LOOK_AT_TABLE = ("table/look", "table/produced", "table/stats", "table/tags")
 _ROWS = (
-    "get getrange hlen hmget mget mset srandmember sismember srem unlink zcard zrevrange".split()
-)
+    "get getrange hlen hmget mget mset scard sismember srandmember srem unlink zcard zrevrange"
+).split()
 _MADE = (
     "changes claimed:* claims:* columns keys needs:* none parts:* puts queue:* rows stream tags "
     "task trash wake:*"

@@ -136,6 +136,8 @@ def read_replies(connection: redis.Connection, count: int) -> list[Reply]:
             reply = gets()
             if reply is NOT_ENOUGH_DATA:
                 break
+            if isinstance(reply, redis.ConnectionError):  # the server loads its data, say
+                raise reply
             replies.append(reply)
     return replies
 

@@ -28,7 +28,7 @@ def remove_table(client: Client, name: str, *, namespace: str) -> int:
     """Delete a table with its values on all nodes, and the tasks that claim its rows.
 
     Returns:
-        The rows that it had, the retained ones too.
+        The rows that it had, without the retained ones.
 
     Raises:
         UnknownTask: There is no such table.

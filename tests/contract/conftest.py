@@ -62,5 +62,5 @@ def open_table(client: redrb.Client, namespace: str) -> Iterator[Callable[..., r
         return opened[-1]
 
     yield open_it
-    if opened and client.execute("EXISTS", opened[-1]._index.keys.task):
+    if opened and opened[-1]._index.client.execute("EXISTS", opened[-1]._index.keys.task):
         audit_table(client, opened[-1])

@@ -18,7 +18,7 @@ import pytest
 
 import redrb
 from redrb.lua.pages import PAGES
-from tests.page_trials import doctor, groups, leases, reports, waiting
+from tests.page_trials import doctor, groups, leases, reports, tables, waiting
 from tests.page_trials.bench import Bench
 
 Trial: TypeAlias = Callable[[Bench, int], None]
@@ -129,6 +129,12 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "observed_workers": (reports.workers_observed,),
     "examined_groups": (doctor.consumer_groups_examined,),
     "examined_waiters": (doctor.waiters_examined,),
+    "table_rows": (tables.rows_live_and_go, tables.a_table_is_deleted),
+    "put_rows": (tables.rows_put_and_found,),
+    "columns": (tables.columns_added,),
+    "claims": (tables.tasks_registered,),
+    "claim_size": (tables.groups_claimed,),
+    "gone_kept": (tables.removals_remembered,),
     "versions": (reports.versions_trimmed, reports.versions_removed),
     "old_pins": (reports.pins_removed,),
 }
@@ -174,6 +180,8 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
         groups.requeued,
         groups.letters_dropped,
     ),
+    "redrb.table.payload.AT_ONCE": (tables.values_in_requests,),
+    "redrb.table.payload.CHUNK_BYTES": (tables.values_in_requests,),
     "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),
 }
 
@@ -219,6 +227,10 @@ NO_PAGES = {
     "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
     "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
     "redrb.stream.worker._MOST_NAME": "the length of a text",
+    "redrb.table.index.MOST_ATTEMPTS": "refusals after which a call fails",
+    "redrb.table.index.MOST_ROWS": "the page put_rows",
+    "redrb.table.reading.MOST_LOOKS": "looks after which a call fails",
+    "redrb.table.table.MOST_KEY_BYTES": "the length of a key",
 }
 """Constants named like pages that are none, and what they are."""
 
@@ -268,7 +280,7 @@ def test_every_page_has_a_trial():
 
 def test_every_page_of_the_client_has_a_trial():
     root = Path(redrb.__file__).parent
-    packages = ("stream", "watch/groups", "watch/doctor", "watch/state")
+    packages = ("stream", "table", "watch/groups", "watch/doctor", "watch/state")
     found = set()
     for path in [
         root / "registry.py",

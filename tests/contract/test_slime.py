@@ -174,12 +174,14 @@ def test_groups_that_are_not_of_the_data_set_are_returned_too(start):
 
 def test_groups_that_a_filter_dropped_are_done_at_the_second_save(start):
     source = start()
-    kept, _dropped = source.get_samples(2)
+    kept, dropped, _ = source.get_samples(3)
     source.put([finish(kept)])
+    source.drop([dropped])
     source.save(0)
-    assert ledger(source.groups.generation.prompts) == (0, 1, 1)
+    assert ledger(source.groups.generation.prompts) == (0, 1, 2)
     source.save(1)
-    assert ledger(source.groups.generation.prompts) == (0, 0, 2)
+    assert ledger(source.groups.generation.prompts) == (0, 0, 3)
+    assert source.groups.finished.stats().ledger.filtered == 1
 
 
 def test_without_the_rollout_function_a_save_ends_what_was_handed_out(start):

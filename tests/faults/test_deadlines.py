@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -53,6 +53,14 @@ def stream(proxy, namespace):
         stream.clear()
 
 
+def is_balanced(stream: ExperienceStream) -> bool:
+    """Return whether a ledger balances; a busy machine is asked again."""
+    for _ in range(10):
+        with suppress(StoreUnavailable):
+            return stream.stats().ledger.balanced
+    return False
+
+
 def seconds_of(call: Callable[[], object]) -> float:
     """Return how long a call takes to fail because Redis is silent."""
     began = time.monotonic()
@@ -94,7 +102,7 @@ def test_calls_end_in_time_when_packets_vanish(proxy, namespace):
         most = {name: least + GRACE_S + LATE_S for name, (least, _) in CALLS.items()}
         assert not {name: each for name, each in seconds.items() if each >= most[name]}
         for stream in streams.values():
-            assert stream.stats().ledger.balanced
+            assert is_balanced(stream)
             stream.clear()
 
 
@@ -125,7 +133,7 @@ def test_calls_that_wait_have_one_deadline_for_all_their_requests(proxy, namespa
         most = 1.0 + GRACE_S + LATE_S
         assert not {name: each for name, each in seconds.items() if each >= most}
         for stream in streams.values():
-            assert stream.stats().ledger.balanced
+            assert is_balanced(stream)
 
 
 def test_the_last_part_has_one_deadline_with_the_put_of_its_group(proxy, stream, monkeypatch):
@@ -143,7 +151,7 @@ def test_the_last_part_has_one_deadline_with_the_put_of_its_group(proxy, stream,
     # a second deadline would begin after the first has lasted for all but half a second
     assert seconds_of(call) < 1.0 + GRACE_S - 0.5 + 1.0 + GRACE_S
     proxy.thaw()
-    assert stream.stats().ledger.balanced
+    assert is_balanced(stream)
 
 
 def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(proxy, namespace):

@@ -223,7 +223,7 @@ def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
                 job.start(name)
             ends = time.monotonic() + seconds
             while time.monotonic() < ends:
-                time.sleep(dice.uniform(5.0, 15.0))
+                time.sleep(dice.uniform(15.0, 45.0))
                 victim = dice.choice(["trainer", "worker", "all", "server"])
                 kills[victim] = kills.get(victim, 0) + 1
                 names = {"all": everything, "worker": [dice.choice(workers)]}.get(victim, [victim])
@@ -235,7 +235,7 @@ def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
                     time.sleep(0.5)
                 job.tend(everything)
             (folder / "over").touch()
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not (folder / "left.json").exists() and time.monotonic() < deadline:
                 time.sleep(1.0)
                 if job.running["trainer"].poll() not in (None, 0):

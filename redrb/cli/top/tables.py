@@ -195,14 +195,14 @@ def tables_table(state: State, width: int | None) -> list[Text]:
         Column("retained", 8, 3),
         Column("limit", 16, 4),
         Column("run", 4, 5),
-        Column("change", 9, 6),
+        Column("changed", 7, 6),
         Column("marks", 24, 7, left=True),
     )
-    rows = [row for table in state.tables for row in _rows_of_table(table)]
+    rows = [row for table in state.tables for row in _rows_of_table(table, state.time)]
     return fitted(columns, rows, width)
 
 
-def _rows_of_table(table: TableState) -> Iterator[list[Text]]:
+def _rows_of_table(table: TableState, now_s: float) -> Iterator[list[Text]]:
     if not table.readable:
         yield [line(table.name, (" (not readable)", DIM)), *[line()] * 10]
         return
@@ -216,7 +216,7 @@ def _rows_of_table(table: TableState) -> Iterator[list[Text]]:
         line(amount(table.retained)),
         line(", ".join(limits)),
         line(str(table.run or "")),
-        line(f"{table.change}"),
+        line(age(max(0.0, now_s - table.changed_s)) if table.change else ""),
         line(", ".join(sorted(table.marks, key=table.marks.__getitem__))),
     ]
     for claim in table.claims:

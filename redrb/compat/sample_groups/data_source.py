@@ -66,6 +66,11 @@ class GroupDataSource:
         packed = [(group, pack_group(group)) for group in groups]
         self.groups.generation.finish(packed, timeout)
 
+    def drop(self, groups: Sequence[Sequence[Any]]) -> None:
+        """End groups of `get_samples` that are not to be trained; they count as filtered."""
+        for group in groups:
+            self.groups.generation.drop(group)
+
     def save(self, rollout_id: int) -> None:
         """Acknowledge the groups that the checkpoint of a rollout has trained."""
         self.groups.save(rollout_id)

@@ -145,7 +145,7 @@ class Generation:
         for name, entry in list(self._handed.items()):
             if entry.saves <= last:
                 acknowledge(entry.lease, entry.stream, [entry.id])
-                self._end_content(self._handed.pop(name))
+                self._end_content(self._handed.pop(name, None))
 
     def load(self) -> None:
         """Requeue all groups, and end contents whose entries are gone."""

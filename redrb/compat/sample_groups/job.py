@@ -23,10 +23,7 @@ from redrb.compat.sample_groups.packing import (
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.connection import connect
 from redrb.environment import PREFIX, variable
-from redrb.errors import (
-    DecodeError,
-    RecordError,
-)
+from redrb.errors import DecodeError, RecordError
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
 from redrb.train.trainer import replace_predecessor
@@ -38,7 +35,6 @@ _FIRST_NUMBER = 1 << 40
 
 _SAVE_OPTIONS = ("save_interval", "release_train", "save_trigger_sentinel")
 """Options with which slime and miles write checkpoints."""
-
 
 _SHARED_OPTIONS = ("lease_ms", "max_deliveries", "min_replicas")
 """Options of the stream of finished groups that hold for the two others as well."""

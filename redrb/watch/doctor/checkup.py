@@ -18,11 +18,12 @@ from redrb.keys import TaskKeys, is_task
 from redrb.registry import Registry
 from redrb.stream.task.lookup import unknown_task
 from redrb.stream.task.store import TaskStore
-from redrb.watch.doctor import latency, registry_names, server_fixes, servers, stored
+from redrb.watch.doctor import latency, registry_names, server_fixes, servers, stored, tables
 from redrb.watch.doctor.examination import Examination, examine
 from redrb.watch.doctor.latency import Ping
 from redrb.watch.doctor.registry_names import LeftName
 from redrb.watch.doctor.repairs import Repair, repair
+from redrb.watch.doctor.tables import TableExamination, examine_table
 from redrb.watch.state.findings import connection_finding, findings_of, worst_first
 from redrb.watch.state.findings.wording import (
     command_line,
@@ -100,7 +101,8 @@ def report_on(
         try:
             found = checked()
             if repairing:
-                for each in repair(client, found.state, found.examined, found.left_names):
+                examined = (found.examined, found.left_names, found.tables)
+                for each in repair(client, found.state, *examined):
                     repairs.append(each)
                 if repairs:
                     found = checked()
@@ -128,7 +130,7 @@ class Checkup:
     def __init__(
         self, client: Client, namespace: str, look: Callable[[], State], task: str = ""
     ) -> None:
-        """Check a namespace, or one of its tasks, and its servers.
+        """Check a namespace, or one of its tasks or tables, and its servers.
 
         Raises:
             UnknownTask: There is no such task.
@@ -148,6 +150,7 @@ class Checkup:
         slots = partial(servers.find_in_cluster, client)
         self._found += self._allowed("slots of the cluster", slots)
         self.examined = self._examine_tasks()
+        self.tables = self._examine_tables()
         self.left_names: tuple[LeftName, ...] = ()
         if not task:
             names = partial(registry_names.left_names, client, self.state)
@@ -173,6 +176,8 @@ class Checkup:
         if not task:
             return state
         keys = TaskKeys.of(namespace, task)
+        if any(table.name == task for table in state.tables):
+            return replace(state, weights=())
         if not client.at(keys.task).execute("EXISTS", keys.task, *keys.contents):
             raise unknown_task(client, namespace, task)
         tasks = tuple(one for one in state.tasks if one.name == task)
@@ -206,6 +211,20 @@ class Checkup:
             examined += filter(None, found)  # others were deleted meanwhile
         for one in examined:
             self._found += stored.find(state, one)
+        return tuple(examined)
+
+    def _examine_tables(self) -> tuple[TableExamination, ...]:
+        """Return what is stored of the tables, and note the findings."""
+        examined: list[TableExamination] = []
+        for table in self.state.tables:
+            if table.readable:
+                examine = partial(examine_table, self._client, self.state.namespace)
+                found = partial(map, examine, [table.name])
+                examined += self._allowed(f"values of table {table.name}", found)
+        for one in examined:
+            self._found += tables.find(self.state, one)
+            if not one.whole:
+                self._unchecked.append(f"values of table {one.name} (give a longer --timeout)")
         return tuple(examined)
 
     def _allowed(self, what: str, check: Callable[[], Iterable[T]]) -> tuple[T, ...]:

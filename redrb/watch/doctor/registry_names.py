@@ -1,4 +1,4 @@
-"""Names in the registry of a namespace whose task or weights do not exist."""
+"""Names in the registry of a namespace whose task, table or weights do not exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 
 from redrb.connection import Client
 from redrb.errors import StoreDenied
-from redrb.keys import TaskKeys, WeightKeys, is_name
+from redrb.keys import TableKeys, TaskKeys, WeightKeys, is_name, is_task
 from redrb.registry import Kind, Registry
 from redrb.watch.state.findings.wording import finding_of, redrb_command
 from redrb.watch.state.model import Finding, State
@@ -28,16 +28,18 @@ class LeftName:
 def left_names(client: Client, state: State) -> list[LeftName]:
     """Return names that name nothing, of those that the user may look up.
 
-    Names whose task or weights the state has are not looked up.
+    Names of what the state has are not looked up.
     """
     registry = Registry(client, state.namespace)
     known: dict[Kind, set[str]] = {
         "task": {task.name for task in state.tasks},
+        "table": {table.name for table in state.tables},
         "weights": {weights.name for weights in state.weights if weights.version},
     }
 
     def left(kind: Kind) -> Iterator[LeftName]:
-        for name in filter(is_name, registry.names(kind)):
+        usable = is_task if kind == "task" else is_name
+        for name in filter(usable, registry.names(kind)):
             if name not in known[kind] and not _exists(client, state.namespace, kind, name):
                 yield LeftName(kind, name)
 
@@ -50,7 +52,7 @@ def unread_tasks(client: Client, state: State) -> list[str]:
     return [
         name
         for name in filter(
-            is_name, islice(Registry(client, state.namespace).names("task"), MOST_NAMES)
+            is_task, islice(Registry(client, state.namespace).names("task"), MOST_NAMES)
         )
         if name not in known and _exists(client, state.namespace, "task", name)
     ]
@@ -59,9 +61,8 @@ def unread_tasks(client: Client, state: State) -> list[str]:
 def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
     """Yield the findings about names."""
     for left in names:
-        text = f"The registry names {left.kind} {left.name!r}, which do not exist."
-        if left.kind == "task":
-            text = f"The registry names task {left.name!r}, which does not exist."
+        do = "do" if left.kind == "weights" else "does"
+        text = f"The registry names {left.kind} {left.name!r}, which {do} not exist."
         command = redrb_command(state, "doctor", "--repair")
         yield finding_of("name-without-task", f"{left.kind} {left.name}", text, command)
 
@@ -89,6 +90,8 @@ def _exists(client: Client, namespace: str, kind: Kind, name: str) -> bool:
     if kind == "task":
         task = TaskKeys.of(namespace, name)
         names = [task.task, *task.contents]
+    elif kind == "table":
+        names = [TableKeys.of(namespace, name).task]
     else:
         keys = WeightKeys.of(namespace, name)
         names = [keys.versions, f"{keys.prefix}fence"]

@@ -22,6 +22,7 @@ from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.watch.doctor.calls import RebuildPuts, RebuildSettings, RemoveOrphans, ReturnLost
 from redrb.watch.doctor.examination import Examination, ExaminedGroup
 from redrb.watch.doctor.registry_names import LeftName, remove_name
+from redrb.watch.doctor.tables import TableExamination, delete_orphans, delete_trash
 from redrb.watch.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.watch.state.findings.wording import counted, shown
 from redrb.watch.state.model import State
@@ -63,12 +64,22 @@ class Repair:
 
 
 def repair(
-    client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
+    client: Client,
+    state: State,
+    examined: Sequence[Examination],
+    names: Sequence[LeftName],
+    tables: Sequence[TableExamination] = (),
 ) -> Iterator[Repair]:
     """Mend what is safe to mend; yields each repair when it is done, or has failed."""
     for task in examined:
         for code, mend in _of_task(task):
             yield _attempted(code, task.subject, mend)
+    for table in tables:
+        place = client, state.namespace, table
+        if table.orphans:
+            yield _attempted("orphaned-values", table.subject, partial(delete_orphans, *place))
+        if table.trash:
+            yield _attempted("undeleted-values", table.subject, partial(delete_trash, *place))
     for weights in state.weights:
         if weights.readable and weights.expired_pins:
             mend = partial(_remove_pins, client, state.namespace, weights.name)

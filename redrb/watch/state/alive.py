@@ -65,8 +65,8 @@ class TableUse:
 
     Attributes:
         tasks: The tasks that claim its rows.
-        writers: Puts that wait for room, processes that watch it, and changes of the last second:
-            a process that puts rows has no heartbeat.
+        writers: Puts that wait for room, processes that watch it, and whether rows changed within
+            a second: a process that puts rows has no heartbeat.
     """
 
     state: TableState
@@ -105,10 +105,11 @@ def table_use(client: Client, table: str, *, namespace: str) -> TableUse:
     waiting = {
         "puts that wait for room": node.execute("ZCARD", f"{prefix}queue:#room"),
         "processes that watch it": node.execute("ZCARD", f"{prefix}queue:#watch"),
-        "processes that change rows": state.change - before.change,
     }
     tasks = tuple(task_use(client, claim.name, namespace=namespace) for claim in state.claims)
-    return TableUse(state, tasks, tuple(f"{who} ({n})" for who, n in waiting.items() if n))
+    writers = [f"{who} ({number})" for who, number in waiting.items() if number]
+    writers += ["a process that changes rows"] if state.change != before.change else []
+    return TableUse(state, tasks, tuple(writers))
 
 
 def _table(client: Client, table: str, namespace: str) -> TableState:

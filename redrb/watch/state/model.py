@@ -171,7 +171,7 @@ class TableState:
         readable, damage: As of a task.
         rows: Rows that are there.
         retained: Cleared rows that a mark may bring back.
-        change: Number of the newest change.
+        change: Number of the newest change: its time in microseconds since 1970.
         run: The newest run; 0: none was begun.
         bytes, retained_bytes: Bytes of the values of these rows.
         made, cleared, dropped: Rows that were ever added, cleared, and given up by a restore.
@@ -201,6 +201,11 @@ class TableState:
     columns: tuple[str, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     claims: tuple[ClaimState, ...] = ()
+
+    @property
+    def changed_s(self) -> float:
+        """When a row changed last, in seconds since 1970 by the server's clock; 0: never."""
+        return self.change / 1e6
 
     @property
     def balanced(self) -> bool:

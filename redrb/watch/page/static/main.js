@@ -80,7 +80,7 @@ function render() {
   const task = chosenTask(state.tasks);
   show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
   document.getElementById("tables").hidden = !state.tables.length;
-  show("tables-table", state.tables, () => panels.tables(state.tables));
+  show("tables-table", [state.tables, Math.round(state.time)], () => panels.tables(state.tables, state.time));
   show("weights", state.weights, () => panels.weights(state.weights));
   show("server", state.servers, () => panels.servers(state.servers));
   renderTask(task, state);

@@ -135,7 +135,7 @@ export function workers(task) {
 }
 
 // Each table, and below it the tasks that claim its rows.
-export function tables(list) {
+export function tables(list, now_s) {
   const limits = (one) => [one.limit ? `${count(one.limit)} rows` : "", one.max_bytes ? size(one.max_bytes) : ""];
   const own = (show) => (one) => (one.rows === undefined ? "" : show(one));
   const claimed = (name) => (one) => (one[name] === undefined ? "" : one[name] === null ? "–" : count(one[name]));
@@ -150,7 +150,7 @@ export function tables(list) {
     { name: "Retained", numeric: true, cell: own((one) => count(one.retained)) },
     { name: "Limit", cell: own((one) => limits(one).filter((text) => text).join(", ")) },
     { name: "Run", numeric: true, cell: own((one) => count(one.run)) },
-    { name: "Newest change", numeric: true, cell: own((one) => count(one.change)) },
+    { name: "Changed", numeric: true, cell: own((one) => (one.change ? `${age(Math.max(0, now_s - one.change / 1e6))} ago` : "")) },
     { name: "Marks", cell: own((one) => Object.keys(one.marks).join(", ")) },
   ], list.flatMap((one) => [one, ...one.claims]));
 }

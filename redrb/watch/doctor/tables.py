@@ -1,0 +1,200 @@
+"""What a table's index says against the values on all nodes, and what dead processes have left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
+
+from redrb.connection import Client
+from redrb.connection.deadline import here
+from redrb.connection.request import Request
+from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.keys import TableKeys
+from redrb.table import Table
+from redrb.table.payload import by_node, exchange, unlink
+from redrb.table.values import TagReader
+from redrb.unpacking import Reading, unpack
+from redrb.watch.state.findings.wording import counted, finding_of, listed, redrb_command, shown
+from redrb.watch.state.model import Finding, State
+from redrb.watch.values import PAGE, stored_values
+
+OLD_S: Final = 900
+"""Seconds without a use after which a value that no row has is an orphan: no put takes so long."""
+
+LEFT_S: Final = 2.0
+"""Time that is left for the other checks when the search of values ends."""
+
+TRASH_S: Final = 1.0
+"""Time after which values are still to be deleted that nobody deletes."""
+
+_LOOKED: Final = 100
+"""Most rows whose values are looked for again, and values of the trash."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableExamination:
+    """A table at one moment.
+
+    Attributes:
+        orphans: Keys of old values that no row has.
+        gone: Keys of rows whose values are gone, the first of them.
+        differences: Where parts of the index contradict each other.
+        trash: Values of cleared or replaced rows that nobody deletes.
+        whole: Whether all values were looked at.
+    """
+
+    name: str
+    orphans: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    trash: int = 0
+    whole: bool = True
+
+    @property
+    def subject(self) -> str:
+        """The subject of its findings."""
+        return f"table {self.name}"
+
+
+def examine_table(client: Client, namespace: str, name: str) -> TableExamination:
+    """Examine a table; a search of its values that takes too long is left out."""
+    keys = TableKeys.of(namespace, name)
+    node = client.at(keys.stream)
+    differences = _differences(node, keys) and _differences(node, keys)  # rows change meanwhile
+    trash = _trash(node, keys)
+    stored: dict[str, bool] = {}  # whether a row has the value
+    for page in stored_values(client, keys):
+        stored.update((key.decode(errors="replace"), False) for key in page)
+        if here().left_s < LEFT_S:
+            return TableExamination(name, differences=differences, trash=trash, whole=False)
+    lacking: list[bytes] = []
+    for number, record in _records(node, keys):
+        for key in _values(keys, record):
+            if key in stored:
+                stored[key] = True
+            else:
+                lacking.append(number)
+        if here().left_s < LEFT_S:
+            return TableExamination(name, differences=differences, trash=trash, whole=False)
+    orphans = _old(client, [key for key, used in stored.items() if not used])
+    gone = _gone(client, node, keys, list(dict.fromkeys(lacking))[:_LOOKED])
+    return TableExamination(name, tuple(orphans), tuple(gone), differences, trash)
+
+
+def _differences(node: Client, keys: TableKeys) -> tuple[str, ...]:
+    pipeline, prefix = Pipeline(), keys.prefix
+    for command, key in (
+        ("HLEN", "keys"),
+        ("ZCARD", "changes"),
+        ("ZCARD", "cleared"),
+        ("HLEN", "rows"),
+        ("HLEN", "tags"),
+    ):
+        pipeline.add(command, f"{prefix}{key}")
+    rows, changes, cleared, records, tags = without_errors(node.exchange(pipeline))
+    if rows == changes and records == tags == rows + cleared:
+        return ()
+    text = (
+        f"The index has {rows:,} keys of rows, {changes:,} rows by their change, {cleared:,} "
+        f"retained ones, {records:,} records and tags of {tags:,}."
+    )
+    return (text,)
+
+
+def _trash(node: Client, keys: TableKeys) -> int:
+    """Return how many values are to be deleted, if some of them stay so."""
+    before = node.execute("SRANDMEMBER", keys.trash, _LOOKED)
+    if not before:
+        return 0
+    threading.Event().wait(TRASH_S)
+    if not any(node.execute("SISMEMBER", keys.trash, member) for member in before[:3]):
+        return 0
+    return int(node.execute("SCARD", keys.trash))
+
+
+def _records(node: Client, keys: TableKeys) -> Iterator[tuple[bytes, bytes]]:
+    """Yield number and record of each row, also of retained ones."""
+    cursor = b""
+    while cursor != b"0":
+        cursor, flat = node.execute("HSCAN", f"{keys.prefix}rows", cursor or b"0", "COUNT", PAGE)
+        yield from zip_longest(flat[::2], flat[1::2])
+
+
+def _values(keys: TableKeys, record: bytes) -> Iterator[str]:
+    with Reading("the record of a row"):
+        for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
+            yield keys.value(bucket, token, place)
+
+
+def _each(client: Client, names: Sequence[str], *command: str) -> dict[str, Reply]:
+    """Return the reply to a command on each key, on all nodes."""
+    nodes = list(by_node(client, names).items())
+    requests = []
+    for node, places in nodes:
+        pipeline = Pipeline()
+        for place in places:
+            pipeline.add(*command, names[place])
+        requests.append(Request(node, pipeline, without_errors))
+    found: dict[str, Reply] = {}
+    for (_, places), replies in zip(nodes, exchange(requests), strict=True):
+        found |= zip((names[place] for place in places), replies, strict=True)
+    return found
+
+
+def _old(client: Client, names: Sequence[str]) -> Iterator[str]:
+    """Yield values that nobody has used for long, and that are there."""
+    for first in range(0, len(names), PAGE):
+        idle = _each(client, names[first : first + PAGE], "OBJECT", "IDLETIME")
+        yield from (name for name, idle_s in idle.items() if idle_s is not None and idle_s >= OLD_S)
+
+
+def _gone(client: Client, node: Client, keys: TableKeys, numbers: Sequence[bytes]) -> Iterator[str]:
+    """Yield the keys of rows whose values are gone, if they are as they were."""
+    if not numbers:
+        return
+    read = TagReader().read
+    records = node.execute("HMGET", f"{keys.prefix}rows", *numbers)
+    tags = node.execute("HMGET", f"{keys.prefix}tags", *numbers)
+    for record, packed in zip(records, tags, strict=True):
+        names = list(_values(keys, record)) if record else []
+        if packed and not all(_each(client, names, "EXISTS").values()):
+            yield read(packed)[0]
+
+
+def find(state: State, table: TableExamination) -> Iterator[Finding]:
+    """Yield the findings about an examined table."""
+    repair = redrb_command(state, "doctor", table.name, "--repair")
+    for text in table.differences:
+        command = redrb_command(state, "stats", table.name)
+        yield finding_of("different-storage", table.subject, text, command)
+    if table.gone:
+        keys = listed([shown(key) for key in table.gone], most=3)
+        text = f"Rows that lack values: {len(table.gone):,}, such as {keys}."
+        command = redrb_command(state, "inspect", table.name, table.gone[0])
+        yield finding_of("lost-values", table.subject, text, command)
+    if table.orphans:
+        text = f"{counted(len(table.orphans), 'value')} of no row, unused for 15 minutes."
+        yield finding_of("orphaned-values", table.subject, text, repair)
+    if table.trash:
+        text = f"{counted(table.trash, 'value')} of cleared or replaced rows, not deleted yet."
+        yield finding_of("undeleted-values", table.subject, text, repair)
+
+
+def delete_orphans(client: Client, namespace: str, table: TableExamination) -> tuple[str, bool]:
+    """Delete old values that no row has, unless a row has them now."""
+    keys, orphans = TableKeys.of(namespace, table.name), set(table.orphans)
+    for _, record in _records(client.at(keys.stream), keys):
+        orphans.difference_update(_values(keys, record))
+    names = list(_old(client, sorted(orphans)))
+    for first in range(0, len(names), PAGE):
+        unlink(client, names[first : first + PAGE])
+    return f"deleted {counted(len(names), 'value')} of no row", True
+
+
+def delete_trash(client: Client, namespace: str, table: TableExamination) -> tuple[str, bool]:
+    """Delete the values of cleared and replaced rows."""
+    Table(client, table.name, namespace=namespace, create=False).clear([])
+    return f"deleted {counted(table.trash, 'value')} of cleared or replaced rows", True
