@@ -92,13 +92,14 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.watch.groups import Browser, Follower, Tokenizer
-    from redrb.watch.rows import is_table
+    from redrb.watch.state.tables import is_table
 
     with connect(options.url) as client:
         if is_table(client, options.task, options.namespace):
             return _show_rows(client, options)
         choice = _choice(options)
+        from redrb.watch.groups import Browser, Follower, Tokenizer
+
         tokenizer = None if options.tokenizer is None else Tokenizer.open(options.tokenizer)
         full = options.full or len(choice.ids) == 1
         kind = Follower if options.follow else Browser

@@ -33,8 +33,8 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.stream.task.removal import remove_task
-    from redrb.watch.rows import is_table
     from redrb.watch.state.alive import task_use
+    from redrb.watch.state.tables import is_table
 
     task, namespace = options.task, options.namespace
     if ":" in task:

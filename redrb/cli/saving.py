@@ -33,11 +33,12 @@ def _save(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.stream.saving.saving import save
     from redrb.stream.task.lookup import existing_task
-    from redrb.table.saving import save_table
-    from redrb.watch.rows import is_table
+    from redrb.watch.state.tables import is_table
 
     with connect(options.url) as client:
         if is_table(client, options.task, options.namespace):
+            from redrb.table.saving import save_table
+
             of_table = save_table(client, options.task, options.path, namespace=options.namespace)
             show(asdict(of_table), figures(asdict(of_table)), as_json=options.json)
             return 0
@@ -50,13 +51,16 @@ def _save(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.registry import Registry
+    from redrb.stream.saving.checking import first_kind
     from redrb.stream.saving.directory import read_index
+    from redrb.stream.saving.file import Kind
     from redrb.stream.saving.resuming import resume
     from redrb.stream.task.store import TaskStore
-    from redrb.table.saving import is_saved_table, resume_table
 
     path = options.path
-    if is_saved_table(path):
+    if not path.is_dir() and first_kind(path) in (Kind.ROWS, Kind.TABLE):
+        from redrb.table.saving import resume_table
+
         with connect(options.url) as client:
             of_table = resume_table(client, options.task, path, namespace=options.namespace)
         show(asdict(of_table), figures(asdict(of_table)), as_json=options.json)

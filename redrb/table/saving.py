@@ -210,15 +210,6 @@ def _rows(node: Client, keys: TableKeys, numbers: Sequence[int]) -> list[SavedRo
     return found
 
 
-def is_saved_table(path: Path) -> bool:
-    """Return whether a file is that of a table; raises ConfigError or DecodeError as a resume."""
-    if path.is_dir():
-        return False
-    with open_saved(path) as file:
-        first = next(SaveReader(file, str(path)).frames(payloads=False))
-        return first.kind in (Kind.ROWS, Kind.TABLE)
-
-
 def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> SavedTable:
     """Fill a new table from a file of `save_table`; it is there as a whole, or not at all.
 

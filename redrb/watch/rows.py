@@ -9,8 +9,7 @@ from typing import Any
 from redrb.codec.dtypes import DTYPES
 from redrb.codec.wire import MAX_RANK
 from redrb.connection import Client
-from redrb.errors import DecodeError, StoreDenied
-from redrb.keys import TableKeys, TaskKeys, is_name
+from redrb.errors import DecodeError
 from redrb.table.index import Index
 from redrb.table.payload import Wanted, read
 from redrb.table.values import TagReader
@@ -47,19 +46,6 @@ class RowView:
     number: int
     tags: Mapping[str, Any]
     columns: tuple[ColumnView, ...]
-
-
-def is_table(client: Client, name: str, namespace: str) -> bool:
-    """Return whether there is a table of this name, and no task that the user may see."""
-    if not is_name(name):
-        return False
-    table, task = TableKeys.of(namespace, name).task, TaskKeys.of(namespace, name).task
-    try:
-        if not client.at(table).execute("EXISTS", table):
-            return False
-        return not client.at(task).execute("EXISTS", task)
-    except StoreDenied as error:
-        return f"{{{namespace}:table:" not in str(error)
 
 
 def read_rows(

@@ -9,8 +9,6 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.keys import TableKeys
 from redrb.registry import Registry
-from redrb.table import Table
-from redrb.table.payload import unlink
 
 PAGE = 1000
 """Values that are looked at, or deleted, together."""
@@ -33,6 +31,9 @@ def remove_table(client: Client, name: str, *, namespace: str) -> int:
     Raises:
         UnknownTask: There is no such table.
     """
+    from redrb.table import Table
+    from redrb.table.payload import unlink
+
     table = Table(client, name, namespace=namespace, create=False)
     tasks = list(table.stats().counts.claims)
     rows = table.delete()

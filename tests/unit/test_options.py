@@ -159,8 +159,8 @@ def test_a_child_inherits_no_variables_with_the_excluded_prefix(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "dest", "values"),
     [
-        (["inspect", "math", "--namespace", "x", "1", "2"], "ids", [1, 2]),
-        (["inspect", "--full", "math", "1", "--json", "2", "--dead", "3"], "ids", [1, 2, 3]),
+        (["inspect", "math", "--namespace", "x", "1", "2"], "ids", ["1", "2"]),
+        (["inspect", "--full", "math", "1", "--json", "2", "--dead", "3"], "ids", ["1", "2", "3"]),
         (["inspect", "math", "--full"], "ids", []),
         (["dead", "requeue", "math", "--namespace", "x", "1"], "ids", [1]),
         (["dead", "drop", "math", "--yes", "1"], "ids", [1]),
@@ -185,7 +185,7 @@ def test_words_of_a_list_may_stand_between_flags(words, dest, values):
         ),
         (["ls", "--xyz"], "redrb ls: there is no flag --xyz. Help: redrb ls --help\n"),
         (["ls", "more"], "redrb ls: there is no place for the argument 'more'. Help: redrb ls"),
-        (["inspect", "a", "--full", "b"], "redrb inspect: argument ID: invalid int value: 'b'."),
+        (["dead", "drop", "a", "b"], "redrb dead drop: argument ID: invalid int value: 'b'."),
         (["inspect", "a", "1", "--xyz", "2"], "redrb inspect: there is no flag --xyz. Help: "),
         (["stats"], "redrb stats: the following arguments are required: TASK. Help: redrb stats"),
     ],

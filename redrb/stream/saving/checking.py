@@ -198,6 +198,12 @@ class CheckedFile:
         return {"entries": self.ending.groups, "members": members}
 
 
+def first_kind(path: Path) -> Kind:
+    """Return the kind of a file's first frame; raises ConfigError or DecodeError."""
+    with open_saved(path) as file:
+        return next(SaveReader(file, str(path)).frames(payloads=False)).kind
+
+
 def open_saved(path: Path) -> BinaryIO:
     """Open a file of a saved task; raises ConfigError if it cannot be read."""
     try:

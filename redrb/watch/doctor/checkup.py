@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from redrb import environment
 from redrb.connection import Client, connect
@@ -18,12 +18,11 @@ from redrb.keys import TaskKeys, is_task
 from redrb.registry import Registry
 from redrb.stream.task.lookup import unknown_task
 from redrb.stream.task.store import TaskStore
-from redrb.watch.doctor import latency, registry_names, server_fixes, servers, stored, tables
+from redrb.watch.doctor import latency, registry_names, server_fixes, servers, stored
 from redrb.watch.doctor.examination import Examination, examine
 from redrb.watch.doctor.latency import Ping
 from redrb.watch.doctor.registry_names import LeftName
 from redrb.watch.doctor.repairs import Repair, repair
-from redrb.watch.doctor.tables import TableExamination, examine_table
 from redrb.watch.state.findings import connection_finding, findings_of, worst_first
 from redrb.watch.state.findings.wording import (
     command_line,
@@ -34,6 +33,9 @@ from redrb.watch.state.findings.wording import (
 )
 from redrb.watch.state.model import Finding, ServerState, State, TaskState
 from redrb.watch.state.reader import MOST_NAMES, StateReader, url_flag
+
+if TYPE_CHECKING:
+    from redrb.watch.doctor.tables import TableExamination
 
 T = TypeVar("T")
 
@@ -218,11 +220,13 @@ class Checkup:
         examined: list[TableExamination] = []
         for table in self.state.tables:
             if table.readable:
+                from redrb.watch.doctor.tables import examine_table, find  # imports numpy
+
                 examine = partial(examine_table, self._client, self.state.namespace)
                 found = partial(map, examine, [table.name])
                 examined += self._allowed(f"values of table {table.name}", found)
         for one in examined:
-            self._found += tables.find(self.state, one)
+            self._found += find(self.state, one)
             if not one.whole:
                 self._unchecked.append(f"values of table {one.name} (give a longer --timeout)")
         return tuple(examined)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from redrb.connection import Client
 from redrb.errors import StoreError, StoreUnavailable
@@ -22,12 +22,14 @@ from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.watch.doctor.calls import RebuildPuts, RebuildSettings, RemoveOrphans, ReturnLost
 from redrb.watch.doctor.examination import Examination, ExaminedGroup
 from redrb.watch.doctor.registry_names import LeftName, remove_name
-from redrb.watch.doctor.tables import TableExamination, delete_orphans, delete_trash
 from redrb.watch.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.watch.state.findings.wording import counted, shown
 from redrb.watch.state.model import State
 from redrb.watch.state.weights import read_weights
 from redrb.weights.reading.catalogue import Catalogue, Pin
+
+if TYPE_CHECKING:
+    from redrb.watch.doctor.tables import TableExamination
 
 TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
 """Time in which a living consumer whose record was lost sends a heartbeat, and is known again."""
@@ -75,6 +77,8 @@ def repair(
         for code, mend in _of_task(task):
             yield _attempted(code, task.subject, mend)
     for table in tables:
+        from redrb.watch.doctor.tables import delete_orphans, delete_trash  # imports numpy
+
         place = client, state.namespace, table
         if table.orphans:
             yield _attempted("orphaned-values", table.subject, partial(delete_orphans, *place))

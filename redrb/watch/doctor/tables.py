@@ -13,7 +13,6 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.keys import TableKeys
-from redrb.table import Table
 from redrb.table.payload import by_node, exchange, unlink
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack
@@ -196,5 +195,7 @@ def delete_orphans(client: Client, namespace: str, table: TableExamination) -> t
 
 def delete_trash(client: Client, namespace: str, table: TableExamination) -> tuple[str, bool]:
     """Delete the values of cleared and replaced rows."""
+    from redrb.table import Table
+
     Table(client, table.name, namespace=namespace, create=False).clear([])
     return f"deleted {counted(table.trash, 'value')} of cleared or replaced rows", True

@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 from redrb.connection import Client
 from redrb.connection.failures import is_denied, translate
 from redrb.connection.transport import Pipeline
-from redrb.errors import RedrbError
-from redrb.keys import TableKeys, is_name
+from redrb.errors import RedrbError, StoreDenied
+from redrb.keys import TableKeys, TaskKeys, is_name
 from redrb.registry import ODD_NAME
 from redrb.table.calls import Count
 from redrb.unpacking import Reading
@@ -49,3 +49,16 @@ def read_tables(client: Client, namespace: str, names: Iterable[str]) -> list[Ta
             fields |= {"claims": claims, "columns": tuple(counts.columns)}
             found.append(TableState(name, **fields))
     return sorted(found, key=lambda each: each.name)
+
+
+def is_table(client: Client, name: str, namespace: str) -> bool:
+    """Return whether there is a table of this name, and no task that the user may see."""
+    if not is_name(name):
+        return False
+    table, task = TableKeys.of(namespace, name).task, TaskKeys.of(namespace, name).task
+    try:
+        if not client.at(table).execute("EXISTS", table):
+            return False
+        return not client.at(task).execute("EXISTS", task)
+    except StoreDenied as error:
+        return f"{{{namespace}:table:" not in str(error)
