@@ -465,18 +465,48 @@ def test_a_checkpoint_brings_back_what_lost_steps_have_consumed(
 def test_partitions_that_are_younger_than_the_checkpoint(
     tq: ModuleType, restart: Callable[[], None], tmp_path: Path
 ) -> None:
-    tq.kv_put("a", "unmarked", tag={})  # before this run has a checkpoint
+    tq.kv_put("a", "old", tag={})
     tq.save_checkpoint(tmp_path / "1")
     tq.kv_batch_put(["b", "c"], "train", tags=[{}, {}])
     tq.kv_clear("b", "train")
     restart()
-    tq.kv_put("d", "fresh", tag={})
+    tq.kv_put("d", "early", tag={})  # by a worker, before the driver has loaded
     restart()
     tq.load_checkpoint(tmp_path / "1")
-    assert tq.kv_list() == {"unmarked": {"a": {}}, "train": {"b": {}, "c": {}}}
+    both = {"b": {}, "c": {}}
+    assert tq.kv_list() == {"old": {"a": {}}, "train": both, "early": {"d": {}}}
     restart()
     tq.load_checkpoint(tmp_path / "1", later="drop")
-    assert tq.kv_list() == {"unmarked": {"a": {}}}
+    assert tq.kv_list() == {"old": {"a": {}}}
+
+
+def test_a_checkpoint_outlives_those_that_verl_did_not_complete(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path
+) -> None:
+    """After the queue's checkpoint verl notes the newest one; crashes in between can be several."""
+    tq.kv_put("a", "train", tag={})
+    tq.save_checkpoint(tmp_path / "1")
+    for number in range(2, 5):
+        tq.kv_clear("a", "train")
+        tq.kv_put(f"row{number}", f"partition{number}", tag={})
+        tq.save_checkpoint(tmp_path / str(number))
+        restart()
+        tq.load_checkpoint(tmp_path / "1")
+    made = {f"partition{number}": {f"row{number}": {}} for number in range(2, 5)}
+    assert tq.kv_list() == {"train": {"a": {}}} | made
+
+
+def test_a_partition_of_a_run_without_checkpoints_does_not_come_back(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path
+) -> None:
+    tq.kv_put("a", "old", tag={})
+    restart()
+    tq.save_checkpoint(tmp_path / "1")
+    content = json.loads((tmp_path / "1" / "redrb.json").read_text())
+    (tmp_path / "1" / "redrb.json").write_text(json.dumps(content | {"partitions": []}))
+    restart()
+    tq.load_checkpoint(tmp_path / "1")
+    assert tq.kv_list() == {}
 
 
 def test_checkpoints_that_cannot_be_loaded(tq: ModuleType, tmp_path: Path) -> None:

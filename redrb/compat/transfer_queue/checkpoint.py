@@ -107,7 +107,7 @@ def load(
     content = json.loads(path.read_text())
     queue.expect_checkpoints()
     names = {*content["partitions"], *queue.names()}
-    marks = {name: set(queue.partition(name).table.marks()) for name in names}
+    marks = {name: queue.partition(name).table.marks() for name in names}
     for name in content["partitions"]:
         if content["mark"] not in marks[name]:
             raise ConfigError(
@@ -124,6 +124,9 @@ def load(
         kept: Literal["keep", "drop"] = "drop" if name == _VALIDATION else later
         loaded[name] = queue.partition(name)
         restored = loaded[name].table.restore(mark, kept)
+        if max(marks[name].values()) > marks[name][mark]:
+            # verl did not note the newest checkpoint: this one must outlive it, and the next save
+            loaded[name].table.mark(mark)
         _log.warning(
             "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
             name,

@@ -119,13 +119,13 @@ class Queue:
             table = self.partition(name).table
             table.begin_run()
             cleared += table.clear(None)
-        self._runs.table.put([_RUN], tags=[{"name": uuid.uuid4().hex, _CHECKPOINTS: False}])
+        self._runs.table.put([_RUN], tags=[{"name": uuid.uuid4().hex}])
         self.join()
         return cleared
 
     def expect_checkpoints(self) -> None:
-        """Let partitions that are made from now on be marked at their beginning."""
-        if not self._runs.rows()[_RUN][_CHECKPOINTS]:
+        """Let partitions be marked at their beginning from now on, in later runs, too."""
+        if not self._runs.rows()[_RUN].get(_CHECKPOINTS):
             self._runs.table.put([_RUN], tags=[{_CHECKPOINTS: True}])
 
     def names(self) -> list[str]:
