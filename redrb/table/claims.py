@@ -82,7 +82,7 @@ class Claims:
             call = Register(self._index.opened.incarnation, task, columns, size)
             reply = self._index.call(call, *_frame())
             if reply.outcome == "gone":
-                self._index.open()
+                self._index.reopen(call.incarnation)
                 continue
             if reply.outcome == "claims":
                 self.delete(task)

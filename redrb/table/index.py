@@ -163,6 +163,15 @@ class Index:
         if not found.reads_only:
             Registry(self._home, self.namespace).add("table", self.table)
 
+    def reopen(self, refused: str) -> None:
+        """Open the table again, whose incarnation is not `refused` any more."""
+        self.open()
+        if self.opened.incarnation == refused:
+            raise StoreError(
+                f"table {self.table!r}: its scripts refuse what Redis has just returned: its keys "
+                "are damaged."
+            )
+
     def begin_run(self) -> int:
         """Begin a run, in which this process is from now on; returns its number."""
         run = self.call(BeginRun(uuid.uuid4().hex))

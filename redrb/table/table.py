@@ -475,7 +475,7 @@ class Table:
             page = self._index.call(ask)
             self._index.refuse(page.outcome, page.run)
             if page.outcome == "gone":
-                self._index.open()
+                self._index.reopen(opened.incarnation)
                 return self.restore(name, later)
             if page.outcome == "unknown":
                 known = ", ".join(page.names) or "none"

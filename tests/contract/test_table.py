@@ -441,6 +441,20 @@ def test_damage_ends_in_errors_of_redrb(client: Client, namespace, seed):
             continue
 
 
+def test_a_damaged_incarnation_hangs_nobody(client, namespace):
+    table = redrb.Table(client, "train", namespace=namespace)
+    client.execute("HSET", table._index.keys.task, "incarnation", b"\xff")
+    for call in (table.put, table.clear, lambda _: table.register("a", ["x"]), table.mark):
+        with pytest.raises(RedrbError):
+            call("m" if call == table.mark else ["a"])
+    with pytest.raises(RedrbError):
+        table.restore("m")
+    client.execute("HDEL", table._index.keys.task, "incarnation")
+    for repeated in (lambda: table.register("a", ["x"]), lambda: table.restore("m")):
+        with pytest.raises(StoreError):
+            repeated()
+
+
 def test_values_that_are_gone_are_an_error(open_table, client):
     table = open_table()
     table.put(["a"], ones(1))

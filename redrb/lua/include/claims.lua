@@ -1,12 +1,12 @@
 -- Claims on the rows of a table: each task that claims is a task below the table's prefix, whose groups name
 -- rows. A group arrives when its rows have all columns that the task needs; leases are those of any task.
 --
--- claims: name -> {columns = names, size = rows of a group, or 1, ...}. Rows that changed after `after` may have to
--- arrive yet, unless it is `full`. `front` and `back` are what stands in an
--- encoded group before and after the length of its extras, which hold the keys of its rows. claimed:<name>: number -> seq of the row's
+-- claims: name -> {columns = names, size = rows of a group, or 1, ...}. Rows that changed after `after` may
+-- have to arrive yet, unless it is `full`. `front` and `back` are what stands in an encoded group before and
+-- after the length of its extras, which hold the keys of its rows. claimed:<name>: number -> seq of the row's
 -- group, '' while other rows of it are missing. parts:<name>: number of a group -> how many of its rows are
--- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows
--- of group g are those with the numbers g * size + 1 to (g + 1) * size.
+-- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g
+-- are those with the numbers g * size + 1 to (g + 1) * size.
 --@include table facts pools groups restore_area arrival
 
 local CLAIMER = 'default' -- the consumer group of all claims
@@ -119,7 +119,8 @@ local function columns_of(records)
   return all
 end
 
--- Those of the rows that have all columns that a task needs: their numbers and keys. `all` holds their columns.
+-- Those of the rows that have all columns that a task needs: their numbers and keys. `all` holds their
+-- columns.
 local function complete_for(claim, ids, numbered, row_keys, all)
   local found, found_keys, needed = {}, {}, {}
   for i, column in ipairs(claim.columns) do

@@ -1,5 +1,5 @@
--- Begin a run: writers of earlier runs are refused from now on. Its number is that of a change, so it is above
--- those of all earlier runs even where Redis has lost them.
+-- Begin a run: writers of earlier runs are refused from now on. Its number is that of a change, so it
+-- is above those of all earlier runs even where Redis has lost them.
 -- KEYS[1] stream
 -- ARGV    the call `BeginRun` of redrb/table/calls.py
 -- Returns the number of the run. Repeated with the same token, it is the same run.

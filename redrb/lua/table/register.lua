@@ -21,8 +21,8 @@ elseif ask.size ~= known.size or table.concat(ask.columns, '\0') ~= table.concat
   return cmsgpack.pack({outcome = 'differs', columns = known.columns, size = known.size})
 end
 if not known.full then
-  local found, numbered, row_keys = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', known.after),
-    '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows), {}, {}
+  local numbered, row_keys, after = {}, {}, '(' .. string.format('%d', known.after)
+  local found = redis.call('ZRANGEBYSCORE', changes, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
   for i = 1, #found, 2 do
     numbered[#numbered + 1] = tonumber(found[i])
   end

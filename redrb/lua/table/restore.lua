@@ -153,8 +153,8 @@ elseif ask.step == 'back' then
   end
 else
   for name, claim in pairs(claims()) do
-    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), string.format('%d', mark), '+inf',
-      'LIMIT', 0, PAGE.table_rows)
+    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), string.format('%d', mark),
+      '+inf', 'LIMIT', 0, PAGE.table_rows)
     if #numbered > 0 then
       forget_arrival(name, claim.size, numbered, replies_of('HMGET', claim_key('claimed', name), numbered))
       in_parts('ZREM', claim_key('consumed', name), numbered)

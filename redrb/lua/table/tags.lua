@@ -1,5 +1,5 @@
--- List the rows that changed after a change, and the keys that went. The last page completes what the table held
--- at its moment: rows that changed while pages were read are on later pages once more.
+-- List the rows that changed after a change, and the keys that went. The last page completes what the table
+-- held at its moment: rows that changed while pages were read are on later pages once more.
 -- KEYS[1] stream
 -- ARGV    the call `Tags` of redrb/table/calls.py
 -- Returns its reply, a page; then the tags of its rows
@@ -15,17 +15,18 @@ if begins then
   whole = unknown
   after = whole and 0 or after
 end
-local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after), '+inf', 'WITHSCORES', 'LIMIT',
-  0, PAGE.table_rows)
+local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after), '+inf', 'WITHSCORES',
+  'LIMIT', 0, PAGE.table_rows)
 local numbered = {}
 for i = 1, #found, 2 do
   numbered[#numbered + 1] = found[i]
 end
 if not (begins and whole) then
   -- bound: PAGE.gone_kept
-  removed = redis.call('ZRANGEBYSCORE', gone, '(' .. string.format('%d', since), '+inf', 'LIMIT', 0, PAGE.gone_kept)
+  removed = redis.call('ZRANGEBYSCORE', gone, '(' .. string.format('%d', since), '+inf', 'LIMIT', 0,
+    PAGE.gone_kept)
 end
 local more = #numbered == PAGE.table_rows
 local known = replies_of('HMGET', tags, numbered)
-return {cmsgpack.pack({more = more, after = more and tonumber(found[#found]) or change, seen = change, begins = begins,
-  whole = whole, gone = removed}), unpack(known)}
+return {cmsgpack.pack({more = more, after = more and tonumber(found[#found]) or change, seen = change,
+  begins = begins, whole = whole, gone = removed}), unpack(known)}
