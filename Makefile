@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow test-engines chaos sanitize fuzz check format guard bench pictures clean
+.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -23,6 +23,10 @@ test-slow: .venv/.dev  ## run the tests that take longer
 
 test-engines: .venv/.dev  ## run makers on a real vLLM: VLLM=folder with bin/vllm and model
 	@VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m slow tests/real_engines $(ARGS)
+
+test-peers: .venv/.dev  ## run tests of other projects on redrb: PEERS=folder of checkouts, PYTHON=with their packages
+	@$(BIN)/python -m tests.peers $(abspath $(PEERS)) $(PYTHON)
+	@PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest tests/peers/test_slime.py $(ARGS)
 
 chaos: .venv/.dev  ## run makers, a stage, trainers and weights under faults: MINUTES=10 SEED=1 SERVER=path
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \

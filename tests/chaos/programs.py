@@ -6,7 +6,16 @@ import multiprocessing
 import os
 import threading
 
-from tests.chaos import hoarders, makers, operators, rollouts, stages, trainers, weights
+from tests.chaos import (
+    hoarders,
+    makers,
+    operators,
+    rollouts,
+    stages,
+    tables,
+    trainers,
+    weights,
+)
 from tests.chaos.options import Place
 from tests.chaos.worker import Worker, serve
 
@@ -32,6 +41,10 @@ ROLES: dict[str, type[Worker]] = {
     "hoard1": hoarders.Hoards,
     "hoard2": hoarders.Hoards,
     "heir": hoarders.Inherits,
+    "table_writer": tables.Writes,
+    "table_claimer0": tables.Claims,
+    "table_claimer1": tables.Claims,
+    "table_marker": tables.Marks,
     "publisher": weights.Publishes,
     "poll": weights.Polls,
     "wait": weights.Waits,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from tests.chaos import leftovers, options, stored, tasks, versions
+from tests.chaos import leftovers, options, stored, tables, tasks, versions
 from tests.chaos.checker import Checker
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
@@ -187,7 +187,9 @@ class Run:
             checker.check_forwarded()
             namespace = options.NAMESPACE
             findings = leftovers.keys(client, namespace, leftovers.AFTER_RUN, "after the run")
+            findings += tables.check(self._url, journals.values())
             tasks.clear(self._url)
+            tables.delete(self._url)
             findings += leftovers.keys(client, namespace, leftovers.AFTER_CLEAR, "after deletion")
         findings += leftovers.files(self.directory / "tmp", self._shared_memory)
         findings += self._fleet.left()

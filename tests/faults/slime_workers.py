@@ -1,7 +1,7 @@
 """A job of slime whose processes die: `python -m tests.faults.slime_workers URL NAMESPACE FOLDER`.
 
-One trainer and four makers, of which two draw prompts from the data source and two have prompts of
-their own. Each process is replaced when it has killed itself with SIGKILL at a chosen moment of its
+One trainer and four makers, of which three draw prompts from the data source and one has prompts of
+its own. Each process is replaced when it has killed itself with SIGKILL at a chosen moment of its
 work. They are forked, so that torch is imported once. The trainer prints each rollout that it has
 saved. When it has trained its last one the makers are killed, and the program ends.
 """
@@ -107,7 +107,7 @@ def make(args: SimpleNamespace, death: Death, maker: int) -> None:
     """Put groups without end; each is noted in a journal when its put has returned."""
     death.before(Lease, "_end_parts", "stored")
     death.before(generation, "release", "giving back")
-    source = RedrbDataSource(args) if maker < 2 else None
+    source = RedrbDataSource(args) if maker < 3 else None
     journal = Path(args.save, f"journal-{maker}").open("ab", buffering=0)  # noqa: SIM115
     own = (maker << 50) + (os.getpid() << 20)
     while True:

@@ -63,4 +63,4 @@ def test_each_group_is_trained_once_in_a_history_although_all_are_killed(
     assert put <= {*trained, *there}
     of_data_set = [number for number in {*trained, *there} if number < 2**20]
     assert {*of_data_set, *unfinished} == set(range(prompts))
-    assert len({number for number in {*trained, *there} if number > 2**20}) > ROLLOUTS
+    assert 0 < len(of_data_set) < len({*trained, *there})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from tests.fuzz import decoder, manifests, queries, records, saved_tasks, urls
+from tests.fuzz import decoder, manifests, queries, records, saved_tasks, tables, urls
 
 TARGETS: dict[str, ModuleType] = {
     "decoder": decoder,
@@ -14,6 +14,7 @@ TARGETS: dict[str, ModuleType] = {
     "queries": queries,
     "urls": urls,
     "records": records,
+    "tables": tables,
 }
 """Each has `one_input(data)`, which raises for a defect, and `seeds()`."""
 

@@ -106,8 +106,14 @@ def test_a_page_is_accessible_in_both_themes_and_on_phones(
 ) -> None:
     with ExperienceStream(owner, "math", namespace=namespace, group="critic") as other:
         other.join_group()
+    table = redrb.Table(owner, "train", namespace=namespace, limit=9)
+    table.put(["a", "b"], {"x": torch.zeros(2, 3)})
+    table.register("actor", ["x"])
+    table.claim("actor", ["x"], 1).ack()
     page.goto(dashboard.url)
     expect(page.get_by_role("heading", name="Task math")).to_be_visible()
+    rows = page.locator("#tables-table tbody tr")
+    expect(rows).to_have_text([re.compile(r"^train2.*9 rows"), re.compile("^train:actor101")])
     expect(page.locator("#groups tbody th")).to_have_text(["default", "critic"])
     expect(page.locator("#letters-list tbody tr")).to_have_count(2)
     expect(page.locator("#connection")).to_have_text("live")

@@ -15,7 +15,7 @@ import redis
 import torch
 
 import redrb
-from redrb import ExperienceStream
+from redrb import ExperienceStream, Table
 from redrb.cli.__main__ import main
 from redrb.environment import child_environment
 from redrb.watch.doctor.servers import server_of
@@ -101,7 +101,7 @@ def put_when_followed(stream: ExperienceStream, servers: list[Server]) -> None:
 @pytest.mark.parametrize(("place", "task"), [("tls", "math"), ("cluster", "")], indirect=["place"])
 def test_an_observer_uses_all_that_looks(place, task, monkeypatch, printed):
     url, servers = place
-    only = ["--task", "math", "--weights", "policy"] if task else []
+    only = ["--task", "math", "--weights", "policy", "--table", "train"] if task else []
     [rights] = printed("acl", "--role", "observer", "--user", "looks", *only)
     for server in servers:
         with redis.Redis(port=server.port) as owner:
@@ -116,12 +116,24 @@ def test_an_observer_uses_all_that_looks(place, task, monkeypatch, printed):
         stream.put_many([[numbered(number)] for number in range(3)], policy_version=1)
         stream.take(1, timeout=5).reject("nan")
         other.put(numbered(4))
+        table = Table(client, "train")
+        table.put(["a", "b"], {"x": torch.zeros(2, 3)})
+        table.register("actor", ["x"])
+        table._claims._open["actor"].stream.close()  # it announces itself seldom
         monkeypatch.setenv("REDRB_URL", url.replace("://", f"://looks:{SECRET}@"))
-        shown = {"math"} if task else {"math", "code"}
+        shown = {"math", "train:actor"} if task else {"math", "code", "train:actor"}
 
         [ls] = printed("ls")
         assert {one["name"] for one in ls["tasks"] if one["stats"]} == shown
         assert [one["name"] for one in ls["weights"]] == ["policy"]
+        [train] = ls["tables"]
+        assert (train["rows"], train["claims"][0]["waiting"]) == (2, 2)
+        assert printed("stats", "train")[0] == {**train, "balanced": True}
+        [inspected] = printed("inspect", "train", "a")
+        assert inspected["rows"][0]["columns"][0]["shape"] == [3]
+        [doctor] = printed("doctor", "train", "--over", "0.2")
+        unchecked = {one["code"]: one["summary"] for one in doctor["findings"]}["unchecked"]
+        assert "values of table train" in unchecked  # it may not search for keys
         [stats] = printed("stats", "math")
         assert stats["groups"][0]["stats"]["ledger"]["put"] == 3
         [inspected] = printed("inspect", "math")
@@ -139,7 +151,7 @@ def test_an_observer_uses_all_that_looks(place, task, monkeypatch, printed):
         assert [one["version"] for one in top["state"]["weights"]] == [1]
         [metrics] = printed("exporter", "--once", *only[:2])
         put = [one for one in metrics["metrics"] if one["name"] == "redrb_groups_put_total"]
-        assert {one["labels"]["task"] for one in put} == shown
+        assert {one["labels"]["task"] for one in put} == ({"math"} if task else shown)
         page = Dashboard(os.environ["REDRB_URL"], "default")
         try:
             assert httpx.get(page.url).status_code == 200

@@ -84,10 +84,13 @@ def test_trajectories_of_several_samples_and_other_prompts_keep_their_places():
     assert (back, of_prompts) == (group, prompts)
 
 
-def test_a_group_has_the_oldest_weight_version_that_is_a_number():
+def test_tools_see_the_reward_and_the_oldest_weight_version():
     versions = [["default", "9"], ["7", "8"], []]
-    items = pack_group([Sample(weight_versions=each) for each in versions])
+    rewards = [0.5, float("nan"), {"score": 1}]
+    pairs = zip(versions, rewards, strict=True)
+    items = pack_group([Sample(weight_versions=each, reward=reward) for each, reward in pairs])
     assert [item.policy_version for item in items] == [9, 7, None]
+    assert [item.reward for item in items] == [torch.tensor(0.5), None, None]
 
 
 @dataclass

@@ -8,12 +8,18 @@ import pytest
 
 from redrb.cli.output import show
 from redrb.cli.top.pages import picture, task_page
-from redrb.cli.top.tables import staleness_table, task_table, weights_table, worker_table
+from redrb.cli.top.tables import (
+    staleness_table,
+    tables_table,
+    task_table,
+    weights_table,
+    worker_table,
+)
 from redrb.cli.top.text import Column, amount, fitted, line, rate, short, sparkline, wrapped
 from redrb.stream.task.ledger import Ledger, StreamStats
 from redrb.watch.state.findings import connection_finding
 from redrb.watch.state.history import History
-from redrb.watch.state.model import Staleness, State, WorkerState
+from redrb.watch.state.model import ClaimState, Staleness, State, TableState, WorkerState
 from redrb.watch.state.observer import View
 from tests.sample_state import history_of, sample_state, view_of
 
@@ -41,6 +47,38 @@ def test_a_picture_is_complete() -> None:
     ):
         assert shown in text
     assert "there is no task gone now" in printed(view_of(sample_state()), "gone")
+
+
+def test_tables_stand_above_the_tasks_that_claim_their_rows() -> None:
+    claims = (
+        ClaimState("train:actor", ("x",), 1, 71, 401, 7),
+        ClaimState("train:critic", ("x",), consumed=3),
+    )
+    state = sample_state()
+    table = TableState(
+        "train",
+        rows=1001,
+        made=1001,
+        bytes=86_200_000,
+        retained=60,
+        limit=5000,
+        max_bytes=10**9,
+        run=2,
+        change=int((state.time - 12) * 1e6),
+        marks={"step-50": 9, "step-40": 7},
+        claims=claims,
+    )
+    hidden = TableState(HOSTILE[:40], readable=False)
+    lines = printed(view_of(replace(state, tables=(table, hidden)))).splitlines()
+    first = next(number for number, each in enumerate(lines) if "TABLES (2)" in each)
+    cells = [each.split() for each in lines[first + 1 : first + 5]]
+    limits = ["60", "5,000,", "1.0", "GB", "2", "12", "s", "step-40,", "step-50"]
+    assert cells[0] == ["train", "1,001", "86.2", "MB", *limits]
+    assert cells[1] == ["train:actor", "401", "7", "71"]
+    assert cells[2] == ["train:critic", "-", "-", "3"]
+    assert "(not readable)" in lines[first + 4]
+    for width in (79, 199):
+        assert max(each.cell_len for each in tables_table(state, width)) <= width
 
 
 def test_versions_in_use_are_those_of_makers_that_name_the_weights() -> None:

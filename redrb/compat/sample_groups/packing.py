@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from redrb.compat.xtuner.arrays import pack_column, unpack_column
@@ -126,6 +128,9 @@ def _pack(sample: Any, **place: Any) -> BufferItem:
             _check(value, name)
             stored[name] = pack_value(value, name)
     item.extras = {"format": FORMAT, **place, "sample": stored}
+    reward = fields.get("reward")
+    if isinstance(reward, int | float) and math.isfinite(reward):
+        item.reward = torch.tensor(float(reward))  # for those who look at the task
     versions = [int(each) for each in fields.get("weight_versions") or () if str(each).isdigit()]
     item.policy_version = min(versions, default=None)
     return item

@@ -120,6 +120,7 @@ class CheckedContents:
             producers: dict[str, str] = msgspec.convert(head, Producers)
             _require(producers.keys().isdisjoint(PUT_FIELDS), "a producer")
             return producers
+        _require(frame.kind is Kind.END, "a frame of a table")
         self.ending = ending = msgspec.convert(head, TaskEnd)
         numbers = [ending.groups, ending.archived, ending.dead_letters]
         whole = numbers == self._counted and ending.waiting == self._waiting

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     PRODUCERS = 4
     SOURCES = 5
     REFRESHES = 6
+    ROWS = 7
+    TABLE = 8
     END = 255
 
 

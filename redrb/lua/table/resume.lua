@@ -1,0 +1,28 @@
+-- Give a table its complete index, which was built below a restore area: all of it, or nothing.
+-- KEYS[1] stream
+-- ARGV    the call `EndResume` of redrb/table/saving.py
+-- Returns "ok"; "used": there is a table; or "gone": the index is not complete. Repeated, it says "ok".
+--@include task table permissions
+
+check_permissions(gone)
+begin_writing()
+local ask = cmsgpack.unpack(ARGV[1])
+local found = redis.call('HGET', task, 'incarnation')
+if found or exists() then
+  return cmsgpack.pack(found == ask.fields.incarnation and 'ok' or 'used')
+end
+if redis.call('HLEN', ask.area .. 'rows') ~= ask.rows or redis.call('HLEN', ask.area .. 'keys') ~= ask.there
+  or redis.call('ZCARD', ask.area .. 'changes') ~= ask.there
+  or redis.call('ZCARD', ask.area .. 'cleared') ~= ask.rows - ask.there then
+  return cmsgpack.pack('gone')
+end
+for _, name in ipairs(ask.names) do -- bound: PAGE.claims
+  if redis.call('EXISTS', ask.area .. name) == 1 then
+    redis.call('RENAME', ask.area .. name, table_prefix .. name)
+    redis.call('PERSIST', table_prefix .. name)
+  end
+end
+for name, value in pairs(ask.fields) do
+  redis.call('HSET', task, name, value)
+end
+return cmsgpack.pack('ok')

@@ -1,0 +1,379 @@
+"""`save_table` writes a table to a file; `resume_table` builds it anew, as a whole or not at all.
+
+The frames are those of a saved task's file (`redrb/stream/saving/file.py`, docs/saving.md): rows
+with their values, then the settings and counters.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline, without_errors
+from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
+from redrb.keys import TableKeys, bucket_of
+from redrb.lua.calls import Call
+from redrb.stream.saving.checking import open_saved
+from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
+from redrb.stream.saving.records import TaskEnd
+from redrb.stream.saving.saving import replacing
+from redrb.stream.task.entries import Count
+from redrb.table.payload import StoredValue, Wanted, read, store, unlink
+from redrb.table.table import Table
+from redrb.table.values import TagReader
+from redrb.unpacking import Reading, unpack
+
+PAGE: Final = 1000
+FRAME_BYTES: Final = 4 << 20
+"""Bytes of a frame to aim at; a single row may be larger."""
+
+AREA_TTL_MS: Final = 3_600_000
+"""Time after which Redis deletes the index of a resume that was killed."""
+
+_ATTEMPTS: Final = 10
+_FIELDS: Final = "limit max_bytes retain change number run cleared dropped kept_from".split()
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{1,128}\Z")]
+Changes: TypeAlias = dict[Name, Count]
+
+
+class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One row; its values follow each other in the payload of the frame.
+
+    Attributes:
+        record, tags: As the index holds them.
+        change, cleared: The change at which it was changed last, or cleared; the other one is 0.
+        consumed, spent: Changes at which tasks have acknowledged it, as scripts name them.
+    """
+
+    number: Count
+    record: bytes
+    tags: bytes
+    change: Count
+    cleared: Count
+    consumed: Changes
+    spent: Changes
+
+    @property
+    def segments(self) -> list[tuple[str, int, int, int, list[int]]]:
+        """Token, place, bucket, change, and ids and bytes of columns, of each put of it."""
+        with Reading("the record of a row"):
+            segments = unpack(self.record, "record of a row")[1:]
+            return [(each[0], *map(int, each[1:4]), list(map(int, each[4:]))) for each in segments]
+
+
+class SavedClaim(msgspec.Struct, frozen=True):
+    """A task that claims rows."""
+
+    columns: list[Name]
+    size: Annotated[int, Meta(ge=1, le=1024)]
+
+
+class TableHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table without its rows, when the last row had been read."""
+
+    fields: dict[Name, Annotated[str, Meta(pattern=r"\A(-1|[0-9]{1,16}|checkpoint)\Z")]]
+    columns: dict[Name, Count]
+    marks: dict[Name, Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")]]
+    claims: dict[Name, SavedClaim]
+
+
+class EndResume(Call[Literal["ok", "used", "gone"]], frozen=True):
+    """Give a table its complete index: "used": there is one; "gone": the index is not complete."""
+
+    script: ClassVar = "table/resume"
+    area: str
+    names: list[str]
+    rows: int
+    there: int
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """The contents of a saved table's file, in numbers."""
+
+    path: Path
+    rows: int
+    retained: int
+    nbytes: int
+
+
+def save_table(client: Client, name: str, path: Path, *, namespace: str) -> SavedTable:
+    """Write a table to a file, page by page; puts may go on meanwhile.
+
+    A row that is there from the beginning to the end is in the file, as it was at one moment.
+
+    Raises:
+        UnknownTask: There is no such table.
+        ConfigError: The file cannot be written.
+        StoreError: Values of a row are gone.
+    """
+    table = Table(client, name, namespace=namespace, create=False)
+    keys, counted = TableKeys.of(namespace, name), Counter[bool]()
+    node = client.at(keys.stream)
+
+    def texts(key: str) -> dict[str, str]:
+        flat = [each.decode() for each in node.execute("HGETALL", f"{keys.prefix}{key}")]
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    with replacing(path) as file:
+        writer = SaveWriter(file)
+        for rows, payload in _frames(client, node, keys):
+            writer.write(Kind.ROWS, rows, payload)
+            counted.update(row.change > 0 for row in rows)
+        header = TableHeader(
+            fields={each: value for each, value in texts("task").items() if each in _FIELDS},
+            columns={each: int(at) for each, at in texts("columns").items()},
+            marks=texts("marks"),
+            claims={
+                task: SavedClaim(claim.columns, claim.size)
+                for task, claim in table.stats().counts.claims.items()
+            },
+        )
+        writer.write(Kind.TABLE, header)
+        writer.end(TaskEnd(groups=counted.total(), archived=counted[False]))
+    return SavedTable(path, counted[True], counted[False], path.stat().st_size)
+
+
+def _frames(
+    client: Client, node: Client, keys: TableKeys
+) -> Iterator[tuple[list[SavedRow], bytes]]:
+    """Yield rows, some at a time, with their values; each row once."""
+    done: set[int] = set()
+    cursor = b""
+    while cursor != b"0":
+        cursor, flat = node.execute("HSCAN", f"{keys.prefix}rows", cursor or b"0", "COUNT", PAGE)
+        numbers = [number for number in map(int, flat[::2]) if number not in done]
+        done.update(numbers)
+        for _ in range(_ATTEMPTS):
+            rows, numbers = _rows(node, keys, numbers) if numbers else [], []
+            while rows:
+                part, nbytes = [rows.pop()], 0
+                while rows and nbytes < FRAME_BYTES:
+                    nbytes += sum(sum(cells[1::2]) for *_, cells in part[-1].segments)
+                    nbytes += len(part[-1].tags) + len(part[-1].record)
+                    part.append(rows.pop())
+                wanted = [
+                    Wanted(keys.value(bucket, token, place), 0, sum(cells[1::2]), whole=True)
+                    for row in part
+                    for token, place, bucket, _, cells in row.segments
+                ]
+                values = iter(read(client, wanted))
+                found = [(row, [next(values) for _ in row.segments]) for row in part]
+                whole = [(row, all_of) for row, all_of in found if None not in all_of]
+                # those of the others were replaced, or cleared, meanwhile
+                numbers += [row.number for row, all_of in found if None in all_of]
+                yield (
+                    [row for row, _ in whole],
+                    b"".join(v or b"" for _, each in whole for v in each),
+                )
+        if numbers:
+            raise StoreError(
+                f"values of {len(numbers)} rows are gone, although the rows are there: "
+                "`redrb doctor` names them. Clear these rows."
+            )
+
+
+def _rows(node: Client, keys: TableKeys, numbers: Sequence[int]) -> list[SavedRow]:
+    """Return rows as they are at one moment, without those that are gone."""
+    tasks = sorted(name.decode() for name in node.execute("HKEYS", keys.claims))
+    scored = [
+        "changes",
+        "cleared",
+        *(f"{kind}:{t}" for kind in ("consumed", "spent") for t in tasks),
+    ]
+    pipeline = node.transaction(f"{keys.prefix}none")
+    for command, name in (("HMGET", "rows"), ("HMGET", "tags"), *(("ZMSCORE", n) for n in scored)):
+        pipeline.add(command, f"{keys.prefix}{name}", *numbers)
+    pipeline.add("EXEC")
+    replies = without_errors(node.retrying(lambda: without_errors(node.exchange(pipeline)))[-1])
+    found, count = [], len(tasks)
+    for number, record, tags, *scores in zip(numbers, *replies[-2 - len(scored) :], strict=True):
+        change, cleared, *acked = (int(each or 0) for each in scores)
+        if record and tags and (change or cleared):
+            consumed, spent = (
+                {task: at for task, at in zip(tasks, part, strict=True) if at}
+                for part in (acked[:count], acked[count:])
+            )
+            row = SavedRow(number, record, tags, change, 0 if change else cleared, consumed, spent)
+            found.append(row)
+    return found
+
+
+def is_saved_table(path: Path) -> bool:
+    """Return whether a file is that of a table; raises ConfigError or DecodeError as a resume."""
+    if path.is_dir():
+        return False
+    with open_saved(path) as file:
+        first = next(SaveReader(file, str(path)).frames(payloads=False))
+        return first.kind in (Kind.ROWS, Kind.TABLE)
+
+
+def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> SavedTable:
+    """Fill a new table from a file of `save_table`; it is there as a whole, or not at all.
+
+    Rows that were claimed and not acknowledged wait again; ledgers of the tasks begin anew.
+
+    Raises:
+        ConfigError: There is a table of this name.
+        DecodeError: The file is damaged, or none of a table.
+        StoreUnavailable: Redis stayed away.
+    """
+    _, header, ending = deque(_read(path, payloads=False), 1)[0]  # all of it is checked first
+    keys = TableKeys.of(namespace, name)
+    node = client.at(keys.stream)
+    if node.execute("EXISTS", keys.task):
+        raise ConfigError(
+            f"there is a table {name!r}: resume into another one, or delete it first."
+        )
+    area = _Area(client, node, keys, header.claims)
+    there = ending.groups - ending.archived
+    try:
+        for frame, _, _ in _read(path, payloads=True):
+            if frame.kind is Kind.ROWS:
+                area.add(msgspec.convert(frame.head, list[SavedRow]), frame.payload)
+        outcome = area.end(header, there, ending.archived)
+        if outcome == "used":
+            raise ConfigError(f"a table {name!r} was created meanwhile: nothing was resumed.")
+        if outcome == "gone":
+            raise StoreError(f"the resumed rows of table {name!r} are gone, or twice: try again.")
+    except BaseException as error:
+        if not (isinstance(error, StoreUnavailable) and error.uncertain):
+            with suppress(StoreError):
+                area.give_up()
+        raise
+    table = Table(client, name, namespace=namespace)
+    for task, claim in header.claims.items():
+        table.register(task, claim.columns, claim.size)
+    return SavedTable(path, there, ending.archived, path.stat().st_size)
+
+
+def _read(path: Path, *, payloads: bool) -> Iterator[tuple[Any, TableHeader, TaskEnd]]:
+    """Yield the frames of a file; beside the last one stand its header and its ending."""
+    header, ending = TableHeader({}, {}, {}, {}), TaskEnd()
+    with open_saved(path) as file:
+        for frame in SaveReader(file, str(path)).frames(payloads=payloads):
+            try:
+                if frame.kind is Kind.ROWS:
+                    msgspec.convert(frame.head, list[SavedRow])
+                elif frame.kind is Kind.TABLE:
+                    header = msgspec.convert(frame.head, TableHeader)
+                elif frame.kind is Kind.END:
+                    ending = msgspec.convert(frame.head, TaskEnd)
+                else:
+                    raise DecodeError(f"{path} is no file of a table.")
+            except msgspec.ValidationError as error:
+                raise DecodeError(f"{path} is malformed: {error}.") from error
+            yield frame, header, ending
+
+
+class _Area:
+    """The index of a table that is resumed, under keys that nobody else knows."""
+
+    def __init__(
+        self, client: Client, node: Client, keys: TableKeys, claims: Mapping[str, SavedClaim]
+    ) -> None:
+        self._client, self._node, self._keys, self._claims = client, node, keys, claims
+        self._token, self._place = uuid.uuid4().hex[:16], 0
+        self._prefix = f"{keys.prefix}restoring:{self._token}:"
+        self._read_tags = TagReader().read
+        self._parts = {task: Counter[int]() for task, claim in claims.items() if claim.size > 1}
+        self._bytes = Counter[bool]()  # of rows that are there, and of others
+        self._last = 0
+        kinds = ("claimed", "consumed", "parts", "spent")
+        self._names = "keys rows tags changes cleared columns marks".split()
+        self._names += [f"{kind}:{task}" for kind in kinds for task in claims]
+
+    def add(self, rows: Sequence[SavedRow], payload: bytes) -> None:
+        """Store rows with their values."""
+        values, view = [], memoryview(payload)
+        adding: dict[tuple[str, str], list[Any]] = {}
+        for row in rows:
+            key = self._read_tags(row.tags)[0]
+            bucket, record = bucket_of(key.encode()), [unpack(row.record, "record of a row")[0]]
+            for *_, change, cells in row.segments:
+                length = sum(cells[1::2])
+                value = self._keys.value(bucket, self._token, self._place)
+                values.append(StoredValue(value, [view[:length]], length))
+                record.append([self._token, self._place, bucket, change, *cells])
+                self._place, view = self._place + 1, view[length:]
+                self._bytes[row.change > 0] += length
+            self._last = max(self._last, row.number)
+            packed = msgspec.msgpack.encode(record)
+            for command, name, *words in self._index(row, key, packed):
+                adding.setdefault((command, name), []).extend(words)
+        if len(view):
+            raise DecodeError("the values of saved rows have other lengths than their records say.")
+        self._send(
+            {("HSET", "rows"): adding.pop(("HSET", "rows"), [])}
+        )  # `give_up` finds values by it
+        store(self._client, values)
+        self._send(adding)
+
+    def _index(self, row: SavedRow, key: str, record: bytes) -> Iterator[tuple[Any, ...]]:
+        yield "HSET", "rows", row.number, record
+        yield "HSET", "tags", row.number, row.tags
+        if row.change:
+            yield "HSET", "keys", key, row.number
+        yield "ZADD", "changes" if row.change else "cleared", row.change or row.cleared, row.number
+        for task in row.consumed.keys() & self._claims.keys():
+            yield "ZADD", f"consumed:{task}", row.consumed[task], row.number
+            yield "HSET", f"claimed:{task}", row.number, "0"  # it does not arrive again
+            if task in self._parts:
+                self._parts[task][(row.number - 1) // self._claims[task].size] += 1
+        for task in row.spent.keys() & self._claims.keys():
+            yield "ZADD", f"spent:{task}", row.spent[task], row.number
+
+    def _send(self, adding: Mapping[tuple[str, str], list[Any]]) -> None:
+        pipeline = Pipeline()
+        for (command, name), words in adding.items():
+            if words:
+                pipeline.add(command, f"{self._prefix}{name}", *words)
+                pipeline.add("PEXPIRE", f"{self._prefix}{name}", AREA_TTL_MS)
+        if pipeline.commands:
+            self._node.retrying(lambda: without_errors(self._node.exchange(pipeline)))
+
+    def end(self, header: TableHeader, there: int, retained: int) -> str:
+        """Give the table its index, with counters that balance."""
+        hashes: dict[str, Mapping[Any, Any]] = {"columns": header.columns, "marks": header.marks}
+        hashes |= {f"parts:{task}": counted for task, counted in self._parts.items()}
+        self._send(
+            {("HSET", n): [w for pair in h.items() for w in pair] for n, h in hashes.items()}
+        )
+        known = header.fields
+        cleared = max(int(known.get("cleared", 0)), retained)
+        fields: dict[str, object] = {
+            **known,
+            "incarnation": uuid.uuid4().hex,
+            "number": max(int(known.get("number", 0)), self._last),
+            "cleared": cleared,
+            "made": there + cleared + int(known.get("dropped", 0)),
+            "bytes": self._bytes[True],
+            "retained_bytes": self._bytes[False],
+            "gone_until": known.get("change", "0"),
+        }
+        texts = {name: str(value) for name, value in fields.items()}
+        end = EndResume(self._prefix, self._names, there + retained, there, texts)
+        return end.run(self._node, [self._keys.stream])
+
+    def give_up(self) -> None:
+        """Delete the index and its values."""
+        cursor = b""
+        while cursor != b"0":
+            cursor, flat = self._node.execute(
+                "HSCAN", f"{self._prefix}rows", cursor or b"0", "COUNT", PAGE
+            )
+            rows = (SavedRow(0, record, b"", 0, 0, {}, {}) for record in flat[1::2])
+            places = (each for row in rows for each in row.segments)
+            unlink(self._client, [self._keys.value(b, token, at) for token, at, b, *_ in places])
+        self._node.execute("UNLINK", *(f"{self._prefix}{name}" for name in self._names))
