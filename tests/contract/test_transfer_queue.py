@@ -201,7 +201,7 @@ def test_columns_that_are_missing_are_left_out_and_missing_rows_an_error(tq: Mod
     for keys, names, text in (
         (["a", "c"], None, "no row 'c'"),
         (["a"], "values", "no column 'values'"),
-        ([], None, "keys is empty"),
+        ([], None, "list of rows is empty"),
     ):
         with pytest.raises(ConfigError, match=text):
             tq.kv_batch_get(keys, "train", names)
@@ -321,8 +321,6 @@ def test_ranks_add_columns_to_their_parts_of_a_batch(tq: ModuleType) -> None:
     assert found == keys
     assert joined.field_names == ["tokens", "total"]
     assert tq.kv_batch_get(keys, "train", "total")["total"].tolist() == [1, 4, 3]
-    bare = tq.BatchMeta(joined.global_indexes[:1], ["train"], ["total"])  # without keys
-    assert asyncio.run(client.async_get_data(bare))["total"].tolist() == [1]
     empty = asyncio.run(client.async_get_data(tq.BatchMeta()))
     assert empty.batch_size == (0,)
 
@@ -330,12 +328,14 @@ def test_ranks_add_columns_to_their_parts_of_a_batch(tq: ModuleType) -> None:
 def test_what_the_client_refuses(tq: ModuleType) -> None:
     tq.kv_put("a", "train", tag={})
     client = tq.get_client()
+    several = tq.BatchMeta([1, 2], ["a", "b"], ["x"], keys=["k", "l"])
     for call, text in (
         (client.async_kv_retrieve_meta(["a", "b"], "train"), r"keys \['b'\] were not found"),
         (client.async_kv_retrieve_meta(["b"], "train", create=True), "kv_batch_put makes"),
         (client.async_kv_retrieve_keys([99], "train"), r"global_indexes \[99\] were not found"),
         (client.async_put(rows(x=torch.zeros(1))), "async_put needs the rows"),
-        (client.async_get_data(tq.BatchMeta([1, 2], ["a", "b"], ["x"])), "several partitions"),
+        (client.async_get_data(several), "several partitions"),
+        (client.async_kv_retrieve_keys([1], "nowhere"), "partition 'nowhere' was not found"),
     ):
         with pytest.raises(ConfigError, match=text):
             asyncio.run(call)

@@ -88,8 +88,7 @@ def _retrieve_meta(keys: list[str], partition_id: str) -> BatchMeta:
 
 
 def _retrieve_keys(numbers: list[int], partition_id: str) -> list[str]:
-    partition = opened().known(partition_id)
-    found = partition.table.keys_of(numbers) if partition and numbers else []
+    found = known(numbers, partition_id).table.keys_of(numbers)
     missing = [number for number, key in zip(numbers, found, strict=True) if key is None]
     if missing:
         raise ConfigError(
@@ -98,24 +97,19 @@ def _retrieve_keys(numbers: list[int], partition_id: str) -> list[str]:
     return [key for key in found if key is not None]
 
 
-def _rows_of(meta: BatchMeta) -> tuple[str, list[str]]:
-    """Return the partition and the keys of a batch."""
+def _partition_of(meta: BatchMeta) -> str:
     if len(set(meta.partition_ids)) != 1:
         raise ConfigError("the batch has rows of several partitions: handle each one by itself.")
-    partition_id = meta.partition_ids[0]
-    if meta.keys is None:
-        meta.keys = _retrieve_keys(meta.global_indexes, partition_id)
-    return partition_id, meta.keys
+    return meta.partition_ids[0]
 
 
 def _get_data(meta: BatchMeta) -> TensorDict:
-    partition_id, keys = _rows_of(meta)
-    return get_columns(known(keys, partition_id), keys, meta.field_names)
+    partition = known(meta.keys, _partition_of(meta))
+    return get_columns(partition, meta.keys, meta.field_names)
 
 
 def _put(data: TensorDict, meta: BatchMeta, parser: Parser | None) -> BatchMeta:
-    partition_id, keys = _rows_of(meta)
-    kv_batch_put(keys, partition_id, data, data_parser=parser)
+    kv_batch_put(meta.keys, _partition_of(meta), data, data_parser=parser)
     written = meta.copy()
     written.field_names = sorted({*meta.field_names, *map(str, data.keys())})
     return written

@@ -109,10 +109,10 @@ def kv_batch_get(
     return get_columns(known(keys, partition_id), keys, names)
 
 
-def known(keys: Sequence[str], partition_id: str) -> Partition:
+def known(rows: Sequence[object], partition_id: str) -> Partition:
     """Return the partition of rows, which must be there."""
-    if not keys:
-        raise ConfigError("keys is empty: name the rows.")
+    if not rows:
+        raise ConfigError("the list of rows is empty: name at least one.")
     partition = opened().known(partition_id)
     if partition is None:
         raise ConfigError(f"partition {partition_id!r} was not found.")

@@ -155,7 +155,7 @@ class BatchMeta(_Travels):
     Attributes:
         global_indexes: Number of each row, which no other row of its partition ever gets.
         partition_ids: Partition of each row.
-        keys: Key of each row; None if nobody has looked it up.
+        keys: Key of each row.
         field_names: The columns, sorted.
         extra_info: Facts about the whole batch.
     """
@@ -167,14 +167,14 @@ class BatchMeta(_Travels):
         field_names: Iterable[str] = (),
         extra_info: dict[str, Any] | None = None,
         *,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[str] = (),
     ) -> None:
         self.global_indexes, self.partition_ids = list(global_indexes), list(partition_ids)
-        self.keys = None if keys is None else list(keys)
-        if len(self.global_indexes) != len(self.partition_ids):
+        self.keys = list(keys)
+        if not len(self.global_indexes) == len(self.partition_ids) == len(self.keys):
             raise ConfigError(
-                f"{len(self.global_indexes)} global_indexes and {len(self.partition_ids)} "
-                "partition_ids: give the partition of each row."
+                f"{len(self.global_indexes)} global_indexes, {len(self.partition_ids)} "
+                f"partition_ids and {len(self.keys)} keys: async_kv_retrieve_meta makes batches."
             )
         self.field_names = sorted(field_names)
         self.extra_info: dict[str, Any] = dict(extra_info or {})
@@ -198,10 +198,6 @@ class BatchMeta(_Travels):
             f"global_indexes={self.global_indexes}, extra_info={self.extra_info})"
         )
 
-    def __getitem__(self, item: int | slice) -> BatchMeta:
-        places = range(self.size)[item]
-        return self.select_samples([places] if isinstance(places, int) else list(places))
-
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
         """Return the batch of the rows at these places."""
         if any(not 0 <= place < self.size for place in sample_indices):
@@ -211,7 +207,7 @@ class BatchMeta(_Travels):
             (self.partition_ids[place] for place in sample_indices),
             self.field_names,
             copy.deepcopy(self.extra_info),
-            keys=None if self.keys is None else [self.keys[place] for place in sample_indices],
+            keys=(self.keys[place] for place in sample_indices),
         )
 
     def select_fields(self, field_names: Sequence[str]) -> BatchMeta:
@@ -223,11 +219,6 @@ class BatchMeta(_Travels):
     def copy(self) -> BatchMeta:
         """Return a copy that shares nothing with this one."""
         return self.select_samples(range(self.size))
-
-    def reorder(self, indices: list[int]) -> None:
-        """Put the rows into another order: row `indices[i]` comes to place i."""
-        _check_order(indices, self.size)
-        self.__dict__.update(self.select_samples(indices).__dict__)
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
         """Return `chunks` batches of consecutive rows; the first ones may have one row more."""
@@ -245,13 +236,12 @@ class BatchMeta(_Travels):
                 "batches with other fields cannot be joined: "
                 f"{data[0].field_names}, {other.field_names}."
             )
-        keys = [each.keys for each in data]
         return cls(
             (number for each in data for number in each.global_indexes),
             (partition for each in data for partition in each.partition_ids),
             data[0].field_names,
             _merged(each.extra_info for each in data),
-            keys=None if None in keys else [key for some in keys for key in some or ()],
+            keys=(key for each in data for key in each.keys),
         )
 
     @classmethod
@@ -261,9 +251,9 @@ class BatchMeta(_Travels):
 
 
 for _name in (
-    "add_fields union chunk_by_partition get_dtypes get_shapes get_extra_info set_extra_info "
-    "get_all_extra_info update_extra_info remove_extra_info clear_extra_info has_extra_info "
-    "get_all_custom_meta update_custom_meta clear_custom_meta"
+    "add_fields union reorder chunk_by_partition get_dtypes get_shapes get_extra_info "
+    "set_extra_info get_all_extra_info update_extra_info remove_extra_info clear_extra_info "
+    "has_extra_info get_all_custom_meta update_custom_meta clear_custom_meta"
 ).split():
     setattr(BatchMeta, _name, absent(f"BatchMeta.{_name}"))
 
