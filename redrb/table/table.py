@@ -115,7 +115,8 @@ class Table:
             max_bytes: Most bytes of values, likewise. Puts that add columns to rows which are there
                 never wait, since others may wait for these columns; so the table may exceed it.
             retain: "checkpoint": cleared rows stay, unseen, until they are older than the mark
-                before the newest one, so that `restore` can bring them back.
+                before the newest one, so that `restore` can bring them back; none before the
+                first mark.
             secret: With it Python objects that msgpack does not hold are pickled and signed. All
                 processes need the same. Who knows it can run code in those that read.
             create: False: a table that is not there is an error.
