@@ -387,6 +387,16 @@ def test_a_run_refuses_those_before_it(open_table, client, namespace):
         refused(each)
 
 
+def test_a_run_begins_after_redis_has_lost_the_table(open_table, client, namespace):
+    table = open_table(retain="checkpoint")
+    table.put(["a"], ones(1))
+    for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("UNLINK", key)
+    assert table.begin_run() == table.run > 0
+    table.put(["b"], ones(1))
+    assert open_table(retain="checkpoint").tags().rows == {"b": {}}
+
+
 def test_two_drivers_that_begin_at_once_are_two_runs(open_table, monkeypatch):
     first, second = open_table(), open_table()
     opened = first._index.open
