@@ -82,6 +82,7 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
         ({"x": [object()]}, None),
         ({"y": ones(2)["x"]}, None),
         (None, [{1: 2}]),
+        (None, ["s"]),
         (None, [{}, {}]),
         (ones(1), [{"a": {1: 2}}]),
     ]:
@@ -91,7 +92,11 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
         table.put(["b"], {"a:b": [1]})
     with pytest.raises(ConfigError, match="2049"):
         table.put(names(2049))
+    for bad in ([5], ["a b"], [None]):
+        with pytest.raises(ConfigError, match="column"):
+            table.register("actor", bad)
     assert table.stats().counts == before
+    assert dict(table.get([], ["x"])) == {"x": []}
 
 
 def test_settings(open_table, client, namespace):
