@@ -457,8 +457,9 @@ class Table:
         """Return to a mark: what was consumed after it can be consumed again.
 
         Rows that were cleared after the mark come back, if the table retains them; what tasks have
-        acknowledged after it can be claimed again. A call that breaks off can be repeated. Other
-        processes should not use the table meanwhile.
+        acknowledged after it can be claimed again. Later marks are deleted: what was consumed
+        before these is there again. A call that breaks off can be repeated. Other processes should
+        not use the table meanwhile.
 
         Args:
             name: Name of the mark.

@@ -110,6 +110,20 @@ def test_two_marks_stay_and_what_they_need(table, client):
     assert table.stats().counts.retained == 0
 
 
+def test_marks_that_are_newer_than_a_restored_one_are_gone(table):
+    put(table, 2)
+    table.mark("m1")
+    table.clear(["row0"])
+    table.mark("m2")
+    assert table.restore("m1").back == 1
+    with pytest.raises(ConfigError, match="no mark 'm2'"):  # row0 would be there, and again trained
+        table.restore("m2")
+    table.clear(["row1"])
+    table.mark("m3")
+    table.clear(["row0"])
+    assert table.restore("m1").back == 2
+
+
 def test_restore_to_an_earlier_mark_after_a_later_one(table):
     table.register("pairs", ["x"], 2)
     put(table, 4)
