@@ -270,7 +270,7 @@ class Count(Call[Counts | None], frozen=True):
 
 
 class BeginRun(Call[int], frozen=True):
-    """Begin a run; returns its number."""
+    """Begin a run; returns its number, 0 where there is no table."""
 
     script: ClassVar = "table/begin_run"
     token: str

@@ -13,6 +13,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import BufferItem
+from redrb.keys import check_name
 from redrb.lua.pages import PAGES
 from redrb.stream import ExperienceStream, Lease, StreamStats
 from redrb.stream.task.lookup import task_stats
@@ -57,6 +58,8 @@ class Claims:
                 )
             if isinstance(columns, str) or not columns:
                 raise ConfigError(f"columns={columns!r:.80}: give the names of columns.")
+            for name in columns:
+                check_name("column", name)
             size = 1 if group_size is None else group_size
             checked_int("group_size", size, 1, PAGES["claim_size"])
             with self._lock:

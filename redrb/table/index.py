@@ -174,7 +174,9 @@ class Index:
 
     def begin_run(self) -> int:
         """Begin a run, in which this process is from now on; returns its number."""
-        run = self.call(BeginRun(uuid.uuid4().hex))
+        token = uuid.uuid4().hex
+        while not (run := self.call(BeginRun(token))):
+            self.open()  # Redis has lost the table
         self.open()
         self.opened = replace(self.opened, run=run)
         return run

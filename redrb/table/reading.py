@@ -46,7 +46,7 @@ class Reader:
                 if lacking:
                     raise MissingRows(self._index.table, lacking, (name,))
             lacking_before, gone = gone, set()
-            cells = self._read(places, gone)
+            cells = self._read(places, len(names), gone)
             if not gone:
                 return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
             if gone & lacking_before:
@@ -58,7 +58,9 @@ class Reader:
         )
 
     @Reading("the index of a table")
-    def _read(self, places: Sequence[Sequence[Any]], gone: set[str]) -> list[list[memoryview]]:
+    def _read(
+        self, places: Sequence[Sequence[Any]], columns: int, gone: set[str]
+    ) -> list[list[memoryview]]:
         """Return columns of rows; add the keys of values that were replaced or cleared."""
         ranges: dict[str, list[int]] = {}  # of each string: begin, end, bytes of all of it
         for of_row in places:
@@ -77,7 +79,7 @@ class Reader:
             if part is None:
                 gone.add(one.key)
             views[one.key] = memoryview(part or b""), one.begin
-        found: list[list[memoryview]] = [[] for _ in (places[0] if places else ())]
+        found: list[list[memoryview]] = [[] for _ in range(columns)]
         for of_row in places:
             for column, (key, _, begin, length) in zip(found, of_row, strict=True):
                 view, first = views[key]

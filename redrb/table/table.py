@@ -115,7 +115,8 @@ class Table:
             max_bytes: Most bytes of values, likewise. Puts that add columns to rows which are there
                 never wait, since others may wait for these columns; so the table may exceed it.
             retain: "checkpoint": cleared rows stay, unseen, until they are older than the mark
-                before the newest one, so that `restore` can bring them back.
+                before the newest one, so that `restore` can bring them back; none before the
+                first mark.
             secret: With it Python objects that msgpack does not hold are pickled and signed. All
                 processes need the same. Who knows it can run code in those that read.
             create: False: a table that is not there is an error.
@@ -456,8 +457,9 @@ class Table:
         """Return to a mark: what was consumed after it can be consumed again.
 
         Rows that were cleared after the mark come back, if the table retains them; what tasks have
-        acknowledged after it can be claimed again. A call that breaks off can be repeated. Other
-        processes should not use the table meanwhile.
+        acknowledged after it can be claimed again. Later marks are deleted: what was consumed
+        before these is there again. A call that breaks off can be repeated. Other processes should
+        not use the table meanwhile.
 
         Args:
             name: Name of the mark.

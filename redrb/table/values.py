@@ -315,9 +315,11 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     """Return the tags of a row as scripts merge them: each value packed by itself.
 
     Raises:
-        EncodeError: A tag's name is no text, or msgpack does not hold its value.
+        EncodeError: They are no mapping, a name is no text, or msgpack does not hold its value.
     """
     packed: dict[str, Any] = {"": key}
+    if not isinstance(tags, Mapping):
+        raise EncodeError(f"row {key!r}: its tags are {tags!r:.80}: give a mapping.")
     for name, value in tags.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")

@@ -82,6 +82,7 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
         ({"x": [object()]}, None),
         ({"y": ones(2)["x"]}, None),
         (None, [{1: 2}]),
+        (None, ["s"]),
         (None, [{}, {}]),
         (ones(1), [{"a": {1: 2}}]),
     ]:
@@ -91,7 +92,11 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
         table.put(["b"], {"a:b": [1]})
     with pytest.raises(ConfigError, match="2049"):
         table.put(names(2049))
+    for bad in ([5], ["a b"], [None]):
+        with pytest.raises(ConfigError, match="column"):
+            table.register("actor", bad)
     assert table.stats().counts == before
+    assert dict(table.get([], ["x"])) == {"x": []}
 
 
 def test_settings(open_table, client, namespace):
@@ -309,6 +314,10 @@ def test_put_waits_until_a_limit_is_raised(open_table):
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
 def test_clear(open_table, client, retain):
     table = open_table(retain=retain)
+    table.put(["early"], ones(1))
+    assert table.clear() == 1  # no mark will ever need it
+    assert values_of(client, table) == (set(), set())
+    table.mark("m")
     table.put(names(5), ones(5))
     assert table.clear(["row1", "no", "row3"]) == 2
     assert table.clear(["row1", "no"]) == 0
@@ -318,13 +327,13 @@ def test_clear(open_table, client, retain):
         table.get(["row1"])
     table.put(["row1"], ones(1, 7))
     assert table.get(["row1"])["x"][0].tolist() == [7, 7]
-    assert table.numbers(["row1"]) == [6]
+    assert table.numbers(["row1"]) == [7]
     for first in range(0, 10_000, 2000):
         table.put(names(2000, first + 10), {"y": [first] * 2000})
     assert table.clear() == 10_004
     assert table.clear() == 0
     counts = table.stats().counts
-    assert (counts.rows, counts.bytes, counts.cleared) == (0, 0, 10_006)
+    assert (counts.rows, counts.bytes, counts.cleared) == (0, 0, 10_007)
     stored, named = values_of(client, table)
     assert stored == named
     assert bool(stored) is bool(retain)
@@ -381,6 +390,16 @@ def test_a_run_refuses_those_before_it(open_table, client, namespace):
     third.mark("m")
     for each in (before, worker, second):
         refused(each)
+
+
+def test_a_run_begins_after_redis_has_lost_the_table(open_table, client, namespace):
+    table = open_table(retain="checkpoint")
+    table.put(["a"], ones(1))
+    for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("UNLINK", key)
+    assert table.begin_run() == table.run > 0
+    table.put(["b"], ones(1))
+    assert open_table(retain="checkpoint").tags().rows == {"b": {}}
 
 
 def test_two_drivers_that_begin_at_once_are_two_runs(open_table, monkeypatch):

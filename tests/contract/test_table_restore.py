@@ -65,7 +65,7 @@ def test_restore(table, pages, later, page):
         assert sorted(drain(table, "actor")) == sorted([*names(4, 2), "row10", "row11"])
     assert set(found) - {"row5"} <= look.rows.keys()
     assert table.consumed("actor") == len(found)
-    assert table.stats().counts.retained == 1  # row0, which was cleared before the mark
+    assert table.stats().counts.retained == 0  # row0 was cleared before the first mark
     audit_table(table._client, table)
 
 
@@ -108,6 +108,20 @@ def test_two_marks_stay_and_what_they_need(table, client):
     table.mark("m2")
     table.mark("m3")
     assert table.stats().counts.retained == 0
+
+
+def test_marks_that_are_newer_than_a_restored_one_are_gone(table):
+    put(table, 2)
+    table.mark("m1")
+    table.clear(["row0"])
+    table.mark("m2")
+    assert table.restore("m1").back == 1
+    with pytest.raises(ConfigError, match="no mark 'm2'"):  # row0 would be there, and again trained
+        table.restore("m2")
+    table.clear(["row1"])
+    table.mark("m3")
+    table.clear(["row0"])
+    assert table.restore("m1").back == 2
 
 
 def test_restore_to_an_earlier_mark_after_a_later_one(table):

@@ -378,14 +378,15 @@ def test_a_process_of_an_earlier_run_is_told_so_when_it_looks(
 
 
 def test_a_run_that_redis_has_lost_is_an_error(
-    tq: ModuleType, client: redrb.Client, namespace: str
+    tq: ModuleType, client: redrb.Client, namespace: str, tmp_path: Path
 ) -> None:
     """Otherwise the sampler would wait for ever for rows that nobody makes again."""
     tq.kv_put("a", "train", tag={})
     for key in client.execute("KEYS", f"*{namespace}*"):
         client.execute("DEL", key)
-    with pytest.raises(StoreError, match=r"gone from .* from its checkpoint"):
-        tq.kv_list()
+    for call in (tq.kv_list, lambda: tq.save_checkpoint(tmp_path)):
+        with pytest.raises(StoreError, match=r"gone from .* from its checkpoint"):
+            call()
 
 
 def test_other_processes_join_the_run(tq: ModuleType) -> None:
@@ -507,6 +508,13 @@ def test_a_partition_of_a_run_without_checkpoints_does_not_come_back(
     restart()
     tq.load_checkpoint(tmp_path / "1")
     assert tq.kv_list() == {}
+
+
+def test_a_run_without_checkpoints_keeps_no_cleared_rows(tq: ModuleType, queue: Queue) -> None:
+    tq.kv_put("a", "train", {"x": torch.zeros(9)}, {})
+    tq.kv_clear("a", "train")
+    counts = queue.partition("train").table.stats().counts
+    assert (counts.rows, counts.retained, counts.retained_bytes) == (0, 0, 0)
 
 
 def test_checkpoints_that_cannot_be_loaded(tq: ModuleType, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def of_namespace(client, namespace: str) -> list[bytes]:
 def test_rm_deletes_a_table_with_its_values_and_tasks(store, namespace, table, count, run):
     keys = fill(table, count)
     table.register("actor", ["tokens"])
+    table.mark("m")
     table.clear(keys[:1])  # retained
     orphan = TableKeys.of(namespace, "train").value(3, "dead", 0)
     store.execute("SET", orphan, b"x")

@@ -93,6 +93,7 @@ def test_rows_without_values_are_named(store, namespace, doctor, run):
     found, _ = doctor()
     assert found == {"lost-values": "Rows that lack values: 1, such as r1."}
     assert "column y: gone" in run("inspect", "train", "r1")[1]
+    table.mark("m")
     table.clear(["r1"])
     assert "lost-values" in doctor()[0]  # it is retained
     table.delete()

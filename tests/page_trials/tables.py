@@ -59,6 +59,7 @@ def a_table_is_deleted(bench: Bench, count: int) -> None:
     """Rows that are there, and those that are retained."""
     table = filled(bench, 2 * count)
     table.register("actor", ["x"])
+    table.mark("m")
     table.clear(names(count))
     assert table.delete() == count
     left = bench.client.execute("KEYS", f"redrb:{{{bench.namespace}:table:*")

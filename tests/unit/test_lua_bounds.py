@@ -42,6 +42,7 @@ CONSTANTS = {
         "52": "bits of a fraction",
         "1000": "power of two beyond all numbers",
     },
+    "include/table": {"1000": "microseconds of a millisecond"},
     "include/put_record": {"53": "2^53, beyond which counting stands still"},
     "include/room": {"53": "2^53, beyond which counting stands still"},
     "include/ranks": {"4096": "most ranks and steps of an undamaged task"},

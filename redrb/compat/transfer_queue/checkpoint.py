@@ -112,9 +112,9 @@ def load(
         if content["mark"] not in marks[name]:
             raise ConfigError(
                 f"{path}: partition {name!r} at {queue.where} no longer has this checkpoint, or "
-                f"never had: Redis keeps the newest two, and this one is of namespace "
-                f"{content['namespace']!r}. Resume from a newer one, or delete the file to resume "
-                "without its rows."
+                "never had: Redis keeps the newest two, but none newer than one that was loaded, "
+                f"and this one is of namespace {content['namespace']!r}. Resume from a newer one, "
+                "or delete the file to resume without its rows."
             )
     loaded = {}
     for name in sorted(names):

@@ -41,7 +41,8 @@ def kv_batch_put(
 ) -> KVBatchMeta:
     """Add columns to rows and merge tags; rows that are missing are made.
 
-    It is visible as a whole, and stored exactly once.
+    It is stored exactly once, and visible as a whole, but for more than 2,048 rows: these are put
+    part by part.
 
     Args:
         fields: Columns, with as many rows as there are keys.

@@ -125,7 +125,8 @@ class Queue:
 
     def expect_checkpoints(self) -> None:
         """Let partitions be marked at their beginning from now on, in later runs, too."""
-        if not self._runs.rows()[_RUN].get(_CHECKPOINTS):
+        self.names()  # raises where Redis has lost the run
+        if not self._runs.rows().get(_RUN, {}).get(_CHECKPOINTS):
             self._runs.table.put([_RUN], tags=[{_CHECKPOINTS: True}])
 
     def names(self) -> list[str]:

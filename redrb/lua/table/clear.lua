@@ -1,4 +1,5 @@
--- Remove rows: deleted, or retained until they are older than the mark before the newest one.
+-- Remove rows: deleted, or retained until they are older than the mark before the newest one. Without a mark none
+-- is retained: a later mark does not need rows that were cleared before it.
 -- KEYS[1] stream
 -- ARGV    the call `Clear` of redrb/table/calls.py
 -- Returns its reply, a page. Repeated, it changes nothing more.
@@ -33,7 +34,7 @@ for i, number_of in ipairs(numbered) do
   later[2 * i - 1], later[2 * i] = change + i, number_of
   bytes = bytes + bytes_of_row(records[i] or {0})
 end
-local retained = redis.call('HGET', task, 'retain') == 'checkpoint'
+local retained = redis.call('HGET', task, 'retain') == 'checkpoint' and redis.call('EXISTS', marks) == 1
 if count > 0 and redis.call('EXISTS', key('claims')) == 1 then
   --@include claims
   end_claims(numbered, retained)

@@ -130,6 +130,12 @@ end
 local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, back = 0,
   dropped = 0, more = true}
 if ask.step == '' then
+  local found = redis.call('HGETALL', marks) -- bound: three marks
+  for i = 1, #found, 2 do
+    if tonumber(string.match(found[i + 1], '^%d+')) > mark then -- from here on it names another history
+      redis.call('HDEL', marks, found[i])
+    end
+  end
   reply.step, reply.after, reply.until_change = drops and 'later' or 'back', mark, number(task, 'change')
 elseif ask.step == 'later' then
   local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after),
