@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -200,7 +201,8 @@ class Table:
             except StoreUnavailable:
                 raise
             except StoreError:
-                upload.drop()
+                with suppress(StoreError):  # the error of the put says more
+                    upload.drop()
                 raise
             if done.trash:
                 self._empty_trash(pages=1)

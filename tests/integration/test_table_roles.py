@@ -118,6 +118,8 @@ def test_an_observer_reads_and_writes_nothing(
     assert table.get(["a"])["x"][0] == 0
     assert table.produced(["x"]) == 2
     assert (table.stats().counts.rows, table.consumed("actor")) == (2, 1)
+    with pytest.raises(StoreDenied, match="'multi'"):  # the put, not its end
+        table.put(["a"], {"x": [1]})
     assert table.numbers(["a"]) == [1]
     for words in (["stats", "train"], ["inspect", "train"], ["inspect", "train", "a"], ["ls"]):
         assert main([*words, "--namespace", namespace]) == 0, words
