@@ -309,6 +309,7 @@ def test_put_waits_until_a_limit_is_raised(open_table):
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
 def test_clear(open_table, client, retain):
     table = open_table(retain=retain)
+    table.mark("m")  # without a mark nothing is retained
     table.put(names(5), ones(5))
     assert table.clear(["row1", "no", "row3"]) == 2
     assert table.clear(["row1", "no"]) == 0

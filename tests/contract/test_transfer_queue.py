@@ -509,6 +509,14 @@ def test_a_partition_of_a_run_without_checkpoints_does_not_come_back(
     assert tq.kv_list() == {}
 
 
+def test_a_run_without_checkpoints_keeps_no_cleared_rows(tq: ModuleType, queue: Queue) -> None:
+    """Such as that of verl's trainer in sync mode, which never saves its queue."""
+    tq.kv_put("a", "train", {"x": torch.zeros(9)}, {})
+    tq.kv_clear("a", "train")
+    counts = queue.partition("train").table.stats().counts
+    assert (counts.rows, counts.retained, counts.retained_bytes) == (0, 0, 0)
+
+
 def test_checkpoints_that_cannot_be_loaded(tq: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no checkpoint of redrb"):
         tq.load_checkpoint(tmp_path / "none")

@@ -34,6 +34,7 @@ for i, number_of in ipairs(numbered) do
   bytes = bytes + bytes_of_row(records[i] or {0})
 end
 local retained = redis.call('HGET', task, 'retain') == 'checkpoint'
+  and redis.call('EXISTS', marks) == 1 -- no later mark needs rows that were cleared before it
 if count > 0 and redis.call('EXISTS', key('claims')) == 1 then
   --@include claims
   end_claims(numbered, retained)
