@@ -56,7 +56,6 @@ CONSTANTS = {
         "1e15": "largest token that an attempt may have",
     },
     "include/claims": {"256": "values of a byte"},
-    "include/table": {"1000": "us of a ms"},
     "include/clock": {"10": "a tenth of `most`"},
     "repair/puts": {"1000": "ms of a second"},
     "ranks/take": {"16": "ranks of which each looks at all others at once"},
