@@ -280,3 +280,14 @@ class Delete(Call[Found], frozen=True):
     """Delete a table whose claims were deleted."""
 
     script: ClassVar = "table/delete"
+
+
+class EndResume(Call[Literal["ok", "used", "gone"]], frozen=True):
+    """Give a table its complete index: "used": there is one; "gone": the index is not complete."""
+
+    script: ClassVar = "table/resume"
+    area: str
+    names: list[str]
+    rows: int
+    there: int
+    fields: dict[str, str]

@@ -101,11 +101,16 @@ class Row:
 
 @dataclass(slots=True)
 class Writing:
-    """One call that changes rows, and the names by which a repetition is recognized."""
+    """One call that changes rows, and the names by which a repetition is recognized.
+
+    Attributes:
+        last: Whether its time is up: this request leaves the queue, and none follows it.
+    """
 
     identity: ProducerIdentity
     opened: Opened
     attempts: int = 0
+    last: bool = False
 
     @property
     def names(self) -> dict[str, str | int]:
@@ -237,6 +242,7 @@ class Index:
         writing = Writing(identity, self.opened)
         try:
             while True:
+                writing.last = here().over
                 request = make(writing)
                 try:
                     reply = request.result()
@@ -263,7 +269,7 @@ class Index:
         if reply.outcome == "columns":
             raise ConfigError(f"{what} would have more than {PAGES['columns']} columns.")
         if reply.outcome == "full":
-            if here().over:
+            if writing.last:
                 raise StoreFull(
                     f"{what} in namespace {self.namespace!r} is at its limit, and no rows were "
                     "cleared in time: clear rows that were trained, or raise limit or max_bytes.",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -21,12 +21,12 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys, bucket_of
-from redrb.lua.calls import Call
 from redrb.stream.saving.checking import open_saved
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.saving import replacing
 from redrb.stream.task.entries import Count
+from redrb.table.calls import EndResume
 from redrb.table.payload import StoredValue, Wanted, read, store, unlink
 from redrb.table.table import Table
 from redrb.table.values import TagReader
@@ -85,17 +85,6 @@ class TableHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: dict[Name, Count]
     marks: dict[Name, Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")]]
     claims: dict[Name, SavedClaim]
-
-
-class EndResume(Call[Literal["ok", "used", "gone"]], frozen=True):
-    """Give a table its complete index: "used": there is one; "gone": the index is not complete."""
-
-    script: ClassVar = "table/resume"
-    area: str
-    names: list[str]
-    rows: int
-    there: int
-    fields: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -418,8 +418,13 @@ def test_two_drivers_that_begin_at_once_are_two_runs(open_table, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_ends_in_errors_of_redrb(client: Client, namespace, seed):
-    rng = random.Random(seed)
+def test_damage_ends_in_errors_of_redrb(real_url, namespace, seed):
+    """On real servers: fakeredis itself fails with errors of its own on some of it."""
+    with redrb.connect(real_url) as client:
+        damage_a_table(client, namespace, random.Random(seed))
+
+
+def damage_a_table(client: Client, namespace: str, rng: random.Random) -> None:
     table = redrb.Table(client, "train", namespace=namespace, retain="checkpoint", secret="s")
     table.put(names(6), {"x": torch.ones(6, 2), "o": [(1,)] * 6}, [{"s": 1}] * 6)
     table.put(names(2), {"x": [5, {"a": 1}]})

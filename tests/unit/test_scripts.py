@@ -127,6 +127,10 @@ READING = (
     "saving/restore_look",
     "saving/records",
     "saving/snapshot",
+    "table/look",
+    "table/produced",
+    "table/stats",
+    "table/tags",
     "task/stats",
     "task/versions",
 )

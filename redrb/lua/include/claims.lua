@@ -7,7 +7,7 @@
 -- group, '' while other rows of it are missing. parts:<name>: number of a group -> how many of its rows are
 -- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g
 -- are those with the numbers g * size + 1 to (g + 1) * size.
---@include table facts pools groups restore_area arrival
+--@include task table facts pools restore_area arrival
 
 local CLAIMER = 'default' -- the consumer group of all claims
 
@@ -146,75 +146,5 @@ local function arrive_everywhere(ids, numbered, row_keys, records)
     if #found > 0 then
       arrive(name, claim, found, found_keys)
     end
-  end
-end
-
--- Forget that rows have arrived for a task.
-local function forget_arrival(name, size, numbered, seqs)
-  for i, seq in ipairs(seqs) do
-    local group = seq and size > 1 and math.floor((numbered[i] - 1) / size)
-    if group and redis.call('HINCRBY', claim_key('parts', name), group, -1) <= 0 then
-      redis.call('HDEL', claim_key('parts', name), group)
-    end
-  end
-  in_parts('HDEL', claim_key('claimed', name), numbered)
-end
-
--- Rows are removed: what a task has acknowledged of them is noted in spent:<name> if they are `retained`.
-local function forget_consumption(name, numbered, retained)
-  local spent = {}
-  for i, change in ipairs(retained and replies_of('ZMSCORE', claim_key('consumed', name), numbered) or {}) do
-    if change then
-      spent[#spent + 1], spent[#spent + 2] = change, numbered[i]
-    end
-  end
-  in_parts('ZADD', claim_key('spent', name), spent)
-  in_parts('ZREM', claim_key('consumed', name), numbered)
-end
-
--- End the groups of a task that rows belong to: waiting or leased, they count as evicted.
-local function end_groups(name, claim, numbered)
-  local seqs, ended, known = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}
-  for _, seq in ipairs(seqs) do
-    if seq and seq ~= '' and not known[seq] then
-      known[seq], ended[#ended + 1] = true, tonumber(seq)
-    end
-  end
-  forget_arrival(name, claim.size, numbered, seqs)
-  work_at(table_prefix .. 'claims:' .. name .. ':')
-  local over = {}
-  for _, seq in ipairs(rules().exists and ended or {}) do
-    local pool = waits_in(CLAIMER, seq)
-    if pool then
-      withdraw(CLAIMER, pool, {member_of(seq)})
-    end
-    if pool or is_leased(CLAIMER, seq) then
-      over[#over + 1] = seq
-    end
-  end
-  if #over > 0 then
-    acknowledge(CLAIMER, over)
-    add(key('group', CLAIMER), 'evicted', #over)
-    forget(CLAIMER, over)
-  end
-  work_at(table_prefix)
-end
-
--- Rows are removed: the groups that they belong to end.
-local function end_claims(numbered, retained)
-  for name, claim in pairs(claims()) do
-    end_groups(name, claim, numbered)
-    forget_consumption(name, numbered, retained)
-  end
-end
-
--- Rows have lost columns: groups of them that no task has acknowledged end.
-local function end_unconsumed(numbered)
-  for name, claim in pairs(claims()) do
-    local left = {}
-    for i, change in ipairs(replies_of('ZMSCORE', claim_key('consumed', name), numbered)) do
-      left[#left + 1] = not change and numbered[i] or nil
-    end
-    end_groups(name, claim, left)
   end
 end

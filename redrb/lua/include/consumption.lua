@@ -1,6 +1,6 @@
 -- Notes which rows of a table a task has acknowledged, where the task is one that claims rows: its keys lie
 -- below those of the table, and the facts of its groups hold the numbers of their rows.
---@include facts
+--@include task facts
 
 local function note_consumed(seqs)
   local home, name = string.match(prefix, '^(.*}:)claims:(.*):$')

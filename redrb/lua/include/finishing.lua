@@ -1,5 +1,5 @@
 -- Ends leased entries for good: acknowledged or expired.
---@include task facts pending groups consumption
+--@include task facts pending groups
 
 -- End those of the entries that the slot leases. `outcome` is ack, of so many samples, or expire. `whole`: no
 -- entry of this lease was ever requeued, so those that it does not lease are done. Returns the number of
@@ -29,6 +29,7 @@ local function end_held(group, slot, seqs, outcome, samples, whole)
     add(state, 'samples_acked', samples)
   end
   if acked then
+    --@include consumption
     note_consumed(over)
   end
   forget(group, over, acked)

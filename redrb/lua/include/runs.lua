@@ -1,5 +1,5 @@
 -- Refuses processes of earlier runs of a table, and those that knew it before it was created anew.
---@include table
+--@include task
 
 -- Refuse a request that must not change the table: its reply, or nil.
 local function refusal(ask)

@@ -1,6 +1,6 @@
 -- Recognizes calls that were done before: the hash puts holds the last operation of each writer, as of each
 -- producer of a task: "<operation> <change> <rows> <epoch>".
---@include table runs
+--@include task runs
 
 -- The reply to an operation that must not change the table, or has done so before, or may have; or nil.
 local function answer_without(ask)

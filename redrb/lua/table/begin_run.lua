@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `BeginRun` of redrb/table/calls.py
 -- Returns the number of the run, 0 where there is no table. Repeated with the same token, it is the same run.
---@include table permissions
+--@include task table permissions
 
 check_permissions(gone)
 begin_writing()

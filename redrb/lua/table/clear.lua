@@ -1,9 +1,9 @@
--- Remove rows: deleted, or retained until they are older than the mark before the newest one. Without a mark none
--- is retained: a later mark does not need rows that were cleared before it.
+-- Remove rows: deleted, or retained until they are older than the mark before the newest one. Without a mark
+-- none is retained: a later mark does not need rows that were cleared before it.
 -- KEYS[1] stream
 -- ARGV    the call `Clear` of redrb/table/calls.py
 -- Returns its reply, a page. Repeated, it changes nothing more.
---@include table runs writes permissions
+--@include task table writes permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = answer_without(ask)
@@ -36,7 +36,7 @@ for i, number_of in ipairs(numbered) do
 end
 local retained = redis.call('HGET', task, 'retain') == 'checkpoint' and redis.call('EXISTS', marks) == 1
 if count > 0 and redis.call('EXISTS', key('claims')) == 1 then
-  --@include claims
+  --@include claim_ends
   end_claims(numbered, retained)
 end
 in_parts('HDEL', keys, row_keys)

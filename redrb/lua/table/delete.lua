@@ -1,7 +1,7 @@
 -- Delete the table, a page of rows at a time; what tasks have claimed was deleted before.
 -- KEYS[1] stream
 -- Returns the page
---@include table permissions waiters
+--@include task table permissions
 
 check_permissions(gone)
 begin_writing()
@@ -17,6 +17,7 @@ for _, sorted in ipairs({changes, cleared}) do
 end
 local names = {keys, rows, tags, changes, columns, gone, cleared, marks, task, puts, key('claims')}
 for _, queue in ipairs({'#room', '#watch'}) do
+  --@include waiters
   for _, waiter in ipairs(redis.call('ZRANGE', key('queue', queue), 0, PAGE.woken_at_end - 1)) do
     send_wake(waiter)
   end

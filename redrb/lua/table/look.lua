@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Look` of redrb/table/calls.py
 -- Returns its reply; then the record of each row, '' where there is none
---@include table
+--@include task table
 
 local ask = cmsgpack.unpack(ARGV[1])
 local numbered = replies_of('HMGET', keys, ask.keys)

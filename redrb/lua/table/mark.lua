@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Mark` of redrb/table/calls.py
 -- Returns its reply. Repeated, it changes nothing more.
---@include table runs writes permissions
+--@include task table writes permissions
 
 check_permissions(gone)
 begin_writing()

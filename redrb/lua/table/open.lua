@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Open` of redrb/table/calls.py
 -- Returns its reply
---@include table producers permissions
+--@include task table producers permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
 local created = not exists()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Put` of redrb/table/calls.py; then, with tags, the packed tags of each row
 -- Returns its reply. Repeated, it changes nothing more.
---@include table runs writes
+--@include task table writes
 
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = answer_without(ask)
@@ -66,15 +66,15 @@ end
 local function replace(record)
   for at = #record, 2, -1 do -- bound: puts of a row
     local segment, left = record[at], false
-    for place = FIRST, #segment, 2 do
-      if written[segment[place]] then
-        segment[place] = 0
+    for field = FIRST, #segment, 2 do
+      if written[segment[field]] then
+        segment[field] = 0
       end
-      left = left or segment[place] ~= 0
+      left = left or segment[field] ~= 0
     end
     if not left then
-      for place = FIRST + 1, #segment, 2 do
-        ask.nbytes = ask.nbytes - segment[place]
+      for field = FIRST + 1, #segment, 2 do
+        ask.nbytes = ask.nbytes - segment[field]
       end
       discard(segment)
       table.remove(record, at)
@@ -93,9 +93,9 @@ for i, name in ipairs(ask.keys) do
   end
   if width > 0 then
     local segment = {ask.token, i - 1, ask.buckets[i], change + i}
-    for place = 1, width do -- bound: PAGE.columns
-      segment[FIRST + 2 * place - 2] = ids[ask.columns[place]]
-      segment[FIRST + 2 * place - 1] = ask.sizes[(i - 1) * width + place]
+    for field = 1, width do -- bound: PAGE.columns
+      segment[FIRST + 2 * field - 2] = ids[ask.columns[field]]
+      segment[FIRST + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
     end
     record[#record + 1] = segment
   end

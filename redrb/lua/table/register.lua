@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Register` of redrb/table/calls.py; the front and the back of its groups
 -- Returns its reply
---@include table claims permissions
+--@include task table claims permissions
 
 check_permissions(gone)
 begin_writing()

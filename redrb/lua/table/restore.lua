@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Restore` of redrb/table/calls.py
 -- Returns its reply. Repeated, it goes on.
---@include table runs claims permissions
+--@include task table runs claims claim_ends permissions
 
 check_permissions(gone)
 begin_writing()

@@ -1,7 +1,7 @@
 -- Count rows, bytes and changes.
 -- KEYS[1] stream
 -- Returns its reply
---@include table
+--@include task table
 
 if not exists() then
   return cmsgpack.pack(nil)
@@ -12,11 +12,11 @@ local found, marked, registered = redis.call('HGETALL', marks), {}, {} -- bound:
 for i = 1, #found, 2 do
   marked[found[i]] = tonumber(string.match(found[i + 1], '^%d+'))
 end
-found = redis.call('HGETALL', key('claims')) -- bound: PAGE.claims
-for i = 1, #found, 2 do
-  local claim = cmsgpack.unpack(found[i + 1])
-  registered[found[i]] = {columns = claim.columns, size = claim.size,
-    consumed = redis.call('ZCARD', key('consumed', found[i]))}
+local claiming = redis.call('HGETALL', key('claims')) -- bound: PAGE.claims
+for i = 1, #claiming, 2 do
+  local claim = cmsgpack.unpack(claiming[i + 1])
+  registered[claiming[i]] = {columns = claim.columns, size = claim.size,
+    consumed = redis.call('ZCARD', key('consumed', claiming[i]))}
 end
 return cmsgpack.pack({rows = redis.call('HLEN', keys), retained = redis.call('ZCARD', cleared),
   change = counted[1], run = counted[2], bytes = counted[3], retained_bytes = counted[4], made = counted[5],

@@ -1,7 +1,7 @@
 -- Delete cleared rows that no mark needs any more, a page at a time.
 -- KEYS[1] stream
 -- Returns the page: how many
---@include table permissions
+--@include task table permissions
 
 check_permissions(gone)
 begin_writing()

@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Tags` of redrb/table/calls.py
 -- Returns its reply, a page; then the tags of its rows
---@include table
+--@include task table
 
 local ask = cmsgpack.unpack(ARGV[1])
 local change, gone_until = unpack((numbers(task, 'change', 'gone_until')))

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Watch` of redrb/table/calls.py
 -- Returns the newest change
---@include table clock waiters
+--@include task clock waiters
 
 local ask = cmsgpack.unpack(ARGV[1])
 begin_writing()
