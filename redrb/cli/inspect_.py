@@ -134,6 +134,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show_rows(client: Client, options: argparse.Namespace) -> int:
     """Show rows of a table."""
+    for name in (*_RANKS, "status", "where", "looks", "tokenizer", "follow"):
+        if getattr(options, name) not in (None, False):
+            raise ConfigError(
+                f"--{name} is for groups of a task, and {options.task!r} is a table: give keys of "
+                "rows, --count or --full."
+            )
     from redrb.watch.rows import read_rows
 
     count = _COUNT if options.count is None else options.count

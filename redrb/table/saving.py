@@ -319,8 +319,9 @@ class _Area:
         for (command, name), words in adding.items():
             if words:
                 pipeline.add(command, f"{self._prefix}{name}", *words)
-                pipeline.add("PEXPIRE", f"{self._prefix}{name}", AREA_TTL_MS)
         if pipeline.commands:
+            for name in self._names:  # one that these rows do not add to must not expire earlier
+                pipeline.add("PEXPIRE", f"{self._prefix}{name}", AREA_TTL_MS)
             self._node.retrying(lambda: without_errors(self._node.exchange(pipeline)))
 
     def end(self, header: TableHeader, there: int, retained: int) -> str:

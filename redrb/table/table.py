@@ -205,7 +205,7 @@ class Table:
                     upload.drop()
                 raise
             if done.trash:
-                self._empty_trash(pages=1)
+                self._empty_trash(pages=len(rows) // ROWS_OF_A_CALL + 1)  # more than it adds
         return done.change
 
     def get(self, keys: Sequence[str], columns: Sequence[str] | None = None) -> Rows:

@@ -349,6 +349,9 @@ def test_replaced_columns_leave_no_values(open_table, client):
     stored, named = values_of(client, table)
     assert stored == named
     assert len(stored) == 2
+    for value in range(3):  # more than one call deletes
+        table.put(names(2048), {"x": [value] * 2048})
+    assert table.stats().counts.trash == 0
 
 
 def test_a_run_refuses_those_before_it(open_table, client, namespace):

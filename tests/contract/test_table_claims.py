@@ -260,6 +260,20 @@ def drain_of(table: redrb.Table) -> list[str]:
     return drain(table, "actor")
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_task_whose_groups_were_deleted_claims_all_rows_anew(open_table, size):
+    table = open_table()
+    table.register("actor", ["x"], size)
+    put(table, 4)
+    table.claim("actor", count=2, timeout=0).ack()
+    table._claims.delete("actor")  # a process that deletes the table dies here
+    put(table, 2, 4)
+    again = open_table()
+    again.register("actor", ["x"], size)
+    assert drain(again, "actor", size) == names(6)
+    assert again.consumed("actor") == 6
+
+
 def test_many_tasks(open_table, pages):
     pages(claims=3)
     table = open_table()

@@ -128,6 +128,8 @@ def test_inspect_shows_rows_with_columns_and_tags(table, count, run):
     status, out, err = run("inspect", "train", keys[0], "nowhere", "--json")
     assert (status, [row["key"] for row in json.loads(out)["rows"]]) == (2, ["r0"])
     assert "nowhere" in err
+    for flag in ("--follow", "--dead", "--best=3", "--where={}", "--looks=5"):
+        assert run("inspect", "train", flag)[0] == 2, flag
 
 
 def test_names_of_tables_and_tasks_do_not_get_in_each_others_way(store, namespace, run):

@@ -166,6 +166,29 @@ def test_a_resume_that_fails_leaves_nothing(store, namespace, file, monkeypatch,
     assert saving.resume_table(store, "again", file, namespace=namespace).rows == 1001
 
 
+def test_no_key_of_a_long_resume_expires_before_the_others(store, namespace, file, monkeypatch):
+    table = Table(store, "train", namespace=namespace)
+    keys = fill(table, 8)
+    table.claim("actor", count=1, timeout=0).ack()
+    monkeypatch.setattr(saving, "FRAME_BYTES", 1)
+    saving.save_table(store, "train", file, namespace=namespace)
+    add, frames = saving._Area.add, []
+
+    def late(area, *arguments):
+        """Most of the time is over when the next frame is added."""
+        for name in area._names:
+            store.execute("PEXPIRE", f"{area._prefix}{name}", saving.AREA_TTL_MS // 10)
+        add(area, *arguments)
+        left = [store.execute("PTTL", f"{area._prefix}{name}") for name in area._names]
+        assert not [ms for ms in left if 0 <= ms <= saving.AREA_TTL_MS // 2]
+        frames.append(left)
+
+    monkeypatch.setattr(saving._Area, "add", late)
+    saving.resume_table(store, "again", file, namespace=namespace)
+    assert 1 < len(frames) <= len(keys)
+    assert Table(store, "again", namespace=namespace).consumed("actor") == 1
+
+
 @pytest.mark.long
 def test_a_table_moves_from_a_cluster_to_a_server_as_an_admin(
     store, namespace, log_in, file, monkeypatch

@@ -12,13 +12,20 @@ if redis.call('HGET', task, 'incarnation') ~= ask.incarnation then
 end
 local stored = redis.call('HGET', key('claims'), ask.task)
 local known = stored and cmsgpack.unpack(stored)
+local incarnation = redis.call('HGET', claim_key('claims', ask.task) .. ':task', 'incarnation') or ''
 if not known then
   if redis.call('HLEN', key('claims')) >= PAGE.claims then
     return cmsgpack.pack({outcome = 'claims'})
   end
-  known = {columns = ask.columns, size = ask.size, after = 0, full = false, front = ARGV[2], back = ARGV[3]}
+  known = {columns = ask.columns, size = ask.size, after = 0, full = false, front = ARGV[2], back = ARGV[3],
+    stream = incarnation}
 elseif ask.size ~= known.size or table.concat(ask.columns, '\0') ~= table.concat(known.columns, '\0') then
   return cmsgpack.pack({outcome = 'differs', columns = known.columns, size = known.size})
+elseif known.stream ~= incarnation then -- its groups were deleted: a `delete` of the table broke off
+  for _, kind in ipairs({'claimed', 'parts', 'consumed'}) do
+    redis.call('UNLINK', claim_key(kind, ask.task))
+  end
+  known.after, known.full, known.stream = 0, false, incarnation
 end
 if not known.full then
   local numbered, row_keys, after = {}, {}, '(' .. string.format('%d', known.after)
