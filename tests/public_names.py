@@ -32,14 +32,17 @@ MODULES = (
     "redrb.experience",
     "redrb.compat.coati",
     "redrb.compat.miles",
+    "redrb.compat.nemo_rl",
     "redrb.compat.slime",
     "redrb.compat.torchrl",
+    "redrb.compat.transfer_queue",
     "redrb.compat.trl",
     "redrb.recipe",
     "redrb.compat.xtuner",
     "redrb.train",
     "redrb.stream",
     "redrb.stream.tracing",
+    "redrb.table",
     "redrb.weights",
 )
 """Modules that users import from."""
