@@ -32,7 +32,6 @@ MODULES = (
     "redrb.experience",
     "redrb.compat.coati",
     "redrb.compat.miles",
-    "redrb.compat.nemo_rl",
     "redrb.compat.slime",
     "redrb.compat.torchrl",
     "redrb.compat.transfer_queue",
