@@ -190,8 +190,8 @@ def look(systems: dict[str, System], rounds: int) -> dict[str, float]:
     """Return the median seconds of a look at 100,000 rows of which 100 have changed."""
     keys = [f"look{number}" for number in range(LOOKED_AT)]
     for name, system in systems.items():
-        for first in range(0, LOOKED_AT, 4_000):
-            page = keys[first : first + 4_000]
+        for first in range(0, LOOKED_AT, 2_000):
+            page = keys[first : first + 2_000]
             system.put(page, {"turns": torch.rand(len(page), 1)}, tags_of([900] * len(page)))
         print(f"  {name}: {LOOKED_AT} rows stored", flush=True)
         system.look()
@@ -208,8 +208,8 @@ def million(client: redrb.Client, rounds: int, rows: int) -> dict[str, float]:
     tables = {1_000: Table(client, "small"), rows: Table(client, "large")}
     for size, table in tables.items():
         table.register("train", ["x"])
-        for first in range(0, size, 4_000):
-            count = min(4_000, size - first)
+        for first in range(0, size, 2_000):
+            count = min(2_000, size - first)
             table.put(
                 [f"r{first + number}" for number in range(count)], {"x": torch.rand(count, 8)}
             )

@@ -85,14 +85,20 @@ class TaskMismatch(ConfigError):
 
 
 class UnknownTask(ConfigError):
-    """There is no such task, and the caller asked not to create it.
+    """There is no such task or table, and the caller asked not to create it.
 
     Attributes:
         similar: Existing tasks of the namespace with similar names, the most similar one first.
     """
 
     def __init__(
-        self, task: str, *, namespace: str, where: str, similar: tuple[str, ...] = ()
+        self,
+        task: str,
+        *,
+        namespace: str,
+        where: str,
+        similar: tuple[str, ...] = (),
+        kind: str = "task",
     ) -> None:
         self.task = task
         self.namespace = namespace
@@ -102,10 +108,10 @@ class UnknownTask(ConfigError):
             f"Tasks with similar names: {named}."
             if similar
             else "Check the name, the namespace and the URL: "
-            f"`redrb ls --namespace {namespace}` lists the tasks."
+            f"`redrb ls --namespace {namespace}` lists the {kind}s."
         )
         super().__init__(
-            f"there is no task {task!r} in namespace {namespace!r} at {where}. {advice}"
+            f"there is no {kind} {task!r} in namespace {namespace!r} at {where}. {advice}"
         )
 
 

@@ -74,7 +74,7 @@ PAGES: dict[str, int] = {
     "table_rows": 1000,  # rows that one call lists, removes or looks through
     "put_rows": 2048,  # rows of one put, and those that one call finds by key
     "columns": 1024,  # columns of a table
-    "claims": 32,  # tasks that claim rows of a table
+    "claims": 8,  # tasks that claim rows of a table
     "claim_size": 1024,  # rows of a group that is claimed as a whole
     "gone_kept": 10_000,  # removed keys that a table remembers
     # Weights.

@@ -133,7 +133,7 @@ class ClaimingTask:
         stream: ExperienceStream,
         register: Callable[[], None],
     ) -> None:
-        self._reader, self._register = reader, register
+        self._reader, self.register = reader, register
         self.columns, self.size, self.stream = columns, size, stream
 
     def take(self, count: int, at_least: int | None, timeout: float | None) -> Claim:
@@ -150,7 +150,7 @@ class ClaimingTask:
                         timeout=min(deadline.waits_s, REGISTER_AGAIN_S),
                     )
                 except BatchTimeout:
-                    self._register()  # Redis may have lost its data meanwhile
+                    self.register()  # Redis may have lost its data meanwhile
                     if last or deadline.over:
                         raise
                     deadline.log(f"a claim of {count} rows waits on {self.stream!r}")

@@ -17,7 +17,6 @@ from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.registry import Registry
 from redrb.stream import StreamStats
-from redrb.stream.task.lookup import unknown_task
 from redrb.table.calls import (
     Changed,
     Clear,
@@ -32,7 +31,7 @@ from redrb.table.calls import (
     Watch,
 )
 from redrb.table.claims import Claim, Claims
-from redrb.table.index import MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
+from redrb.table.index import MOST_CELLS, MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
 from redrb.table.payload import unlink
 from redrb.table.reading import Reader
 from redrb.table.rows import Rows
@@ -162,7 +161,7 @@ class Table:
         """Add columns to rows, and merge tags into theirs; add the rows that are not there.
 
         Args:
-            keys: Keys of the rows, each once; at most 2,048.
+            keys: Keys of the rows, each once; at most 2,048, and 65,536 values in all.
             columns: For each column one value per row: a tensor or array `[rows, ...]`, a nested
                 tensor, or a sequence of tensors, arrays, and what msgpack holds. A column that a
                 row has already is replaced.
@@ -185,6 +184,11 @@ class Table:
         rows = _checked_keys(keys)
         if len(rows) > MOST_ROWS:
             raise ConfigError(f"{len(rows)} rows in one put: give at most {MOST_ROWS}.")
+        if len(rows) * len(columns or ()) > MOST_CELLS:
+            raise ConfigError(
+                f"{len(rows)} rows of {len(columns or ())} columns in one put: give at most "
+                f"{MOST_CELLS} values, rows times columns."
+            )
         if tags is not None and len(tags) != len(rows):
             raise EncodeError(f"tags: give one mapping for each of the {len(rows)} rows.")
         packed = [] if tags is None else list(map(pack_tags, rows, tags))
@@ -379,7 +383,7 @@ class Table:
         Raises:
             ConfigError: The task is registered with others.
         """
-        self._claims.open(task, columns, group_size)
+        self._claims.open(task, columns, group_size).register()
 
     def claim(
         self,
@@ -536,7 +540,7 @@ class Table:
     def _counts(self) -> Counts:
         found = self._index.call(Count())
         if found is None:
-            raise unknown_task(self._client, self.namespace, self.name)
+            raise self._index.unknown()
         return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import pickle  # noqa: TID251 (only what is signed with the user's secret is loaded)
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
@@ -96,7 +96,7 @@ class Values:
             raise EncodeError(
                 f"{what} is a {type(values).__name__}: give one value for each row."
             ) from None
-        if isinstance(values, str | bytes | Mapping) or count != len(keys):
+        if isinstance(values, str | bytes | Mapping | Set) or count != len(keys):
             raise EncodeError(f"{what}: give one value for each of the {len(keys)} rows.")
         if is_tensor(values):
             rows = _rows_of_tensor(values, what)

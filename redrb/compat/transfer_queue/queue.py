@@ -13,7 +13,7 @@ from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.errors import ConfigError, StaleRun, StoreError
 from redrb.table import Table
-from redrb.table.index import MOST_ROWS
+from redrb.table.index import MOST_CELLS, MOST_ROWS
 
 RUNS = "partitions"
 """The table that names the current run and its partitions; no partition can have this name."""
@@ -52,14 +52,15 @@ class Partition:
         tags: Sequence[Mapping[str, Any]] | None,
     ) -> None:
         """Put rows; more than a table takes at once become visible part by part."""
-        if len(keys) > MOST_ROWS:
+        most = min(MOST_ROWS, MOST_CELLS // max(len(columns), 1))
+        if len(keys) > most:
             columns = {name: _sliceable(values) for name, values in columns.items()}
-        for first in range(0, len(keys), MOST_ROWS):
-            part = slice(first, first + MOST_ROWS)
+        for first in range(0, len(keys), most):
+            part = slice(first, first + most)
             self.table.put(
                 keys[part],
                 {name: values[part] for name, values in columns.items()}
-                if len(keys) > MOST_ROWS
+                if len(keys) > most
                 else columns,
                 tags and tags[part],
             )

@@ -13,10 +13,12 @@ if redis.call('HEXISTS', puts, ask.writer) == 0 then
   --@include permissions
   check_permissions(KEYS[1])
 end
-begin_writing()
 local numbered, added = replies_of('HMGET', keys, ask.keys), 0
 for _, row in ipairs(numbered) do
   added = added + (row and 0 or 1)
+end
+if #ask.columns > 0 or added == 0 then -- new rows of tags alone are refused at the memory limit
+  begin_writing()
 end
 if added > 0 then -- puts that add no row are let in: others may wait for these columns
   local left, bytes = table_room()
