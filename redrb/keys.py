@@ -210,7 +210,7 @@ class TableKeys:
 
     def value(self, bucket: int, token: str, place: int) -> str:
         """What one put has stored of one row."""
-        return f"{self.prefix.removesuffix('}:')}:{bucket}}}:{token}:{place}"
+        return f"{self.prefix[:-2]}:{bucket}}}:{token}:{place}"
 
     def wake(self, waiter: str) -> str:
         """The list on which `waiter` blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from redrb.connection import Client
@@ -36,12 +37,12 @@ def values_of(
 ) -> tuple[list[StoredValue], list[int], list[int]]:
     """Return the values of a put, the bucket of each row, and the bytes of each column, by row."""
     values, sizes, buckets = [], [], [bucket_of(row) for row in rows]
-    for place, bucket in enumerate(buckets):
-        cells = [column[place] for column in columns]
-        lengths = [sum(map(len, cell)) for cell in cells]
-        pieces = [piece for cell in cells for piece in cell]
-        sizes += lengths
-        values.append(StoredValue(keys.value(bucket, token, place), pieces, sum(lengths)))
+    lengths = [[sum(map(len, cell)) for cell in column] for column in columns]
+    cells = zip(buckets, zip(*columns, strict=True), zip(*lengths, strict=True), strict=True)
+    for place, (bucket, of_row, nbytes) in enumerate(cells):
+        sizes += nbytes
+        pieces = list(chain.from_iterable(of_row))
+        values.append(StoredValue(keys.value(bucket, token, place), pieces, sum(nbytes)))
     return values, sizes, buckets
 
 

@@ -566,10 +566,12 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise ConfigError(f"keys={keys!r:.80}: give a list of keys, which are texts.")
     for key in keys:
-        try:
-            usable = isinstance(key, str) and 0 < len(key.encode()) <= MOST_KEY_BYTES
-        except UnicodeEncodeError:
-            usable = False
+        usable = isinstance(key, str) and 0 < len(key) <= MOST_KEY_BYTES
+        if usable and not key.isascii():
+            try:
+                usable = len(key.encode()) <= MOST_KEY_BYTES
+            except UnicodeEncodeError:
+                usable = False
         if not usable:
             raise ConfigError(f"key {key!r:.80}: give texts of 1 to {MOST_KEY_BYTES} bytes.")
     if len(set(keys)) != len(keys):

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -34,6 +35,7 @@ _HEAD: Final = struct.Struct("<BBB")
 _SHAPES: Final = tuple(struct.Struct(f"<{rank}I") for rank in range(MAX_RANK + 1))
 _ITEMSIZES: Final = tuple(dtype.storage.itemsize for dtype in DTYPES)
 _SIGNATURE: Final = 32
+_KIND: Final = attrgetter("dtype", "layout", "is_nested", "is_meta", "is_cpu")
 _CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
 _NUMPY: Final = {
     code: name for name, code in _CODES.items() if "float8" not in name and name != "bfloat16"
@@ -53,16 +55,21 @@ _PICKLE_ERRORS: Final = (
 )
 
 
-@lru_cache(maxsize=8192)
 def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
+    try:
+        return _head(kind, dtype, shape)
+    except EncodeError as error:
+        raise EncodeError(f"{what}: {error}") from None
+
+
+@lru_cache(maxsize=8192)
+def _head(kind: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     code = _CODES.get(dtype)
     if code is None or (kind == ARRAY and code not in _NUMPY):
-        raise EncodeError(f"{what}: tables hold no elements of dtype {dtype}.")
+        raise EncodeError(f"tables hold no elements of dtype {dtype}.")
     if len(shape) > MAX_RANK or _spread(shape) > MAX_ELEMENTS:
-        raise EncodeError(
-            f"{what}: tables hold at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements."
-        )
+        raise EncodeError(f"tables hold at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements.")
     return _HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
 
 
@@ -278,17 +285,15 @@ def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece
     """
     import torch
 
-    if any(each.is_nested or each.layout is not torch.strided or each.is_meta for each in values):
+    kinds = set(map(_KIND, values))
+    _, layout, is_nested, is_meta, is_cpu = next(iter(kinds))
+    if len(kinds) > 1 or is_nested or is_meta or layout is not torch.strided:
         return None
-    first = values[0]
-    inner, dtype = first.shape[1:], first.dtype
-    if first.ndim == 0 or any(
-        each.ndim == 0 or each.dtype is not dtype or each.shape[1:] != inner for each in values
-    ):
+    shapes = [each.shape for each in values]
+    if not shapes[0] or any(not each or each[1:] != shapes[0][1:] for each in shapes):
         return None
-    whole = torch.cat([each.detach().to("cpu") for each in values])
-    offsets = [0, *accumulate(each.shape[0] for each in values)]
-    return _ragged(whole, offsets, what)
+    whole = torch.cat(list(values) if is_cpu else [each.detach().to("cpu") for each in values])
+    return _ragged(whole, [0, *accumulate(shape[0] for shape in shapes)], what)
 
 
 def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tuple[Piece, ...]]:
