@@ -36,7 +36,9 @@ def values_of(
     keys: TableKeys, token: str, rows: Sequence[bytes], columns: Sequence[Sequence[Sequence[Piece]]]
 ) -> tuple[list[StoredValue], list[int], list[int]]:
     """Return the values of a put, the bucket of each row, and the bytes of each column, by row."""
-    values, sizes, buckets = [], [], [bucket_of(row) for row in rows]
+    values: list[StoredValue] = []
+    sizes: list[int] = []
+    buckets = [bucket_of(row) for row in rows]
     lengths = [[sum(map(len, cell)) for cell in column] for column in columns]
     cells = zip(buckets, zip(*columns, strict=True), zip(*lengths, strict=True), strict=True)
     for place, (bucket, of_row, nbytes) in enumerate(cells):
