@@ -79,6 +79,12 @@ class Claims:
             raise ConfigError(f"task {task!r} claims groups of {known.size} rows.")
         return known
 
+    def register(self, task: str, columns: Sequence[str], group_size: int | None) -> None:
+        """Register a task, also where Redis has lost one that is open here."""
+        known = self._open.get(task)
+        if self.open(task, columns, group_size) is known:
+            known.register()
+
     def fill(self, task: str, columns: list[str], size: int) -> None:
         """Register a task, and let the rows arrive that are complete."""
         while True:

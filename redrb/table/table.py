@@ -383,7 +383,7 @@ class Table:
         Raises:
             ConfigError: The task is registered with others.
         """
-        self._claims.open(task, columns, group_size).register()
+        self._claims.register(task, columns, group_size)
 
     def claim(
         self,

@@ -3,11 +3,11 @@
 --
 -- claims: name -> {columns = names, size = rows of a group, or 1, ...}. Rows that changed after `after` may
 -- have to arrive yet, unless it is `full`. `front` and `back` are what stands in an encoded group before and
--- after the length of its extras, which hold the keys of its rows. `stream` is the incarnation of the task below,
--- whose groups the notes are about. claimed:<name>: number -> seq of the row's
--- group, '' while other rows of it are missing. parts:<name>: number of a group -> how many of its rows are
--- complete. consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g
--- are those with the numbers g * size + 1 to (g + 1) * size.
+-- after the length of its extras, which hold the keys of its rows. `stream` is the incarnation of the task
+-- below, whose groups the notes are about. claimed:<name>: number -> seq of the row's group, '' while other
+-- rows of it are missing. parts:<name>: number of a group -> how many of its rows are complete.
+-- consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g are those
+-- with the numbers g * size + 1 to (g + 1) * size.
 --@include task table facts pools restore_area arrival
 
 local CLAIMER = 'default' -- the consumer group of all claims
