@@ -15,6 +15,9 @@ from redrb.errors import ConfigError
 
 _ACTOR = "TransferQueueController"
 
+ANSWER_S = 120.0
+"""Longest wait for the actor: its process may have to start."""
+
 
 class Guard:
     """The actor.
@@ -63,10 +66,9 @@ def find() -> tuple[str, str] | None:
             "and REDRB_URL in the driver's environment, too."
         )
     try:
-        run, where = ray.get(guard.run.remote())
+        return _asked(ray, guard)
     except ray.exceptions.RayActorError:  # it ends with its driver
         return None
-    return run, where
 
 
 def place(run: str, where: str) -> Any:
@@ -76,8 +78,20 @@ def place(run: str, where: str) -> Any:
         return None
     options = {"name": _ACTOR, "namespace": NAME, "num_cpus": 0}
     guard = ray.remote(Guard).options(**options).remote(run, where)
-    ray.get(guard.run.remote())
+    _asked(ray, guard)
     return guard
+
+
+def _asked(ray: Any, guard: Any) -> tuple[str, str]:
+    """Return the run and its server, which the actor tells."""
+    try:
+        run, where = ray.get(guard.run.remote(), timeout=ANSWER_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ConfigError(
+            f"Ray did not start or reach the actor {_ACTOR} in {ANSWER_S:.0f} s: look at `ray "
+            "status` for nodes that are away or have no room for an actor."
+        ) from error
+    return run, where
 
 
 def end(guard: Any) -> None:
