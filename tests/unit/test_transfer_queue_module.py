@@ -235,10 +235,13 @@ class Ray(ModuleType):
         class RayActorError(Exception):
             pass
 
+        class GetTimeoutError(Exception):
+            pass
+
     def __init__(self) -> None:
         super().__init__("ray")
         self.actors: dict[tuple[str, str], Any] = {}
-        self.dead = False
+        self.dead = self.silent = False
 
     def is_initialized(self) -> bool:
         return True
@@ -258,7 +261,10 @@ class Ray(ModuleType):
 
         return SimpleNamespace(options=options)
 
-    def get(self, value: Any) -> Any:
+    def get(self, value: Any, timeout: float) -> Any:
+        assert timeout > 0
+        if self.silent:
+            raise self.exceptions.GetTimeoutError
         if self.dead:
             raise self.exceptions.RayActorError
         return value
@@ -300,6 +306,13 @@ def test_the_guard_of_a_driver_that_was_killed_counts_no_more(ray: Ray) -> None:
     guard.place("r1", "here")
     ray.dead = True
     assert guard.find() is None
+
+
+def test_an_actor_that_does_not_answer_is_an_error(ray: Ray) -> None:
+    guard.place("r1", "here")
+    ray.silent = True
+    with pytest.raises(ConfigError, match="ray status"):
+        guard.find()
 
 
 def test_with_ray_a_process_joins_the_run_of_the_driver_only(
