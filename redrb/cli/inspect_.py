@@ -169,8 +169,8 @@ def _show_rows(client: Client, options: argparse.Namespace) -> int:
         lines = [table(head, cells, left=("key", "columns", "tags"))]
     show({"table": options.task, "rows": list(map(asdict, rows))}, lines, as_json=options.json)
     if missing or not rows:
-        why = f"keys {', '.join(missing[:5])}" if missing else "any keys"
-        print(f"redrb: table {options.task!r} has no rows with {why}.", file=sys.stderr)
+        which = f" with keys {', '.join(missing[:5])}" if missing else ""
+        print(f"redrb: table {options.task!r} has no rows{which}.", file=sys.stderr)
     return 2 if missing else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -155,10 +156,10 @@ class ClaimingTask:
                         at_least=least if last else None,
                         timeout=min(deadline.waits_s, REGISTER_AGAIN_S),
                     )
-                except BatchTimeout:
+                except BatchTimeout as error:
                     self.register()  # Redis may have lost its data meanwhile
                     if last or deadline.over:
-                        raise
+                        raise replace(error, waited_s=deadline.waited_s) from None
                     deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
                 else:
                     return Claim(self._reader, self.columns, lease)

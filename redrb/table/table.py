@@ -12,7 +12,7 @@ from redrb.checks import check_choice, checked_int, checked_int_or_none, checked
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.request import Request
-from redrb.errors import ConfigError, EncodeError, StoreError, StoreUnavailable
+from redrb.errors import BatchTimeout, ConfigError, EncodeError, StoreError, StoreUnavailable
 from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.registry import Registry
@@ -412,7 +412,17 @@ class Table:
         """
         with Deadline(checked_timeout(timeout)):
             claims = self._claims.open(task, columns, group_size)
-            return claims.take(count, at_least, timeout)
+            try:
+                return claims.take(count, at_least, timeout)
+            except BatchTimeout as error:
+                counts = self._counts()
+                lacking = [name for name in claims.columns if name not in counts.columns]
+                if lacking:
+                    error.add_note(
+                        f"No row of table {self.name!r} ever had the columns "
+                        f"{', '.join(lacking)}; its columns are {', '.join(counts.columns)}."
+                    )
+                raise
 
     def consumed(self, task: str) -> int:
         """Return how many rows that are there a task has acknowledged."""

@@ -289,3 +289,13 @@ def test_many_tasks(open_table, pages):
         for key in table._index.client.execute("KEYS", f"{table._index.keys.prefix}*")
         if not key.endswith(b":removed")
     ]
+
+
+def test_a_timeout_has_the_whole_wait_and_names_columns_that_no_row_has(open_table, monkeypatch):
+    monkeypatch.setattr(claims_module, "REGISTER_AGAIN_S", 0.1)
+    table = open_table()
+    table.put(["a"], {"x": torch.ones(1)})
+    with pytest.raises(BatchTimeout) as error:
+        table.claim("train", ["x", "typo"], timeout=0.4)
+    assert error.value.waited_s > 0.2  # more than one look
+    assert "typo" in error.value.__notes__[-1]
