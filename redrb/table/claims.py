@@ -84,6 +84,7 @@ class Claims:
         """Register a task, also where Redis has lost one that is open here."""
         known = self._open.get(task)
         if self.open(task, columns, group_size) is known:
+            known.stream.join_group()  # creates its stream anew where that is lost
             known.register()
 
     def fill(self, task: str, columns: list[str], size: int) -> None:

@@ -92,6 +92,8 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
         table.put(["b"], {"a:b": [1]})
     with pytest.raises(ConfigError, match="2049"):
         table.put(names(2049))
+    with pytest.raises(ConfigError, match="65536"):
+        table.put(names(65), dict.fromkeys(map("c{}".format, range(1009)), [0] * 65))
     for bad in ([5], ["a b"], [None]):
         with pytest.raises(ConfigError, match="column"):
             table.register("actor", bad)

@@ -255,6 +255,20 @@ def test_a_claim_that_waits_outlives_the_loss_of_all_data(
     assert got == [("row5", "row6")]
 
 
+def test_registering_again_brings_back_what_redis_lost(
+    client: Client, namespace: str, open_table: TableOpener
+):
+    table = open_table()
+    put(table, 1)
+    table.register("actor", ["x"])
+    for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("UNLINK", key)
+    put(table, 2, 5)
+    table.register("actor", ["x"])
+    assert table.consumed("actor") == 0
+    assert drain(table, "actor") == ["row5", "row6"]
+
+
 def drain_of(table: redrb.Table) -> list[str]:
     table.register("actor", ["x"])
     return drain(table, "actor")

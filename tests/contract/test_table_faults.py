@@ -182,6 +182,12 @@ def test_a_put_that_the_server_has_no_memory_for_leaves_nothing(own_server):
             stored, named = values_of(client, table)
             assert stored == named
         client.execute("CONFIG", "SET", "maxmemory", "10mb")
+        client.execute("CONFIG", "SET", "maxmemory", "1mb")
+        with pytest.raises(StoreFull, match="memory"):  # new rows of tags alone
+            table.put(["new"], tags=[{"s": 3}])
+        table.put(names(1), tags=[{"s": 3}])  # what is there may be marked as done
+        assert table.tags().rows == before.rows | {"row0": {"s": 3}}
+        client.execute("CONFIG", "SET", "maxmemory", "10mb")
         table.clear(names(4))
         table.put(names(4), {"x": torch.ones(4, 1 << 10)})
         audit_table(client, table)

@@ -148,7 +148,9 @@ def test_others_are_refused_with_the_name_of_the_column(value):
             stored(values)
 
 
-@pytest.mark.parametrize("value", [torch.ones(2, 2), np.arange(2), "ab", {"a": 1}, 5, None])
+@pytest.mark.parametrize(
+    "value", [torch.ones(2, 2), np.arange(2), "ab", {"a": 1}, {1, 2, 3}, 5, None]
+)
 def test_a_column_is_one_value_for_each_row(value):
     with pytest.raises(EncodeError, match="'x'"):
         PLAIN.encode_column("x", value, ["a", "b", "c"])
