@@ -35,7 +35,7 @@ class Open(Call[Opened], frozen=True):
     given: dict[str, str]
 
 
-class Changed(msgspec.Struct, frozen=True):
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a call that changes rows.
 
     Attributes:
@@ -46,7 +46,6 @@ class Changed(msgspec.Struct, frozen=True):
         trash: Whether values are to be deleted.
     """
 
-    outcome: Literal["ok", "again", "gone", "stale", "forgotten"]
     change: int = 0
     count: int = 0
     run: int = 0
@@ -55,16 +54,16 @@ class Changed(msgspec.Struct, frozen=True):
     trash: bool = False
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """Reply to `Put`, as `Changed`."""
+class Changed(_Reply, frozen=True, kw_only=True):
+    """Reply to `Clear` and `Mark`."""
+
+    outcome: Literal["ok", "again", "gone", "stale", "forgotten"]
+
+
+class Stored(_Reply, frozen=True, kw_only=True):
+    """Reply to `Put`."""
 
     outcome: Literal["ok", "again", "gone", "stale", "forgotten", "full", "never", "columns"]
-    change: int = 0
-    count: int = 0
-    run: int = 0
-    epoch: int = 0
-    more: bool = False
-    trash: bool = False
 
 
 class Put(Call[Stored], frozen=True):
