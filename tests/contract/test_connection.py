@@ -9,16 +9,18 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as Broken
-from redis.exceptions import RedisError, ResponseError, TryAgainError
 
 import redrb
 from redrb import ConfigError, StoreUnavailable
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
-from redrb.connection.transport import Pipeline, packed
+from redrb.connection.transport import Pipeline, packed, read_replies
 from redrb.errors import StoreError
 from tests.samples import numbered
 from tests.scenes import until
@@ -62,6 +64,17 @@ def test_thousands_of_replies_come_in_order_however_they_are_cut(client, namespa
     found = [reply for reply in replies if isinstance(reply, bytes)]
     assert found == [key.encode() + b"x" * (7 * at) for at, key in enumerate(keys)]
     assert client.execute("GET", keys[1]) == found[1]
+
+
+def test_a_reply_that_breaks_a_connection_is_raised_and_no_item():
+    """Such as LOADING, inside of a transaction: as an item it would be taken for an error of ours."""
+    arrived = iter([b"QUEUED", BusyLoadingError("loading")])
+    reader = SimpleNamespace(gets=lambda: next(arrived))
+    connection: Any = SimpleNamespace(
+        _parser=SimpleNamespace(_reader=reader), read_response=lambda: b"OK"
+    )
+    with pytest.raises(BusyLoadingError):
+        read_replies(connection, 4)
 
 
 @pytest.mark.every_server
