@@ -67,7 +67,7 @@ def test_thousands_of_replies_come_in_order_however_they_are_cut(client, namespa
 
 
 def test_a_reply_that_breaks_a_connection_is_raised_and_no_item():
-    """Such as LOADING, inside of a transaction: as an item it would be taken for an error of ours."""
+    """Such as LOADING inside of a transaction: as an item it would count as an error of ours."""
     arrived = iter([b"QUEUED", BusyLoadingError("loading")])
     reader = SimpleNamespace(gets=lambda: next(arrived))
     connection: Any = SimpleNamespace(
