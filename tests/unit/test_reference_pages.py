@@ -76,7 +76,7 @@ def test_documented_parameters_exist():
             value = _found(name)
             members = vars(value).items() if inspect.isclass(value) else ()
             for each, function in ((name, value), *members):
-                if not callable(function) or not inspect.getdoc(function):
+                if not callable(function) or not _documented(function):
                     continue
                 known = inspect.signature(function).parameters
                 if any(other.kind is other.VAR_KEYWORD for other in known.values()):
