@@ -135,12 +135,12 @@ def _api() -> Iterator[tuple[str, str]]:
         also = ""
         if page == "errors":
             also = " [Cause and remedy of each](../errors.md)."
-        yield page, f"{MADE}# {title}\n\n{text}{also}\n\n{listed}"
+        yield page, f"# {title}\n\n{MADE}\n{text}{also}\n\n{listed}"
         short = [f"`{name.rpartition('.')[2]}`" for name in names]
         rows.append(f"| [{title}]({page}.md) | {text} | {', '.join(short)} |\n")
     table = "".join(rows)
-    text = "# Python\n\nEvery class and function that programs import.\n\n"
-    yield "index", f"{MADE}{text}| page | purpose | names |\n|---|---|---|\n{table}"
+    text = f"# Python\n\n{MADE}\nEvery class and function that programs import.\n\n"
+    yield "index", f"{text}| page | purpose | names |\n|---|---|---|\n{table}"
 
 
 # commands/
@@ -201,7 +201,7 @@ def _commands() -> Iterator[tuple[str, str]]:
     status = re.sub(r"\s+", " ", cli._parser().epilog or "")
     yield (
         "index",
-        f"{MADE}# Commands\n\n| command | purpose |\n|---|---|\n{''.join(rows)}\n{_cell(status)}\n",
+        f"# Commands\n\n{MADE}\n| command | purpose |\n|---|---|\n{''.join(rows)}\n{_cell(status)}\n",
     )
 
 
@@ -215,7 +215,7 @@ def _page_of_command(words: str, parser: argparse.ArgumentParser) -> str:
         if not set(action.option_strings) & (of_recipe | {"-h"}) and action.help != "==SUPPRESS=="
     ]
     usage = " ".join([words, *_usage(actions)])
-    parts = [MADE, f"# {words}\n\n"]
+    parts = [f"# {words}\n\n{MADE}\n"]
     if parser.description:
         parts.append(f"{_text(parser.description)}\n\n")
     parts.append(f"```text\n{usage}\n```\n\n")
@@ -347,6 +347,7 @@ def _recipe_settings() -> dict[str, Any]:
 
 SETTINGS_PAGE = """# Settings
 
+{made}
 A job has the settings of its recipe. A task has settings that Redis keeps. A stage and an open
 stream have some of their own.
 
@@ -396,7 +397,8 @@ VARIABLES = {
 
 
 def _settings() -> str:
-    return MADE + SETTINGS_PAGE.format(
+    return SETTINGS_PAGE.format(
+        made=MADE,
         recipes="".join(_of_recipes()),
         tasks=_of_tasks(),
         streams=_of_streams(),
