@@ -199,10 +199,8 @@ def _commands() -> Iterator[tuple[str, str]]:
         yield page, _page_of_command(words, parser)
         rows.append(f"| [`{words}`]({page}.md) | {_cell(short[words])} |\n")
     status = re.sub(r"\s+", " ", cli._parser().epilog or "")
-    yield (
-        "index",
-        f"# Commands\n\n{MADE}\n| command | purpose |\n|---|---|\n{''.join(rows)}\n{_cell(status)}\n",
-    )
+    table = f"| command | purpose |\n|---|---|\n{''.join(rows)}"
+    yield "index", f"# Commands\n\n{MADE}\n{table}\n{_cell(status)}\n"
 
 
 def _page_of_command(words: str, parser: argparse.ArgumentParser) -> str:

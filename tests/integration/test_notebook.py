@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,17 +26,19 @@ def run(cells: list[str], folder: Path) -> str:
     for package in ("redrb", "transformers", "matplotlib"):  # the notebook would install it
         assert importlib.util.find_spec(package), package
     (folder / "notebook.py").write_text("\n".join(cells))
-    done = subprocess.run(
-        [sys.executable, "notebook.py"],
-        cwd=folder,
-        env=child_environment(
-            without=PREFIX, PYTHONPATH=str(ROOT), MPLBACKEND="agg", TMPDIR=str(folder)
-        ),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    # the socket of the job's server is below TMPDIR, and must have a short path
+    with tempfile.TemporaryDirectory() as short:
+        done = subprocess.run(
+            [sys.executable, "notebook.py"],
+            cwd=folder,
+            env=child_environment(
+                without=PREFIX, PYTHONPATH=str(ROOT), MPLBACKEND="agg", TMPDIR=short
+            ),
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
