@@ -10,6 +10,7 @@ import argparse
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
@@ -212,7 +213,13 @@ def _page_of_command(words: str, parser: argparse.ArgumentParser) -> str:
         for action in parser._actions
         if not set(action.option_strings) & (of_recipe | {"-h"}) and action.help != "==SUPPRESS=="
     ]
-    usage = " ".join([words, *_usage(actions)])
+    usage = textwrap.fill(
+        " ".join([words, *(form.replace(" ", "\0") for form in _usage(actions))]),
+        width=72,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).replace("\0", " ")
     parts = [f"# {words}\n\n{MADE}\n"]
     if parser.description:
         parts.append(f"{_text(parser.description)}\n\n")

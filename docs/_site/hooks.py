@@ -15,6 +15,9 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 NOTEBOOK = "notebooks/first_hour"
 
+WEIGHTS = {"tutorials": 2, "how-to": 2, "explanation": 2, "contributing": 0.2, "files": 0.2}
+"""Weight of pages in the search, by their folder: pages for users come first."""
+
 _texts: dict[str, str] = {}
 """The Markdown of each page, by its path."""
 
@@ -45,6 +48,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
         above = "../" * page.file.src_uri.count("/")
         return f"{above}index.md" if path == "README.md" else f"{above}files/{path}"
 
+    kind = page.file.src_uri.partition("/")[0]
+    page.meta.setdefault("search", {"boost": WEIGHTS.get(kind, 1)})
     _texts[page.file.src_uri] = LINK.sub(copied, markdown)
     return _texts[page.file.src_uri]
 
