@@ -31,6 +31,7 @@ from redrb.recipe.job_settings import (
     StepSettings,
     TrainerSettings,
 )
+from redrb.recipe.language import LanguageRecipe
 from redrb.recipe.settings import settings_of
 from redrb.stream import ExperienceStream, TaskSettings
 from redrb.stream.task.settings import SETTINGS
@@ -412,6 +413,17 @@ def _settings() -> str:
     )
 
 
+OWNERS: dict[type, str] = {
+    JobSettings: "All workers",
+    MakerSettings: "Makers",
+    TrainerSettings: "The trainer",
+    StepSettings: "The training step",
+    LanguageRecipe: "Sampling from a causal model",
+    PPORecipe: "PPO",
+    GRPORecipe: "GRPO",
+}
+"""The classes that declare settings of recipes, and the heading of each."""
+
 HEAD = "| setting | default | unit | meaning |\n|---|---|---|---|\n"
 
 
@@ -424,11 +436,10 @@ def _of_recipes() -> Iterator[str]:
                 if name not in known and name in vars(owner):
                     known.add(name)
                     by_owner.setdefault(owner, []).append(item)
-    usual = (JobSettings, MakerSettings, TrainerSettings, StepSettings)
-    for owner in (*usual, *(each for each in by_owner if each not in usual)):
-        items = by_owner[owner]
-        title = (owner.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    for owner, title in OWNERS.items():
+        items = by_owner.pop(owner)
         yield f"### {title}\n\n{_rows(items, {item.name: item.type for item in items})}\n"
+    assert not by_owner
 
 
 def _rows(items: Sequence[Any], kinds: dict[str, Any]) -> str:
