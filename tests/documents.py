@@ -96,7 +96,7 @@ def _blocks(text: str) -> Iterator[Block]:
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, and those that it sets itself."""
     text = re.sub(r"^( *)```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    found: set[str] = set(re.findall(r"(?:id=\"|\{ ?#)([\w.-]+)", text))
+    found: set[str] = set(re.findall(r"(?:id=\"|\{ ?#|^::: )([\w.-]+)", text, re.MULTILINE))
     for heading in re.findall(r"^#+ (.*?)(?: \{.*\})?$", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())

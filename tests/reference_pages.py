@@ -138,11 +138,10 @@ def _api() -> Iterator[tuple[str, str]]:
         if page == "errors":
             also = " [Cause and remedy of each](../errors.md)."
         yield page, f"# {title}\n\n{MADE}\n{text}{also}\n\n{listed}"
-        short = [f"`{name.rpartition('.')[2]}`" for name in names]
-        rows.append(f"| [{title}]({page}.md) | {text} | {', '.join(short)} |\n")
-    table = "".join(rows)
+        short = (f"[`{name.rpartition('.')[2]}`]({page}.md#{name})" for name in names)
+        rows.append(f"**[{title}]({page}.md).** {text}\n\n{', '.join(short)}\n\n")
     text = f"# Python\n\n{MADE}\nEvery class and function that programs import.\n\n"
-    yield "index", f"{text}| page | purpose | names |\n|---|---|---|\n{table}"
+    yield "index", f"{text}{''.join(rows)}".rstrip() + "\n"
 
 
 # commands/
