@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve clean
+.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -73,8 +73,11 @@ docs: .venv/.docs  ## build the site of the documents in build/site
 docs-serve: .venv/.docs  ## show the site at http://127.0.0.1:8000, built anew at each change
 	$(BIN)/mkdocs serve
 
+wheel:  ## build sdist and wheel in dist, and try the wheel in a new environment: PYTHON=python3.12
+	@$(PYTHON) tests/wheels.py $(ARGS)
+
 clean:  ## remove what was built
-	rm -rf .venv build *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,7 +2,7 @@
 
 Every task is built in a restore area first. The last step puts all areas of one server in the
 places of their tasks, or none of them; nothing is ever deleted from a task that holds groups
-(`docs/decisions/0012-saving.md`, `docs/decisions/0028-resumed-buffers.md`).
+(`docs/contributing/decisions/saving.md`).
 """
 
 from __future__ import annotations
