@@ -1,7 +1,7 @@
 /* What both halves of the compiled kernel share: dtypes, limits, shapes.
  *
  * `_encode.c` turns samples' memory into blobs, `_decode.c` blobs into padded memory.
- * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain Python:
+ * `docs/reference/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain Python:
  * both are held to the same tests. Python keeps tensors alive, checks what users give, and does
  * everything that is rare.
  */
