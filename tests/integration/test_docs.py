@@ -46,13 +46,6 @@ def test_the_readme_example_runs_as_printed() -> None:
     assert "put=1, acked=1" in printed
 
 
-def test_the_example_of_selection_runs_as_printed() -> None:
-    page = (ROOT / "docs" / "how-to" / "select-groups.md").read_text()
-    first, last = run(example_in(page)).splitlines()
-    assert first == "1 1"
-    assert last.startswith("1 Ledger(put=4, acked=1, expired=1, filtered=1")
-
-
 def test_the_example_of_stages_runs_as_printed() -> None:
     example = example_in((ROOT / "docs" / "how-to" / "stages.md").read_text())
     assert run(example) == "(1,)\ntensor([1., 1., 1., 1.]) torch.Size([4, 3])\n"
