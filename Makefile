@@ -57,7 +57,7 @@ format: .venv/.dev  ## mend what the tools can mend
 guard: .venv/.dev  ## fail where redrb has lost a fifth of its lead over raw redis-py
 	$(BIN)/python -m benchmarks.guard
 
-bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders, scale, codec, weights
+bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shapes, orders, scale, codec, weights
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime

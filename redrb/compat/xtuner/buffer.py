@@ -83,7 +83,8 @@ class ReplayBuffer:
             lease_ms: Time without a heartbeat after which groups that no caller has got yet are
                 requeued.
             partitions: Parts of each task, on different nodes of a cluster; all processes give the
-                same number. The order is exact within a partition only: see docs/scaling.md.
+                same number. The order is exact within a partition only: see
+                docs/explanation/stages-and-scaling.md.
             tags: Names of the tags that `put` stores and that `get` and `count` filter by, of all
                 tasks. None: those that other processes have declared.
             limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
@@ -219,7 +220,7 @@ class ReplayBuffer:
             batch_size: Most groups to return; fewer may wait, and 0 returns none.
             group_status: A `redrb.Status`, its name, or a member of an enum with the same values.
             where: Conditions on declared tags, such as `source="gsm8k", scores_gt=0.8`; see
-                docs/queries.md.
+                docs/reference/selection.md.
 
         Raises:
             ConfigError: A tag is not declared; or `rollout_type` does not take the fields of a

@@ -84,7 +84,7 @@ def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
         raise ConfigError(
             f"{source} holds a task with partitions={len(files)}, and this one has {known}: resume "
             f"into a task with partitions={len(files)}. To change the number, forward its groups "
-            "into another task, as docs/scaling.md shows."
+            "into another task, as docs/how-to/partitions.md shows."
         )
     waiting = list(map(TaskFile, stores, files))
     if source.is_dir():
