@@ -1,10 +1,9 @@
-"""The manifests of docs/how-to/kubernetes.md: Kubernetes' schema, and the trainer's shell."""
+"""examples/kubernetes: Kubernetes' schema, the recipe's settings, and the trainer's shell."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from redrb.recipe.settings import resolve, settings_of
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "tests" / "kubernetes" / "schema.json").read_text())
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
-BLOCKS = re.findall(r"<!-- a test checks these manifests -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
-MANIFESTS: list[dict[str, Any]] = [each for block in BLOCKS for each in yaml.safe_load_all(block)]
+MANIFESTS: list[dict[str, Any]] = list(
+    yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "job.yaml").read_text())
+)
 
 
 def named(kind: str, name: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from tests.tools import need
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 COMMANDS = re.compile(r"<!-- a test runs these commands -->\n```sh\n(.*?)```", re.DOTALL)
 SERVER = re.compile(r"<!-- a test runs this server -->\n```sh\n(.*?)```", re.DOTALL)
-SCRIPT = re.compile(r"<!-- a test runs this script -->.*?```sh\n(.*?)```", re.DOTALL)
 WITH_COMMANDS = [
     page.stem for page in sorted(PAGES.glob("*.md")) if COMMANDS.search(page.read_text())
 ]
@@ -152,8 +151,8 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
-    """Start the script of the page with stand-ins for Slurm's commands and the workers."""
-    [words] = SCRIPT.findall((PAGES / "slurm.md").read_text())
+    """Start the example for Slurm with stand-ins for Slurm's commands and the workers."""
+    words = (PAGES.parents[1] / "examples" / "slurm" / "job.sbatch").read_text()
     port = str(free_port())
     script(tmp_path, "job.sbatch", words.replace("6379", port))
     script(tmp_path, "bin/redis-server", f'exec {list(programs().values())[-1]} "$@"')
