@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from redrb.connection.client import scan_hash
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.calls import Notes, ReadRecords, ReadTask, TaskReply
@@ -32,8 +33,6 @@ PAGE_GROUPS = 32
 
 PAGE_BYTES = 4 << 20
 """Bytes of a page to aim at; a single group may be larger."""
-
-_SCAN_FIELDS = 500
 
 
 class TaskChanged(RedrbError):
@@ -139,13 +138,9 @@ class TaskReader:
         return list(map(_record, seqs, reply.notes, facts))
 
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
-        cursor = b"0"
-        while True:
-            cursor, flat = self._execute("HSCAN", key, cursor, "COUNT", _SCAN_FIELDS)
-            if flat:
-                yield _texts(flat)
-            if int(cursor) == 0:
-                return
+        for page in filter(None, scan_hash(self._store.client, key)):
+            with Reading("a hash of a task"):
+                yield {name.decode(): value.decode() for name, value in page}
 
     def _execute(self, *arguments: Argument) -> Reply:
         return self._store.client.execute(*arguments)
@@ -183,9 +178,3 @@ def _record(seq: int, notes: Notes, packed: bytes) -> GroupRecord | None:
     facts = unpack_facts(packed)
     facts.pop("current", None)  # the version when it was put: of a run that is over
     return GroupRecord(seq, cast("SavedFacts", facts), notes.archived, notes.needs)
-
-
-@Reading("a hash of a task")
-def _texts(flat: Sequence[bytes]) -> dict[str, str]:
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return {name.decode(): value.decode() for name, value in pairs}
