@@ -7,7 +7,7 @@ has no record, and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 from redrb.connection.client import scan_hash
@@ -55,13 +55,18 @@ class TaskReader:
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival; raises TaskChanged."""
         stream, end = self._store.keys.stream, entry_id(self.header.last)
+        names = [group.name for group in self.header.groups]
         after, count = 0, 1
         while True:
             page = self._execute("XRANGE", stream, entry_id(after + 1), end, "COUNT", count)
             if not page:
                 return
             entries = list(map(parse_entry, page))
-            records = self._records([seq for seq, _ in entries])
+            read = ReadRecords(names, [str(seq) for seq, _ in entries])
+            reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
+            if reply.last < self.header.last:
+                raise TaskChanged("the task was cleared")
+            records = map(_record, [seq for seq, _ in entries], reply.notes, facts)
             for (_, payload), record in zip(entries, records, strict=True):
                 # it may have been deleted after it was read
                 stored = record and (record.needs or record.archived or not self.header.groups)
@@ -128,14 +133,6 @@ class TaskReader:
                     status: f"{train_step} {min(last, self.header.last)}"
                     for status, (train_step, last) in pairs.items()
                 }
-
-    def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
-        names = [group.name for group in self.header.groups]
-        read = ReadRecords(names, list(map(str, seqs)))
-        reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
-        if reply.last < self.header.last:
-            raise TaskChanged("the task was cleared")
-        return list(map(_record, seqs, reply.notes, facts))
 
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
         for page in filter(None, scan_hash(self._store.client, key)):
