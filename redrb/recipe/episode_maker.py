@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
+from redrb.scopes import Entered
 from redrb.train.engines import Generation
 from redrb.train.episodes import EpisodeMaker
 from redrb.train.episodes.groups import Episode, samples_of
@@ -130,7 +131,7 @@ DRAIN_TIMEOUT_S = 10.0
 """Longest time that episodes get to return after a maker was asked to end."""
 
 
-class EpisodeRecipeMaker(EpisodeMaker):
+class EpisodeRecipeMaker(EpisodeMaker, Entered):
     """Runs a recipe's episodes with a model in this process, which has the newest weights.
 
     Weights change between two batches of turns, and with `in_flight_updates` between two tokens.
@@ -162,9 +163,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
             self._weights = self._followed = weights
             self._report = EpisodeReport(self, weights, recipe.prompts_per_step, write)
             undo.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with Deadline(budget=self._stop):
