@@ -7,7 +7,7 @@ setup(
     ext_modules=[
         Extension(
             "redrb.codec._core",
-            ["redrb/codec/_encode.c", "redrb/codec/_decode.c"],
+            [f"redrb/codec/_{part}.c" for part in ("encode", "decode", "gather")],
             depends=["redrb/codec/_core.h"],
             extra_compile_args=["-O3", "-fno-strict-aliasing"],
             optional=True,

@@ -199,6 +199,12 @@ class TableKeys:
     claims = _Key()
     """The tasks that claim rows."""
 
+    keys = _Key()
+    """The number of each row, by key."""
+
+    columns = _Key()
+    """The number of each column, by name."""
+
     rows = _Key()
     """The record of each row, by number."""
 

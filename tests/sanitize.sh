@@ -19,4 +19,4 @@ ls redrb/codec/_core.*.so # fails where nothing was compiled
 export PYTHONPATH="$tree" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
   "$python" -m pytest -p no:cacheprovider --timeout 1200 -k "not [plain" \
-  tests/unit/test_codec*.py tests/unit/test_balance.py "$@"
+  tests/unit/test_codec*.py tests/unit/test_table_values.py tests/unit/test_balance.py "$@"

@@ -60,9 +60,10 @@ _LOOK_SCRIPTS = (
     *scripts_in("doctor"),
     *"task/archived task/count task/observe task/stats task/versions".split(),
 )
-_LOOK_AT_TABLE = ("table/look", "table/produced", "table/stats", "table/tags")
+_LOOK_AT_TABLE = ("table/produced", "table/stats", "table/tags")
 _ROWS = (
-    "get getrange hlen hmget mget mset scard sismember srandmember srem unlink zcard zrevrange"
+    "get getrange hgetall hlen hmget mget mset scard sismember srandmember srem unlink zcard "
+    "zrevrange"
 ).split()
 _MADE = (
     "changes claimed:* claims:* columns keys needs:* none parts:* puts queue:* rows stream tags "

@@ -1,7 +1,9 @@
-/* What both halves of the compiled kernel share: dtypes, limits, shapes.
+/* What all parts of the compiled kernel share: dtypes, limits, shapes.
  *
- * `_encode.c` turns samples' memory into blobs, `_decode.c` blobs into padded memory.
- * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain Python:
+ * `_encode.c` turns samples' memory into blobs, `_decode.c` blobs into padded memory; `_gather.c` gathers the
+ * columns of a table.
+ * `docs/reference/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in
+ * plain Python:
  * both are held to the same tests. Python keeps tensors alive, checks what users give, and does
  * everything that is rare.
  */
@@ -80,6 +82,9 @@ int prepare_encoding(PyObject *errors);
 PyObject *collect(PyObject *module, PyObject *args);
 /* encode(samples, columns, tails, tail, extras) -> (blob, whether the numbers to check are finite) */
 PyObject *encode(PyObject *module, PyObject *args);
+/* gather(parts, begins, lengths) -> (kind, dtype's code, elements, shapes) of a column of a table's rows; None
+ *     where the cells are no tensors or arrays of one dtype. */
+PyObject *gather(PyObject *module, PyObject *args);
 
 #define WITHOUT_LOCK_IF(LARGE, WORK)                                     \
     do {                                                                 \

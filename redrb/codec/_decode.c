@@ -6,7 +6,7 @@
 #include "_core.h"
 #include <structmember.h>
 
-#define INTERFACE 5 /* of these functions; Python uses a core with the same number alone */
+#define INTERFACE 6 /* of these functions; Python uses a core with the same number alone */
 
 static PyObject *DecodeError;
 
@@ -566,6 +566,7 @@ static PyMethodDef functions[] = {
     {"parse", parse, METH_VARARGS, "parse(blob, lookup) -> Group"},
     {"extent", extent, METH_VARARGS, "extent(groups, places): which shapes a column has"},
     {"fill", fill, METH_VARARGS, "fill(groups, places, address, ...): decode a column into padded rows"},
+    {"gather", gather, METH_VARARGS, "gather(parts, begins, lengths): a table's column in one buffer"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {

@@ -65,7 +65,7 @@ class Group(Protocol):
 NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
-INTERFACE: Final = 5
+INTERFACE: Final = 6
 """Number of the functions' signatures: a core that an older version compiled is not used."""
 
 
@@ -98,7 +98,7 @@ compiled, NAME = load()
 """The compiled core or None; the name of the kernel that runs."""
 
 kernel: Any = import_module("redrb.codec.plain") if compiled is None else compiled
-"""`collect`, `encode`, `parse`, `extent` and `fill`, as `redrb.codec.plain` has and describes them.
+"""`collect`, `encode`, `parse`, `extent`, `fill` and `gather`.
 
-Addresses are those of memory that the caller holds.
+`redrb.codec.plain` has and describes them. Addresses are those of memory that the caller holds.
 """

@@ -150,20 +150,6 @@ class Restore(Call[RestoredPage], frozen=True):
     until_change: int = 0
 
 
-class FoundRows(msgspec.Struct, frozen=True):
-    """Reply to `Look`: the number of each row, 0 where there is none; ids of columns by name."""
-
-    numbers: list[int]
-    columns: dict[str, int] = {}
-
-
-class Look(Call[FoundRows], frozen=True):
-    """Find rows by key."""
-
-    script: ClassVar = "table/look"
-    keys: list[str]
-
-
 class TagsPage(Page, frozen=True):
     """Reply to `Tags`.
 

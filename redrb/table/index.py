@@ -6,7 +6,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from itertools import accumulate
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from redrb.stream.put.pending import ProducerIdentity
 from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
-from redrb.table.calls import BeginRun, Changed, Look, Open, Opened, Stored
+from redrb.table.calls import BeginRun, Changed, Open, Opened, Stored
 from redrb.unpacking import Reading, unpack
 
 W = TypeVar("W", Changed, Stored)
@@ -52,22 +53,8 @@ MOST_CELLS: Final = 65_536
 NAMES: Final = ("limit", "max_bytes", "retain")
 
 
-class Place(NamedTuple):
-    """Where a column of a row lies.
-
-    Attributes:
-        key: The string that holds it, and other columns of the same put.
-        nbytes: Length of the string.
-        begin, length: The part of it that is the column.
-    """
-
-    key: str
-    nbytes: int
-    begin: int
-    length: int
-
-
-_RECORD: Final = msgspec.msgpack.Decoder(list[int | list[int | str]])
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_RECORD: Final = msgspec.msgpack.Decoder(list[_Number | list[_Number | str]])
 
 
 class Row:
@@ -75,44 +62,50 @@ class Row:
 
     Attributes:
         number: Its number.
-        names: Its columns.
+        ids: The number of each column of the table, by name.
+        layout: Of each string of the row the columns in it, 0 for one that was replaced.
     """
 
-    __slots__ = ("_ids", "_keys", "_segments", "number")
+    __slots__ = ("_keys", "_segments", "ids", "layout", "number")
 
     def __init__(
         self, keys: TableKeys, number: int, segments: Sequence[Any], ids: dict[str, int]
     ) -> None:
-        self.number = number
-        self._keys, self._segments, self._ids = keys, segments, ids
+        self.number, self.ids = number, ids
+        self._keys, self._segments = keys, segments
+        self.layout: Layout = tuple([tuple(segment[FIRST::2]) for segment in segments])
+
+    def stored(self, string: int) -> tuple[str, list[int]]:
+        """Return the key of a string of the row, and the bytes of each column in it."""
+        segment = self._segments[string]
+        token, place, bucket = segment[:3]
+        return self._keys.value(bucket, token, place), segment[FIRST + 1 :: 2]
 
     @property
-    def names(self) -> list[str]:
-        """Names of its columns."""
-        there = {column for segment in self._segments for column in segment[FIRST::2]}
-        return [name for name, column in self._ids.items() if column in there]
+    def places(self) -> dict[str, Place]:
+        """Where each column lies, by name."""
+        found: dict[int, Place] = {}
+        for string, columns in enumerate(self.layout):
+            key, sizes = self.stored(string)
+            for column, size, end in zip(columns, sizes, accumulate(sizes), strict=True):
+                found[column] = Place(key, end - size, size)
+        return {name: found[column] for name, column in self.ids.items() if column in found}
 
-    def places(self, names: Sequence[str]) -> list[Place | None]:
-        """Return where columns lie; None for one that the row lacks."""
-        wanted = [self._ids.get(name, -1) for name in names]
-        found: dict[int, Place | None] = dict.fromkeys(wanted)
-        for token, place, bucket, _, *cells in self._segments:
-            columns, lengths = cells[::2], cells[1::2]
-            inside = found.keys() & columns
-            if not inside:
-                continue
-            key, nbytes = self._keys.value(bucket, token, place), sum(lengths)
-            if len(inside) == 1:  # the loop below takes three times as long
-                [column] = inside
-                at = columns.index(column)
-                found[column] = Place(key, nbytes, sum(lengths[:at]), lengths[at])
-                continue
-            begin = 0
-            for column, length in zip(columns, lengths, strict=True):
-                if column in inside:
-                    found[column] = Place(key, nbytes, begin, length)
-                begin += length
-        return [found[column] for column in wanted]
+
+class Place(NamedTuple):
+    """Where a column of a row lies.
+
+    Attributes:
+        key: The string that holds it.
+        begin, length: The part of it that is the column.
+    """
+
+    key: str
+    begin: int
+    length: int
+
+
+Layout: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -358,15 +351,22 @@ class Index:
         ]
 
     def _find(self, rows: Sequence[str]) -> list[Row | None]:
-        call = Look(list(rows))
-        found, records = call.run_with_bytes(self.client, [self.keys.stream])
+        pipeline = Pipeline()
+        pipeline.add("HMGET", self.keys.keys, *rows)
+        pipeline.add("HGETALL", self.keys.columns)
+        numbers, columns = Request(self.client, pipeline, without_errors).result()
+        wanted = [number for number in numbers if number is not None]
+        # a row that is cleared meanwhile has no record
+        records = self.client.execute("HMGET", self.keys.rows, *wanted) if wanted else []
         with Reading(f"the index of table {self.table!r}"):
-            return [
-                Row(self.keys, number, _RECORD.decode(record)[1:], found.columns)
-                if number
-                else None
-                for number, record in zip(found.numbers, records, strict=True)
-            ]
+            names = [name.decode() for name in columns[::2]]
+            ids = dict(zip(names, map(int, columns[1::2]), strict=True))
+            found = {
+                number: Row(self.keys, int(number), _RECORD.decode(record)[1:], ids)
+                for number, record in zip(wanted, records, strict=True)
+                if record
+            }
+            return [found.get(number) for number in numbers]
 
 
 MOST_ATTEMPTS: Final = 100

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 from redrb.connection import Client
 from redrb.errors import MissingRows, StoreError
-from redrb.table.index import Index, Row
+from redrb.table.index import Index, Layout, Row
 from redrb.table.payload import Wanted, read
-from redrb.table.rows import Rows
+from redrb.table.rows import Cells, Rows
 from redrb.table.values import Values
 from redrb.unpacking import Reading
 
@@ -37,18 +39,18 @@ class Reader:
                 raise MissingRows(self._index.table, missing)
             rows = [row for row in found if row is not None]
             with Reading(f"the index of table {self._index.table!r}"):
-                names = _common(rows) if columns is None else tuple(columns)
-                places = [row.places(names) for row in rows]
-            for at, name in enumerate(names):
-                lacking = tuple(
-                    key for key, of_row in zip(row_keys, places, strict=True) if of_row[at] is None
+                plan = _Plan(rows, columns)
+            for name in plan.lacking:
+                without = tuple(
+                    key
+                    for key, row in zip(row_keys, rows, strict=True)
+                    if name in plan.places[row.layout].lacking
                 )
-                if lacking:
-                    raise MissingRows(self._index.table, lacking, (name,))
+                raise MissingRows(self._index.table, without, (name,))
             lacking_before, gone = gone, set()
-            cells = self._read(places, len(names), gone)
+            cells = self._read(rows, plan, gone)
             if not gone:
-                return Rows(row_keys, dict(zip(names, cells, strict=True)), self.values)
+                return Rows(row_keys, dict(zip(plan.names, cells, strict=True)), self.values)
             if gone & lacking_before:
                 break
         raise StoreError(
@@ -58,38 +60,95 @@ class Reader:
         )
 
     @Reading("the index of a table")
-    def _read(
-        self, places: Sequence[Sequence[Any]], columns: int, gone: set[str]
-    ) -> list[list[memoryview]]:
+    def _read(self, rows: Sequence[Row], plan: _Plan, gone: set[str]) -> list[Cells]:
         """Return columns of rows; add the keys of values that were replaced or cleared."""
-        ranges: dict[str, list[int]] = {}  # of each string: begin, end, bytes of all of it
-        for of_row in places:
-            for key, nbytes, begin, length in of_row:
-                known = ranges.get(key)
-                if known is None:
-                    ranges[key] = [begin, begin + length, nbytes]
-                else:
-                    known[0], known[1] = min(known[0], begin), max(known[1], begin + length)
-        wanted = [
-            Wanted(key, begin, end - begin, end - begin == nbytes)
-            for key, (begin, end, nbytes) in ranges.items()
+        wanted: list[Wanted] = []
+        numbers: list[list[int]] = []  # of the strings in `wanted`, by row
+        begins: list[list[int]] = []
+        lengths: list[list[int]] = []
+        for row in rows:
+            places = plan.places[row.layout]
+            at = len(wanted)
+            starts: list[int] = []
+            sizes: list[int] = []
+            for string, first, end in places.strings:
+                key, nbytes = row.stored(string)
+                window = nbytes[first:end]
+                length = sum(window)
+                whole = not first and end == len(nbytes)
+                wanted.append(Wanted(key, sum(nbytes[:first]), length, whole))
+                starts += accumulate(window, initial=0)  # one more, which no cell refers to
+                sizes += window
+                sizes.append(0)
+            numbers.append([at + each for each in places.numbers])
+            begins.append([starts[each] for each in places.cells])
+            lengths.append([sizes[each] for each in places.cells])
+        parts = read(self._client, wanted)
+        if None in parts:
+            gone.update(one.key for one, part in zip(wanted, parts, strict=True) if part is None)
+            return []
+        if not rows:
+            return [Cells((), (), ())] * len(plan.names)
+        by_column = (zip(*of_rows, strict=True) for of_rows in (numbers, begins, lengths))
+        return [
+            Cells(tuple([parts[each] for each in of_column]), *where)
+            for of_column, *where in zip(*by_column, strict=True)
         ]
-        views = {}
-        for one, part in zip(wanted, read(self._client, wanted), strict=True):
-            if part is None:
-                gone.add(one.key)
-            views[one.key] = memoryview(part or b""), one.begin
-        found: list[list[memoryview]] = [[] for _ in range(columns)]
-        for of_row in places:
-            for column, (key, _, begin, length) in zip(found, of_row, strict=True):
-                view, first = views[key]
-                column.append(view[begin - first : begin - first + length])
-        return found
 
 
-def _common(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the columns that all rows have."""
-    if not rows:
-        return ()
-    names = [set(row.names) for row in rows]
-    return tuple(name for name in rows[0].names if all(name in each for each in names))
+@dataclass
+class _Places:
+    """Where the wanted columns lie in rows of one layout.
+
+    Attributes:
+        lacking: Those of them that such rows lack.
+        strings: Which strings of a row hold them, and the first and the end of their columns.
+        numbers, cells: Of each wanted column the number in `strings`, and the place among all
+            columns between their firsts and ends, where one place follows those of each string.
+    """
+
+    lacking: set[str]
+    strings: list[tuple[int, int, int]]
+    numbers: list[int]
+    cells: list[int]
+
+    @classmethod
+    def of(cls, layout: Layout, columns: Mapping[str, int]) -> _Places:
+        wanted = set(columns.values())
+        strings: list[tuple[int, int, int]] = []
+        where: dict[int, tuple[int, int]] = {}
+        before = 0
+        for string, inside in enumerate(layout):
+            there = [place for place, column in enumerate(inside) if column in wanted]
+            if there:
+                first, end = there[0], there[-1] + 1
+                for place in there:
+                    where[inside[place]] = len(strings), before + place - first
+                before += end - first + 1
+                strings.append((string, first, end))
+        lacking = {name for name, column in columns.items() if column not in where}
+        found = [where[column] for column in columns.values() if column in where]
+        return cls(lacking, strings, [each for each, _ in found], [each for _, each in found])
+
+
+class _Plan:
+    """Which columns are read, and where they lie.
+
+    Attributes:
+        names: Names of the columns.
+        places: Where they lie in rows of each layout.
+        lacking: Those that some rows lack.
+    """
+
+    def __init__(self, rows: Sequence[Row], names: Sequence[str] | None) -> None:
+        """Plan to read columns, or those that all rows have."""
+        layouts = {row.layout for row in rows}
+        ids = rows[0].ids if rows else {}
+        if names is None:
+            there = [{column for string in layout for column in string} for layout in layouts]
+            names = [name for name, column in ids.items() if all(column in each for each in there)]
+        self.names = tuple(names)
+        columns = {name: ids.get(name, -1) for name in names}
+        self.places = {layout: _Places.of(layout, columns) for layout in layouts}
+        lacking = {name for places in self.places.values() for name in places.lacking}
+        self.lacking = [name for name in names if name in lacking]

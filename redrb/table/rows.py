@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES
+from redrb.codec.plain.cells import ARRAY, TENSOR
 from redrb.codec.wire import batch_limit
 from redrb.errors import RecordError
 from redrb.experience.records import Side
-from redrb.table.values import ARRAY, TENSOR, Values, parsed, shaped
+from redrb.table.values import Values, shaped
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,23 @@ class _Joined:
     shapes: list[tuple[int, ...]]
 
 
+_Ragged: TypeAlias = "tuple[torch.Tensor, dict[str, torch.Tensor]]"
+"""Offsets of a nested tensor; its extreme lengths, which torch would ask a device for later."""
+
+
+class Cells(NamedTuple):
+    """A column as it is stored.
+
+    Attributes:
+        parts: Where the value of each row lies.
+        begins, lengths: The part of it that is the value.
+    """
+
+    parts: tuple[bytes, ...]
+    begins: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
 class Rows(Mapping[str, list[Any]]):
     """Some columns of some rows: `rows["tokens"][i]` is the value of the row `rows.row_keys[i]`.
 
@@ -38,7 +57,7 @@ class Rows(Mapping[str, list[Any]]):
     def __init__(
         self,
         row_keys: tuple[str, ...],
-        columns: Mapping[str, Sequence[memoryview]],
+        columns: Mapping[str, Cells],
         values: Values,
     ) -> None:
         self.row_keys = row_keys
@@ -46,15 +65,17 @@ class Rows(Mapping[str, list[Any]]):
         self._values = values
         self._decoded: dict[str, list[Any]] = {}
         # columns of the same lengths share their offsets, so that torch computes with both
-        self._offsets: dict[tuple[int, ...], torch.Tensor] = {}
+        self._ragged: dict[tuple[int, ...], _Ragged] = {}
 
     def __getitem__(self, name: str) -> list[Any]:
         if name not in self._decoded:
             joined = self._joined(name)
             self._decoded[name] = (
                 [
-                    self._values.decode(name, key, value)
-                    for key, value in zip(self.row_keys, self._columns[name], strict=True)
+                    self._values.decode(name, key, memoryview(part)[begin : begin + length])
+                    for key, part, begin, length in zip(
+                        self.row_keys, *self._columns[name], strict=True
+                    )
                 ]
                 if joined is None
                 else _parts(joined)
@@ -86,17 +107,9 @@ class Rows(Mapping[str, list[Any]]):
         inner = first[1:]
         if joined.kind == ARRAY or not first or any(each[1:] != inner for each in joined.shapes):
             return self[name]
-        import torch
-
         lengths = tuple([each[0] for each in joined.shapes])
-        if lengths not in self._offsets:
-            self._offsets[lengths] = torch.tensor([0, *accumulate(lengths)])
-        return torch.nested.nested_tensor_from_jagged(  # its maker knows the lengths: no sync later
-            joined.flat.reshape((sum(lengths), *inner)),
-            self._offsets[lengths],
-            min_seqlen=min(lengths),
-            max_seqlen=max(lengths),
-        )
+        flat = joined.flat.reshape((sum(lengths), *inner)) if inner else joined.flat
+        return _jagged(flat, lengths, self._ragged)
 
     def batch(
         self, side: Side = "left", device: str = "cpu", *, pin_memory: bool = False
@@ -113,6 +126,8 @@ class Rows(Mapping[str, list[Any]]):
         found = {}
         for name in self:
             joined = self._joined(name)
+            if joined is None:
+                self[name]  # says what is wrong with a damaged value
             ranks = {len(shape) for shape in joined.shapes} if joined else set()
             if joined is None or joined.kind != TENSOR or len(ranks) != 1:
                 raise RecordError(
@@ -146,22 +161,39 @@ class Rows(Mapping[str, list[Any]]):
 
     def _joined(self, name: str) -> _Joined | None:
         """Return a column's elements in one buffer; None unless all have one kind and dtype."""
-        stored = self._columns[name]
-        kinds = {bytes(value[:2]) for value in stored}
-        if len(kinds) != 1 or len(stored[0]) < 2 or stored[0][0] not in (TENSOR, ARRAY):
+        joined = kernels.kernel.gather(*self._columns[name])
+        if joined is None:
             return None
-        shapes, parts, code = [], [], 0
-        for key, value in zip(self.row_keys, stored, strict=True):
-            code, shape, data = parsed(value, name, key)
-            shapes.append(shape)
-            parts.append(data)
-        buffer = bytearray().join(parts)
-        kind = stored[0][0]
-        size = len(buffer) // DTYPES[code].storage.itemsize
+        kind, code, buffer, shapes = joined
         import numpy as np
 
-        flat = shaped(kind, code, np.frombuffer(buffer, DTYPES[code].storage), (size,))
-        return _Joined(kind, flat, shapes)
+        flat = np.frombuffer(buffer, DTYPES[code].storage)
+        return _Joined(kind, shaped(kind, code, flat, flat.shape), shapes)
+
+
+def _jagged(
+    flat: torch.Tensor, lengths: tuple[int, ...], known: dict[tuple[int, ...], _Ragged]
+) -> torch.Tensor:
+    """Return a nested tensor with the layout `torch.jagged`.
+
+    It is what `torch.nested.nested_tensor_from_jagged` returns, which takes three times as long, as
+    it makes a view that autograd knows.
+
+    Args:
+        known: What columns of the same lengths share.
+    """
+    import torch
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    if lengths not in known:
+        extremes = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}
+        known[lengths] = (
+            torch.tensor([0, *accumulate(lengths)]),
+            {name: torch.zeros((length, 0)) for name, length in extremes.items()},
+        )
+    offsets, extremes_of_it = known[lengths]
+    nested: torch.Tensor = NestedTensor(flat, offsets, _metadata_cache=dict(extremes_of_it))
+    return nested
 
 
 def _parts(joined: _Joined) -> list[Any]:

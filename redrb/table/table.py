@@ -83,7 +83,7 @@ class Table:
     whole. Several tasks may claim the rows that have the columns they need, each independently.
     Rows stay until they are cleared. Threads may share one table object.
 
-    Example:
+    Examples:
         >>> table = Table(client, "train")
         >>> table.put(["a", "b"], {"tokens": [t0, t1]}, tags=[{"status": "done"}] * 2)
         >>> table.get(["b"], ["tokens"])["tokens"][0]
@@ -292,13 +292,7 @@ class Table:
     def columns(self, keys: Sequence[str]) -> list[dict[str, int] | None]:
         """Return the bytes of each column of rows, by name; None where there is no row."""
         return [
-            {
-                name: place.length
-                for name, place in zip(row.names, row.places(row.names), strict=True)
-                if place is not None
-            }
-            if row
-            else None
+            {name: place.length for name, place in row.places.items()} if row else None
             for row in self._index.find(_checked_keys(keys))
         ]
 
@@ -575,7 +569,9 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
     """Return keys of rows; raises ConfigError for others than distinct texts."""
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise ConfigError(f"keys={keys!r:.80}: give a list of keys, which are texts.")
-    for key in keys:
+    sizes = set(map(len, keys)) if set(map(type, keys)) <= {str} else {0}
+    plain = all(0 < size <= MOST_KEY_BYTES for size in sizes) and all(map(str.isascii, keys))
+    for key in () if plain else keys:
         usable = isinstance(key, str) and 0 < len(key) <= MOST_KEY_BYTES
         if usable and not key.isascii():
             try:

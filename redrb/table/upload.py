@@ -75,13 +75,8 @@ class Upload:
         """Delete the values that no row refers to, nor a row that was cleared since."""
         if self._values:
             with Reading(f"the index of table {self._index.table!r}"):
-                used = {
-                    place.key
-                    for row in self._index.find(self._keys)
-                    if row is not None
-                    for place in row.places(row.names)
-                    if place is not None
-                }
+                found = [row for row in self._index.find(self._keys) if row is not None]
+                used = {place.key for row in found for place in row.places.values()}
             if after is not None:
                 used.update(self._index.retained_values(after))
             unlink(self._client, [value.key for value in self._values if value.key not in used])

@@ -1,8 +1,8 @@
 """How a table stores a value: a tensor or array, what msgpack holds, or a signed pickle.
 
-A value is a byte that says what it is, and then: of a tensor or numpy array the code of its dtype
-(`redrb.codec.dtypes`), the number of its dimensions, each as 4 bytes, and its elements in C order,
-little-endian; of an object msgpack; of a pickle its HMAC-SHA256 (32 bytes) and the pickle.
+A value begins with a byte that says what it is. `redrb.codec.plain.cells` describes tensors and
+arrays. Behind the byte of an object stands msgpack, behind that of a pickle its HMAC-SHA256
+(32 bytes) and the pickle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import struct
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -21,6 +20,7 @@ import msgpack
 import numpy as np
 
 from redrb.codec.dtypes import DTYPES
+from redrb.codec.plain.cells import ARRAY, HEAD, TENSOR, read_cell, spread
 from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
 from redrb.errors import DecodeError, EncodeError
 from redrb.unpacking import unpack
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = bytes | memoryview
 
-TENSOR, ARRAY, OBJECT, PICKLE = range(4)
-_HEAD: Final = struct.Struct("<BBB")
-_SHAPES: Final = tuple(struct.Struct(f"<{rank}I") for rank in range(MAX_RANK + 1))
-_ITEMSIZES: Final = tuple(dtype.storage.itemsize for dtype in DTYPES)
+OBJECT, PICKLE = ARRAY + 1, ARRAY + 2
 _SIGNATURE: Final = 32
 _KIND: Final = attrgetter("dtype", "layout", "is_nested", "is_meta", "is_cpu")
 _CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
@@ -68,14 +65,9 @@ def _head(kind: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     code = _CODES.get(dtype)
     if code is None or (kind == ARRAY and code not in _NUMPY):
         raise EncodeError(f"tables hold no elements of dtype {dtype}.")
-    if len(shape) > MAX_RANK or _spread(shape) > MAX_ELEMENTS:
+    if len(shape) > MAX_RANK or spread(shape) > MAX_ELEMENTS:
         raise EncodeError(f"tables hold at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements.")
-    return _HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
-
-
-def _spread(shape: Sequence[int]) -> int:
-    """Return the number of elements that strides span, even where a dimension is 0."""
-    return prod(size or 1 for size in shape)
+    return HEAD.pack(kind, code, len(shape)) + struct.pack(f"<{len(shape)}I", *shape)
 
 
 class Values:
@@ -159,7 +151,10 @@ class Values:
         what = f"column {name!r} of row {key!r}"
         kind = stored[0] if stored else -1
         if kind in (TENSOR, ARRAY):
-            code, shape, data = parsed(stored, name, key)
+            cell = read_cell(stored)
+            if cell is None:
+                raise DecodeError(f"{what} has another length than its shape says")
+            _, code, shape, data = cell
             flat = np.frombuffer(bytearray(data), DTYPES[code].storage)
             return shaped(kind, code, flat, shape)
         if kind == OBJECT:
@@ -202,23 +197,6 @@ def is_tensor(value: object) -> bool:
 
 _TENSORS: dict[type, bool] = {}
 """Whether values of a type are tensors."""
-
-
-def parsed(stored: memoryview, name: str, key: str) -> tuple[int, tuple[int, ...], memoryview]:
-    """Return dtype, shape and elements of a tensor or array in a column of a row."""
-    try:
-        _, code, rank = _HEAD.unpack_from(stored)
-        shape = _SHAPES[rank].unpack_from(stored, _HEAD.size)
-        itemsize = _ITEMSIZES[code]
-    except (struct.error, IndexError):
-        raise DecodeError(f"column {name!r} of row {key!r} is no value of a table") from None
-    data = stored[_HEAD.size + 4 * rank :]
-    elements = prod(shape)
-    if elements * itemsize != len(data) or (not elements and _spread(shape) > MAX_ELEMENTS):
-        raise DecodeError(
-            f"column {name!r} of row {key!r} has another length than its shape {shape} says"
-        )
-    return code, shape, data
 
 
 def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:

@@ -66,12 +66,7 @@ def read_rows(
     numbers = [row.number for row in rows.values()]
     packed = index.client.execute("HMGET", stored, *numbers) if numbers else []
     tags = dict(map(read_tags, filter(None, packed)))
-    places = [
-        (key, name, place)
-        for key, row in rows.items()
-        for name, place in zip(row.names, row.places(row.names), strict=True)
-        if place is not None
-    ]
+    places = [(key, name, place) for key, row in rows.items() for name, place in row.places.items()]
     wanted = [
         Wanted(place.key, place.begin, min(place.length, _HEAD_BYTES), whole=False)
         for *_, place in places

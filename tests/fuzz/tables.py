@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from redrb.errors import DecodeError, RecordError
-from redrb.table.rows import Rows
+from redrb.table.rows import Cells, Rows
 from redrb.table.values import PICKLE, TagReader, Values, pack_tags
 
 _SIGNED = Values("secret")
@@ -29,7 +29,8 @@ def one_input(data: bytes) -> None:
             return
         raise _Loaded(data)
     for stored in ((data, data), (data[: len(data) // 2], data[len(data) // 2 :])):
-        rows = Rows(_KEYS, {"x": [memoryview(each) for each in stored]}, _SIGNED)
+        column = Cells(stored, (0, 0), tuple(map(len, stored)))
+        rows = Rows(_KEYS, {"x": column}, _SIGNED)
         for read in (rows.__getitem__, rows.stacked):
             with suppress(DecodeError, RecordError):
                 assert len(read("x")) == len(_KEYS)

@@ -13,6 +13,7 @@ from torch import distributed, nn
 
 import redrb
 from redrb.compat.coati import TrainerPerformanceEvaluator
+from tests.integration.leaving import leave
 
 STEPS = 6
 
@@ -84,7 +85,7 @@ def main(
         parameters = [p.item() for p in trainer.model.parameters()]
     result = {"parameters": parameters, "version": trainer.weight_version, "why": trainer.stopped}
     print(json.dumps(result), flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

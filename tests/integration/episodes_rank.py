@@ -17,6 +17,7 @@ from redrb.algorithms.models import evaluating
 from redrb.experience import BufferItem
 from redrb.recipe.examples.multiturn import Multiturn
 from redrb.recipe.local_engine import LocalEngine
+from tests.integration.leaving import leave
 
 
 class SlowTool(Multiturn):
@@ -50,7 +51,7 @@ def main(rank: int, store: str) -> None:
     with torch.no_grad(), evaluating(*models.values()):
         found = [recipe.evaluate(models) for _ in range(2)]
     print([each if each is None else sorted(each) for each in found], flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

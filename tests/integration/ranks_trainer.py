@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import redrb
+from tests.integration.leaving import leave
 from tests.samples import numbers
 
 WORLD, COUNT = 2, 8
@@ -84,4 +85,4 @@ def main(
     stream.close()
     parameters = [value.tolist() for value in model.state_dict().values()]
     say("ended", parameters=parameters)
-    dist.destroy_process_group()
+    leave()

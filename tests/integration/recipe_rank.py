@@ -15,6 +15,7 @@ import redrb
 from redrb.errors import ConfigError
 from redrb.recipe import GRPORecipe, PPORecipe, Recipe
 from redrb.recipe.trainer import RecipeTrainer
+from tests.integration.leaving import leave
 from tests.integration.steps_rank import Actor
 from tests.networks import PlainCritic, seeded
 
@@ -130,7 +131,7 @@ def main(url: str, namespace: str, directory: str, rank: int) -> None:
             except ConfigError as error:
                 found[f"{name}-refused"] = str(error)
     print(json.dumps(found), flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

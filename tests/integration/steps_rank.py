@@ -13,6 +13,7 @@ from torch import distributed, nn
 
 import redrb
 from redrb.train import AccelerateStrategy
+from tests.integration.leaving import leave
 from tests.networks import PlainActor, seeded
 
 STEPS, GROUPS = 4, 4
@@ -82,7 +83,7 @@ def main(url: str, namespace: str, directory: str, rank: int) -> None:
             world_size=2,
         )
         print(json.dumps(metrics), flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

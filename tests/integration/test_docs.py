@@ -1,4 +1,4 @@
-"""The examples of README and docs/selection.md, run as they are printed."""
+"""The examples of README and of some pages, run as they are printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
-
-from redrb.algorithms import GRPOStep
-from tests.networks import PlainActor, seeded
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -43,28 +37,6 @@ def test_the_readme_example_runs_as_printed() -> None:
     printed = run(example)
     assert "torch.Size([2, 12]) tensor([5, 3])" in printed
     assert "put=1, acked=1" in printed
-
-
-def test_the_example_of_selection_runs_as_printed() -> None:
-    page = (ROOT / "docs" / "selection.md").read_text()
-    first, last = run(example_in(page)).splitlines()
-    assert first == "1 1"
-    assert last.startswith("1 Ledger(put=4, acked=1, expired=1, filtered=1")
-
-
-def test_the_example_of_stages_runs_as_printed() -> None:
-    example = example_in((ROOT / "docs" / "stages.md").read_text())
-    assert run(example) == "(1,)\ntensor([1., 1., 1., 1.]) torch.Size([4, 3])\n"
-
-
-def test_grpo_trains_on_the_batch_of_the_example_of_stages() -> None:
-    names: dict[str, Any] = {}
-    exec(example_in((ROOT / "docs" / "stages.md").read_text()), names)
-    batch = names["batch"]
-    batch.advantages = batch.reward
-    actor = seeded(PlainActor)
-    step = GRPOStep(actor, torch.optim.SGD(actor.parameters(), lr=0.1), beta=0.1)
-    assert step(batch)["reference_kl"] > 0
 
 
 def test_the_readme_is_short() -> None:

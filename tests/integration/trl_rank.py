@@ -12,6 +12,7 @@ import trl
 
 import redrb
 from redrb.compat.trl import TaskRollouts, maker_reward, placeholder_prompts
+from tests.integration.leaving import leave
 from tests.trl_jobs import config, tiny_model, tokenizer
 
 
@@ -39,7 +40,7 @@ def main(url: str, namespace: str, steps: int) -> None:
     weight = sum(float(each.detach().sum()) for each in trainer.model.parameters())
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {weight:.5f}", flush=True)
     stream.close()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 import redrb
 from redrb.train.world import whole_tensors
+from tests.integration.leaving import leave
 
 PLACES: dict[str, list[Placement]] = {
     "rows": [Shard(0)],
@@ -75,7 +76,7 @@ def main(url: str, namespace: str, rank: int, world: int, meeting: str, steps: i
                 assert torch.equal(local(own.get_parameter(name)), local(tensor)), name
             print(reader.version, flush=True)
             dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES
+from redrb.codec.plain.cells import ARRAY, TENSOR
 from redrb.errors import DecodeError, EncodeError, RecordError
-from redrb.table.rows import Rows
-from redrb.table.values import ARRAY, OBJECT, PICKLE, TENSOR, TagReader, Values, pack_tags
+from redrb.table.rows import Cells, Rows
+from redrb.table.values import OBJECT, PICKLE, TagReader, Values, pack_tags
+from tests.unit.codec_kernels import kernel  # noqa: F401 (each test runs with both)
 
 PLAIN, SIGNED = Values(), Values("s3cret")
 NAMES = [dtype.name for dtype in DTYPES]
@@ -28,10 +32,17 @@ def stored(values: Any, reader: Values = PLAIN) -> list[memoryview]:
     return [memoryview(b"".join(row)) for row in reader.encode_column("x", values, keys)]
 
 
+def rows_of(cells: Sequence[memoryview | bytes], reader: Values = PLAIN) -> Rows:
+    """Return rows with one column, whose parts have something before and behind each value."""
+    parts = tuple(b"before" + bytes(cell) + b"behind" for cell in cells)
+    column = Cells(parts, (6,) * len(parts), tuple(map(len, cells)))
+    return Rows(tuple(f"r{number}" for number in range(len(parts))), {"x": column}, reader)
+
+
 def again(values: Any, reader: Values = PLAIN) -> list[Any]:
     """Return a column as it is read after it was stored."""
     cells = stored(values, reader)
-    whole = Rows(tuple(f"r{number}" for number in range(len(cells))), {"x": cells}, reader)["x"]
+    whole = rows_of(cells, reader)["x"]
     alone = [reader.decode("x", f"r{number}", cell) for number, cell in enumerate(cells)]
     for one, other in zip(whole, alone, strict=True):
         same(one, other)
@@ -174,7 +185,8 @@ class Trap:
         return setattr, (Trap, "loaded", True)
 
 
-def test_a_pickle_that_was_not_signed_so_is_never_loaded():
+def test_a_pickle_that_was_not_signed_so_is_never_loaded(monkeypatch):
+    monkeypatch.setattr(Trap, "loaded", False)
     [cell] = stored([Trap()], SIGNED)
     raw = bytes(cell)
     altered = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(1, len(raw))]
@@ -232,7 +244,7 @@ def head(kind: int, code: int, *shape: int) -> bytes:
     ids=lambda cell: repr(cell[:12]),
 )
 def test_hostile_bytes_are_refused_or_empty(cell):
-    rows = Rows(("r0", "r1"), {"x": [memoryview(cell)] * 2}, SIGNED)
+    rows = rows_of([cell, cell], SIGNED)
     for read in (
         lambda: [SIGNED.decode("x", "r0", memoryview(cell))],
         lambda: rows["x"],
@@ -243,9 +255,49 @@ def test_hostile_bytes_are_refused_or_empty(cell):
             assert all(0 in each.shape for each in read())
 
 
+def test_a_nested_tensor_is_the_one_that_torch_makes():
+    values = [torch.rand(2, 3), torch.rand(5, 3), torch.rand(1, 3)]
+    found = rows_of(stored(values)).stacked("x")
+    made = torch.nested.nested_tensor(values, layout=torch.jagged)
+    assert type(found) is type(made)
+    assert torch.equal(found.values(), made.values())
+    assert torch.equal(found.offsets(), made.offsets())
+    assert (found._min_seqlen, found._max_seqlen) == (1, 5)
+    assert torch.equal(found.to_padded_tensor(0.0), made.to_padded_tensor(0.0))
+    assert [tuple(each.shape) for each in (found * 2).unbind()] == [(2, 3), (5, 3), (1, 3)]
+    weight = torch.rand(3, 4, requires_grad=True)
+    (found @ weight).values().sum().backward()
+    assert torch.allclose(weight.grad, torch.cat(values).sum(0)[:, None].expand(3, 4))
+
+
+def test_columns_of_the_same_lengths_share_their_offsets():
+    one, other = (stored([torch.rand(2), torch.rand(3)]) for _ in range(2))
+    first, second = rows_of(one)._columns["x"], rows_of(other)._columns["x"]
+    rows = Rows(("r0", "r1"), {"x": first, "y": second}, PLAIN)
+    assert (rows.stacked("x") + rows.stacked("y")).values().shape == (5,)
+
+
+def test_a_column_is_gathered_only_if_its_cells_are_alike():
+    gather = kernels.kernel.gather
+    one, two = (bytes(cell) for cell in stored([torch.ones(2), torch.ones(3)]))
+    assert gather((one, two), (0, 0), (len(one), len(two))) == (
+        TENSOR, one[1], bytearray(one[7:] + two[7:]), [(2,), (3,)],
+    )  # fmt: skip
+    other = bytes(stored([torch.ones(2, dtype=torch.int8)])[0])
+    array = bytes([ARRAY]) + one[1:]
+    for cell in (other, array, one[:-1], bytes([OBJECT]) + b"x", b""):
+        assert gather((one, cell), (0, 0), (len(one), len(cell))) is None
+    assert gather((), (), ()) is None
+    for begin, length in ((-1, 3), (0, len(one) + 1), (len(one) + 1, 0), (3, -1)):
+        with pytest.raises(ValueError, match="beyond its part"):
+            gather((one,), (begin,), (length,))
+    with pytest.raises(ValueError, match=r"argument|cell"):
+        gather((one,), (), (1,))
+
+
 def test_ragged_rows_without_elements_are_stacked():
     cells = stored([torch.zeros(2, 0), torch.zeros(3, 0)])
-    nested = Rows(("a", "b"), {"x": cells}, PLAIN).stacked("x")
+    nested = rows_of(cells).stacked("x")
     assert [tuple(each.shape) for each in nested.unbind()] == [(2, 0), (3, 0)]
 
 

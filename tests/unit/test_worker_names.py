@@ -10,6 +10,7 @@ import pytest
 
 from redrb.cli.processes.lifetime import leaving_on_signals
 from redrb.cli.run.history import JobEvents
+from redrb.environment import child_environment
 from redrb.errors import ConfigError
 from redrb.recipe.job_settings import JobSettings
 
@@ -35,6 +36,26 @@ def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signal
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(20) == 0
+
+
+def test_a_rank_ends_before_python_stops_its_threads() -> None:
+    code = (
+        "import atexit, sys\n"
+        "from redrb.cli.processes.lifetime import end\n"
+        "atexit.register(print, 'the end of Python')\n"
+        "print('done')\n"
+        "end(3)\n"
+    )
+    for ranks, output in (("1", "done\nthe end of Python\n"), ("2", "done\n")):
+        environment = child_environment(WORLD_SIZE=ranks)
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout) == (3, output)
 
 
 def test_signals_are_handled_as_before_afterwards() -> None:

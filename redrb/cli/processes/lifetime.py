@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from redrb import environment
 from redrb.errors import ConfigError, RedrbError, WeightMismatch
 
 if TYPE_CHECKING:
@@ -102,14 +103,18 @@ def exit_status(error: RedrbError) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """End this process with a status, at once if a thread still waits for Redis.
+    """End this process with a status, at once if a thread might still run when Python ends.
 
-    Such a thread is a daemon, which Python stops wherever it is when the interpreter ends. In the
-    middle of C++ code, such as torch's, this would abort the process. What the worker holds is
-    closed by now, so nothing is lost without Python's own end.
+    A thread that waits for Redis is a daemon, which Python stops wherever it is when the
+    interpreter ends. In the middle of C++ code, such as torch's, this would abort the process; so
+    would a thread of gloo that still holds a tensor of the last collective
+    (https://github.com/pytorch/pytorch/pull/179291), which outlives the process group if a model
+    was sharded. What the worker holds is closed by now, so nothing is lost without Python's own
+    end.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would change the status, and nothing else
-    if any(thread.daemon and thread.name != WATCHER for thread in threading.enumerate()):
+    ranks = environment.variable("WORLD_SIZE", "1") != "1"
+    if ranks or any(each.daemon and each.name != WATCHER for each in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
