@@ -403,7 +403,7 @@ class OpenTask:
         return sum(self._each(lambda partition: partition.expiration.expire(*asked)))
 
     def save(self, path: AnyPath) -> SavedTask:
-        """Save the task, with all its consumer groups, to a file; see docs/saving.md.
+        """Save the task with all its consumer groups: docs/how-to/backup-and-restore.md.
 
         Partitions are saved into a directory, one after the other.
 
