@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures clean
+.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -67,6 +67,12 @@ bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shape
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
 	$(BIN)/python docs/pictures/make_pictures.py
 
+docs: .venv/.docs  ## build the site of the documents in build/site
+	$(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/.docs  ## show the site at http://127.0.0.1:8000, built anew at each change
+	$(BIN)/mkdocs serve
+
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
@@ -87,4 +93,9 @@ clean:  ## remove what was built
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing redrb and its development tools"
 	@$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/.demo
+
+.venv/.docs: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing redrb and the generator of its site"
+	@$(INSTALL) -e '.[docs]'
 	@touch $@ .venv/.demo

@@ -267,7 +267,7 @@ class GRPORecipe(LanguageRecipe):
     Each completion is compared with the other completions of its prompt. With `beta` above 0, the
     loss has a term for the divergence from the first weights of the policy.
 
-    Example:
+    Examples:
         >>> class Sums(GRPORecipe):
         ...     def model(self):
         ...         return "Qwen/Qwen2.5-0.5B"

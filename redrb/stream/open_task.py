@@ -419,14 +419,14 @@ class OpenTask:
     def resume(self, path: AnyPath) -> SavedTask:
         """Fill this task, into which nothing was ever put, from a file, or a directory.
 
-        Leased groups wait again. Settings that this task was not given are those of the file.
+        Leased groups wait again. Settings that this task was not given are those of the file. After
+        an error the task is unchanged, unless `StoreUnavailable.uncertain` is set.
 
         Raises:
             ConfigError: The file cannot be read, or the task was used.
             TaskMismatch: The task has another order or other tags.
             DecodeError: The file is damaged, or of a newer format.
             StoreUnavailable: Redis stayed away.
-            After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
         """
         resumed = resume(self._reach.stores, path)
         for each in self._partitions:

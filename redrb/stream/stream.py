@@ -67,7 +67,7 @@ class ExperienceStream(OpenTask):
     A put is stored exactly once; a group is delivered at least once, until it is acknowledged. Any
     number of processes and threads may share a task, and threads may share one stream object.
 
-    Example:
+    Examples:
         >>> stream = ExperienceStream(client, "math", limit=4096)
         >>> stream.put(items, policy_version=7)
         >>> with stream.take(32, timeout=30) as lease:
@@ -324,7 +324,7 @@ class ExperienceStream(OpenTask):
 
         `ExperienceSender` and the benchmarks put through one (`docs/reference/performance.md`).
 
-        Example:
+        Examples:
             >>> with stream.writer() as writer:
             ...     for prompts in loader:
             ...         writer.put(make_experience(prompts), policy_version=7)
@@ -365,7 +365,7 @@ class ExperienceStream(OpenTask):
             ConfigError: The task never gives so many rights.
             StoreUnavailable: Redis stayed away.
 
-        Example:
+        Examples:
             >>> with stream.admit(8) as right:
             ...     version = subscriber.poll(model)
             ...     stream.put_many(generate(prompts), admission=right)
@@ -541,9 +541,9 @@ class ExperienceStream(OpenTask):
             count, timeout, at_least, status, where: Arguments of each take.
 
         Raises:
-            As `take`; LeaseLost may be about the batch before the last one.
+            RedrbError: As `take`; LeaseLost may be about the batch before the last one.
 
-        Example:
+        Examples:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """

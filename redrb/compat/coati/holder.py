@@ -137,7 +137,7 @@ class ExperienceMakerHolder(Maker):
         ConfigError: A name, number or option cannot be used.
         StoreUnavailable: Redis could not be reached.
 
-    Example:
+    Examples:
         >>> maker = ExperienceMakerHolder(
         ...     ["trainer_0"],
         ...     strategy_fn=Strategy,

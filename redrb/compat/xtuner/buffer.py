@@ -52,7 +52,7 @@ class ReplayBuffer:
     groups and removes them once the caller has them; if the process dies before that, they are
     requeued after `lease_ms`.
 
-    Example:
+    Examples:
         >>> async with redrb.ReplayBuffer(client, order="stalest", namespace="run7") as buffer:
         ...     await buffer.put(group, "math", model_step=41, current_train_step=42)
         ...     groups, consumed = await buffer.take_batch({"math": 32})
@@ -350,13 +350,14 @@ class ReplayBuffer:
         put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
         step, and a call that failed or was killed between two tasks is completed by the next one.
 
+        After each error, unless it is uncertain, nothing was changed; on a Redis Cluster, a note of
+        the error names the tasks that are restored.
+
         Raises:
             ConfigError: The buffer is not empty, the save is of another order, or there is none.
             DecodeError: The save is malformed or of a newer redrb.
             StoreError: Another process began to resume this buffer meanwhile.
             StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
-            After each of them, unless it is uncertain, nothing was changed; on a Redis Cluster, a
-            note of the error names the tasks that are restored.
         """
         await self._executor.drain()
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))
