@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
 from redrb.recipe.served import PROMPT_KEYS, ServedEngine, ServedWeights, scored
+from redrb.scopes import Entered
 from redrb.train.engines import Generation, Trajectory
 from redrb.train.episodes import EpisodeMaker
 from redrb.train.episodes.groups import Episode, samples_of
@@ -146,7 +147,7 @@ DRAIN_TIMEOUT_S = 10.0
 """Longest time that episodes get to return after a maker was asked to end."""
 
 
-class EpisodeRecipeMaker(EpisodeMaker):
+class EpisodeRecipeMaker(EpisodeMaker, Entered):
     """Runs a recipe's episodes with the newest weights, in this process or on its server.
 
     In this process weights change between two batches of turns, and with `in_flight_updates`
@@ -192,9 +193,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
             self._weights = weights
             self._report = EpisodeReport(self, weights, recipe.prompts_per_step, write)
             undo.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with Deadline(budget=self._stop):

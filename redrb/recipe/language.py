@@ -272,7 +272,7 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
     loss has a term for the divergence from the first weights of the policy. With `engine` "vllm" or
     "sglang", makers sample from an inference server, which gets each new version of the weights.
 
-    Example:
+    Examples:
         >>> class Sums(GRPORecipe):
         ...     def model(self):
         ...         return "Qwen/Qwen2.5-0.5B"
