@@ -23,7 +23,6 @@ from redrb.connection.deadline import Deadline
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
-from redrb.recipe.episodes import EpisodeRecipe
 from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
@@ -52,10 +51,8 @@ def episode_of(recipe: GRPORecipe) -> Episode:
     It has the parameter `partial` if the recipe's episode has it. A recipe without episodes samples
     one completion, which is scored together with its group.
     """
-    of_recipe: Callable[..., Any] = completion
-    most_s: float | None = None
-    if isinstance(recipe, EpisodeRecipe):
-        of_recipe, most_s = recipe.episode, recipe.episode_timeout
+    of_recipe: Callable[..., Any] = getattr(recipe, "episode", completion)
+    most_s: float | None = getattr(recipe, "episode_timeout", None)
 
     @wraps(of_recipe)
     async def episode(prompt: dict[str, Any], *arguments: Any, **partial: Any) -> list[BufferItem]:
@@ -175,7 +172,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
                 self._sampler = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
             else:
                 self._sampler = ServedEngine(recipe)
-            self._reward = None if isinstance(recipe, EpisodeRecipe) else recipe.scorer()
+            self._reward = None if hasattr(recipe, "episode") else recipe.scorer()
             self._names = group_names(recipe)
             super().__init__(
                 stream,
