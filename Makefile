@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures clean
+.PHONY: help setup demo example test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -14,6 +14,10 @@ setup: .venv/.dev  ## make .venv with everything that development needs
 
 demo: .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
 	@$(BIN)/redrb demo $(ARGS)
+
+example: .venv/.dev  ## train examples/gsm8k on a CPU with a real vLLM, and draw its curve: VLLM=folder with bin/vllm and model
+	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt matplotlib
+	@$(BIN)/python examples/gsm8k/on_cpu.py $(abspath $(VLLM)) $(ARGS)
 
 test: .venv/.dev  ## run the tests, three at a time: they wait more than they compute
 	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal $(ARGS)
@@ -57,7 +61,7 @@ format: .venv/.dev  ## mend what the tools can mend
 guard: .venv/.dev  ## fail where redrb has lost a fifth of its lead over raw redis-py
 	$(BIN)/python -m benchmarks.guard
 
-bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders, scale, codec, weights
+bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shapes, orders, scale, codec, weights
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime
@@ -67,8 +71,17 @@ bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders,
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
 	$(BIN)/python docs/pictures/make_pictures.py
 
+docs: .venv/.docs  ## build the site of the documents in build/site
+	$(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/.docs  ## show the site at http://127.0.0.1:8000, built anew at each change
+	$(BIN)/mkdocs serve
+
+wheel:  ## build sdist and wheel in dist, and try the wheel in a new environment: PYTHON=python3.12
+	@$(PYTHON) tests/wheels.py $(ARGS)
+
 clean:  ## remove what was built
-	rm -rf .venv build *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -87,4 +100,9 @@ clean:  ## remove what was built
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing redrb and its development tools"
 	@$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/.demo
+
+.venv/.docs: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing redrb and the generator of its site"
+	@$(INSTALL) -e '.[docs]'
 	@touch $@ .venv/.demo

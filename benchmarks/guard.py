@@ -4,9 +4,9 @@ A ratio is the processor time that the raw floor spends on a sample, in all proc
 that redrb spends; the two alternate in one run. Where two cores serve three processes, processor
 time is what limits the rate, and it hardly depends on what else the machine does. The medians are
 compared with the ratios in `guard.json`; one that has fallen is measured again before it counts.
-How large a lead is depends on the processor (docs/performance.md), so the file has the ratios of
-each model that they were written on, and "other" for those that it does not know. `--write`
-measures with more rounds and writes those of this model anew.
+How large a lead is depends on the processor (docs/reference/performance.md), so the file has the
+ratios of each model that they were written on, and "other" for those that it does not know.
+`--write` measures with more rounds and writes those of this model anew.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Reward:
     line names the reason, with the line of the code. A function of all completions that raises is
     called again with each group alone.
 
-    Example:
+    Examples:
         >>> def correct(completion):
         ...     return float(completion.text.strip() == completion["answer"])
         >>> maker = GRPOExperienceMaker(actor, Reward(correct, decode=tokenizer.decode))

@@ -25,7 +25,8 @@ _TEXT = (
     f"passwords as they are: --apply adds that of {PASSWORD}; else give a new user one with "
     "`ACL SETUSER NAME >PASSWORD`. Users are gone when Redis restarts, unless ACL SAVE (with an "
     "aclfile) or CONFIG REWRITE was run after the last change. Run this again after an upgrade of "
-    "redrb. Without --apply it needs no connection. docs/security.md says what each role can do."
+    "redrb. Without --apply it needs no connection. docs/reference/security.md says what each role "
+    "can do."
 )
 _LOST = (
     "the user is gone when Redis restarts: after the last change run ACL SAVE (with an aclfile) or "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TEXT = (
     "check servers, tasks, tables and weights, and say what helps. It looks at the connection, the "
     "server's settings, workers, leases, ledgers, staleness, dead letters, and at what dead "
-    "processes have left. docs/doctor.md lists all findings."
+    "processes have left. docs/reference/findings.md lists all findings."
 )
 _STATUS = (
     "Exit status: 0 when nothing was found at or above --fail-on; 1 when something was, such as a "

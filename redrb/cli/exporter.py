@@ -22,7 +22,8 @@ def add_to(commands: Commands) -> None:
     text = (
         "serve the metrics of a namespace to Prometheus. It serves them until Ctrl-C. "
         "While Redis does not answer, redrb_up is 0 and old figures are left out. "
-        "docs/metrics.md lists all metrics. Needs prometheus-client (redrb's extra metrics)."
+        "docs/reference/metrics.md lists all metrics. Needs prometheus-client (redrb's extra "
+        "metrics)."
     )
     json_text = "print the address, or the metrics of --once, as one line of JSON"
     parser = add_command(commands, "exporter", text, _run, subject=None, json_text=json_text)

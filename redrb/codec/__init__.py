@@ -1,4 +1,4 @@
-"""Encodes groups of samples to bytes and decodes them; `docs/wire-format.md` has the format.
+"""Encodes groups of samples to bytes and decodes them (`docs/reference/wire-format.md`).
 
 Names stand in `__init__.pyi` and load at their first use, so that `redrb --version` can name the
 kernel without torch.

@@ -2,7 +2,8 @@
  *
  * `_encode.c` turns samples' memory into blobs, `_decode.c` blobs into padded memory; `_gather.c` gathers the
  * columns of a table.
- * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain Python:
+ * `docs/reference/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in
+ * plain Python:
  * both are held to the same tests. Python keeps tensors alive, checks what users give, and does
  * everything that is rare.
  */

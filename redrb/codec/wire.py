@@ -1,4 +1,4 @@
-"""Constants and limits of the wire format, which `docs/wire-format.md` specifies."""
+"""Constants and limits of the wire format, which `docs/reference/wire-format.md` specifies."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def connect(
             one user, password and options;
             `redis+sentinel://[user:password@]host:port,host:port/service/database` and
             `rediss+sentinel://` reach the primary that these Sentinels name at the moment (options
-            that begin with `sentinel_` are for the Sentinels: docs/deployment.md); `embedded://`
+            that begin with `sentinel_` are for the Sentinels: docs/reference/url.md); `embedded://`
             starts a private server that ends with this process, `embedded:///directory` keeps its
             data there; `fake://name` is fakeredis.
             Default: the variable REDRB_URL.

@@ -27,7 +27,7 @@ class EpisodeRecipe(GRPORecipe):
     `prompts_per_step` prompts at the same time, and samples those that wait for the model as one
     batch. Each group is sent when its last episode ends.
 
-    Example:
+    Examples:
         >>> class Calls(EpisodeRecipe):
         ...     async def episode(self, prompt, engine):
         ...         trajectory = Trajectory(prompt["input_ids"])

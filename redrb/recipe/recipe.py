@@ -32,7 +32,7 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
     models, except model, prompts and reward. What is loaded once per process, such as a tokenizer
     or a dataset, is a `functools.cached_property`.
 
-    Example:
+    Examples:
         >>> class Walk(Recipe):
         ...     steps = 500                                       # another default of a setting
         ...     hidden: int = option(64, "width of the network")  # a setting of this recipe

@@ -108,7 +108,8 @@ class RecipeTrainer(Trainer):
     def send_weights(self) -> None:
         """Publish the recipe's models, and report the version."""
         began = time.perf_counter()
-        self.push_weights(self._models)
+        lora = getattr(self._recipe, "lora_rank", 0) > 0
+        self.push_weights(self._models, lora=lora)
         self._reports.published(self.published, time.perf_counter() - began)
 
     def checkpointed(self) -> Mapping[str, Stateful]:

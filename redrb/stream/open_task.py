@@ -292,8 +292,8 @@ class OpenTask:
 
         All processes go by the new settings from their next call on. The settings that the task is
         to have are checked together, as when it is opened. None removes a setting. Every setting
-        but `partitions` and `max_reads` can change; docs/stream.md says what becomes of the groups
-        that are stored.
+        but `partitions` and `max_reads` can change; docs/how-to/change-settings.md says what
+        becomes of the groups that are stored.
 
         Args:
             changes: Fields of `TaskSettings`, such as `limit=8192` or `max_staleness=None`.
@@ -403,7 +403,7 @@ class OpenTask:
         return sum(self._each(lambda partition: partition.expiration.expire(*asked)))
 
     def save(self, path: AnyPath) -> SavedTask:
-        """Save the task, with all its consumer groups, to a file; see docs/saving.md.
+        """Save the task with all its consumer groups: docs/how-to/backup-and-restore.md.
 
         Partitions are saved into a directory, one after the other.
 
@@ -419,14 +419,14 @@ class OpenTask:
     def resume(self, path: AnyPath) -> SavedTask:
         """Fill this task, into which nothing was ever put, from a file, or a directory.
 
-        Leased groups wait again. Settings that this task was not given are those of the file.
+        Leased groups wait again. Settings that this task was not given are those of the file. After
+        an error the task is unchanged, unless `StoreUnavailable.uncertain` is set.
 
         Raises:
             ConfigError: The file cannot be read, or the task was used.
             TaskMismatch: The task has another order or other tags.
             DecodeError: The file is damaged, or of a newer format.
             StoreUnavailable: Redis stayed away.
-            After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
         """
         resumed = resume(self._reach.stores, path)
         for each in self._partitions:

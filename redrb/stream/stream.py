@@ -68,7 +68,7 @@ class ExperienceStream(OpenTask, Closing):
     A put is stored exactly once; a group is delivered at least once, until it is acknowledged. Any
     number of processes and threads may share a task, and threads may share one stream object.
 
-    Example:
+    Examples:
         >>> stream = ExperienceStream(client, "math", limit=4096)
         >>> stream.put(items, policy_version=7)
         >>> with stream.take(32, timeout=30) as lease:
@@ -272,7 +272,7 @@ class ExperienceStream(OpenTask, Closing):
 
         The call that brings the last part puts the group: it appears atomically and once, with its
         samples in the order of their indices. A part that is put twice counts once. See
-        docs/stream.md.
+        docs/how-to/groups-in-parts.md.
 
         Args:
             key: Names the group among those of the task; a group that is made again needs another
@@ -317,9 +317,9 @@ class ExperienceStream(OpenTask, Closing):
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
 
-        `ExperienceSender` and the benchmarks put through one (`docs/performance.md`).
+        `ExperienceSender` and the benchmarks put through one (`docs/reference/performance.md`).
 
-        Example:
+        Examples:
             >>> with stream.writer() as writer:
             ...     for prompts in loader:
             ...         writer.put(make_experience(prompts), policy_version=7)
@@ -340,7 +340,7 @@ class ExperienceStream(OpenTask, Closing):
         At most `(max_staleness + 1) * groups_per_version` groups are begun and not yet trained, so
         that none comes too late. Waiting makers are served in the order of their arrival. The
         rights of a maker that dies return when its heartbeat stops for `lease_ms`. See
-        docs/staleness.md.
+        docs/explanation/staleness-and-admission.md.
 
         Fetch the newest weights after this call, and before generating.
 
@@ -360,7 +360,7 @@ class ExperienceStream(OpenTask, Closing):
             ConfigError: The task never gives so many rights.
             StoreUnavailable: Redis stayed away.
 
-        Example:
+        Examples:
             >>> with stream.admit(8) as right:
             ...     version = subscriber.poll(model)
             ...     stream.put_many(generate(prompts), admission=right)
@@ -464,7 +464,8 @@ class ExperienceStream(OpenTask, Closing):
 
         With `rank`, `world_size` and `step` all ranks take one batch together. It is formed once,
         when every rank has asked for the step; the lease holds this rank's `count / world_size`
-        groups, the same ones again until all ranks have acknowledged theirs. See docs/ranks.md.
+        groups, the same ones again until all ranks have acknowledged theirs. See
+        docs/how-to/several-ranks.md.
 
         Args:
             count: Groups in the batch, >= 1.
@@ -475,7 +476,8 @@ class ExperienceStream(OpenTask, Closing):
                 when the take itself times out.
             status: Status of the groups.
             where: Query that the groups' declared tags must match, such as `{"score_gt": 0.8}`; see
-                docs/queries.md. It may take groups for which another take without a query waits.
+                docs/reference/selection.md. It may take groups for which another take without a
+                query waits.
             rank: Number of this process among the ranks, 0 to `world_size - 1`.
             world_size: Number of ranks; `count` must be a multiple of it.
             step: Number of the batch, which counts up by one; a job that starts again continues at
@@ -519,7 +521,7 @@ class ExperienceStream(OpenTask, Closing):
     ) -> LeaseLoop:
         """Take batch after batch; the next one is prefetched while its user trains on this one.
 
-        It is the loop of the benchmarks (`docs/performance.md`), and has no thread;
+        It is the loop of the benchmarks (`docs/reference/performance.md`), and has no thread;
         `ExperienceLoader` also decodes and copies ahead.
 
         The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
@@ -534,9 +536,9 @@ class ExperienceStream(OpenTask, Closing):
             count, timeout, at_least, status, where: Arguments of each take.
 
         Raises:
-            As `take`; LeaseLost may be about the batch before the last one.
+            RedrbError: As `take`; LeaseLost may be about the batch before the last one.
 
-        Example:
+        Examples:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """

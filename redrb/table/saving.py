@@ -1,7 +1,7 @@
 """`save_table` writes a table to a file; `resume_table` builds it anew, as a whole or not at all.
 
-The frames are those of a saved task's file (`redrb/stream/saving/file.py`, docs/saving.md): rows
-with their values, then the settings and counters.
+The frames are those of a saved task's file (`redrb/stream/saving/file.py`,
+docs/reference/saved-files.md): rows with their values, then the settings and counters.
 """
 
 from __future__ import annotations

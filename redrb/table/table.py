@@ -116,7 +116,7 @@ class Table:
     whole. Several tasks may claim the rows that have the columns they need, each independently.
     Rows stay until they are cleared. Threads may share one table object.
 
-    Example:
+    Examples:
         >>> table = Table(client, "train")
         >>> table.put(["a", "b"], {"tokens": [t0, t1]}, tags=[{"status": "done"}] * 2)
         >>> table.get(["b"], ["tokens"])["tokens"][0]

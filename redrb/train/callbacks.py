@@ -150,7 +150,7 @@ def refuse_hooks(subclass: type, kind: type) -> None:
 class TrainerEvents(TrainerCallback):
     """Writes an event `step` for each batch: its metrics, samples, mean reward and time.
 
-    Example:
+    Examples:
         >>> with TensorBoardLog("runs/first") as log:
         ...     trainer = DetachedPPOTrainer(..., callbacks=[TrainerEvents(log.write)])
         ...     trainer.fit(total_steps=1000, update_steps=10)

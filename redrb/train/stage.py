@@ -55,7 +55,7 @@ class Stage:
     them die. A group whose function raises is taken again, counts a failed delivery, and goes to
     the dead letters after the task's `max_deliveries`; the other groups of its batch are forwarded.
 
-    Example:
+    Examples:
         >>> def score(group):
         ...     for item in group:
         ...         item.reward = reward_of(item)

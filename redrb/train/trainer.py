@@ -236,9 +236,9 @@ class Trainer(Closing):
             ConfigError: A number cannot be used, or too many batches lie between two checkpoints
                 of ranks.
             BatchTimeout: No full batch came within the trainer's `timeout`.
-            Any error of `training_step` or of a callback; the batch is requeued then. A RecordError
-                that names a `field` which the batch does not have ends `fit` on ranks only: the
-                groups without it become dead letters, and the next batch is trained.
+            Exception: Any error of `training_step` or of a callback; the batch is requeued then. A
+                RecordError that names a `field` which the batch does not have ends `fit` on ranks
+                only: the groups without it become dead letters, and the next batch is trained.
         """
         update_steps = checked_int("update_steps", update_steps, 1)
         train_epochs = checked_int("train_epochs", train_epochs, 1)

@@ -52,9 +52,9 @@ def keys(client: redis.Redis, namespace: str, allowed: re.Pattern[str], when: st
 def _is_of_ranks(name: str, content: object) -> bool:
     """Return whether a key holds the place that ranks keep while none of them is there.
 
-    That is their consumer, which never dies (docs/ranks.md), and the slot of an attempt to form the
-    next step, or its place in the queue if the ranks were killed: the next call of anybody deletes
-    it when its deadline is over.
+    That is their consumer, which never dies, and the slot of an attempt to form the next step, or
+    its place in the queue if the ranks were killed: the next call of anybody deletes it when its
+    deadline is over.
     """
     if name == "consumers:default":
         return content == [(b"ranks", float("inf"))]

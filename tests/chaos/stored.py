@@ -166,7 +166,7 @@ def _names(client: redis.Redis, stream: str, torn: list[str]) -> dict[bytes, str
 
 
 def _extras(blob: bytes) -> list[dict[str, Any]]:
-    """Return the extras of a group's samples, from its bytes (docs/wire-format.md)."""
+    """Return the extras of a group's samples, from its bytes (docs/reference/wire-format.md)."""
     _, _, _, schema, header, extras = _PREFIX.unpack_from(blob)
     first = _PREFIX.size + schema + header
     found: list[dict[str, Any]] = msgpack.unpackb(blob[first : first + extras])

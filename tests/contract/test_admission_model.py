@@ -26,7 +26,7 @@ STEPS = st.sampled_from(
 
 
 class Model:
-    """One trainer and several makers, who follow the rules of docs/staleness.md."""
+    """One trainer and several makers, who follow the rules of admission."""
 
     def __init__(
         self, bound: int, per_version: int, order: str, slow: int, *, background: bool

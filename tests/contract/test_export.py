@@ -152,8 +152,8 @@ def test_the_reader_of_the_document_loads_each_file_once(
 
     monkeypatch.setattr("safetensors.torch.load_file", counted)
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
-    [reader] = re.findall(r"can be read without redrb:\n\n```python\n(.*?)```", page, re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "export.md").read_text()
+    [reader] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(reader, {})
     assert capsys.readouterr().out.count("tensor(") == 4
     assert loaded == [f"math-export/tensors-0000{n}.safetensors" for n in (0, 1)]

@@ -71,9 +71,9 @@ def test_puts_spread_and_a_take_collects_from_all_partitions(
 
 
 def test_groups_are_forwarded_into_another_number_of_partitions(open_parts: Open) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "partitions.md").read_text()
     [example] = re.findall(r"<!-- a test runs this.*?```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"redrb": redrb}
     exec(example, names)
     old = open_parts()
     put(old, *range(300))

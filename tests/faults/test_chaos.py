@@ -1,4 +1,4 @@
-"""Half a minute of the chaos run: docs/chaos.md says what it does and checks."""
+"""Half a minute of the chaos run: docs/contributing/chaos.md says what it does and checks."""
 
 from __future__ import annotations
 

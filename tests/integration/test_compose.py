@@ -22,6 +22,7 @@ from tests.tools import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+COMPOSE_PAGE = ROOT / "docs" / "how-to" / "compose.md"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,12 @@ def services_with(**variables: str) -> dict[str, Any]:
     text = (ROOT / "docker-compose.yml").read_text()
     resolved = re.sub(r"\$\$|\$\{(\w+):-([^}]*)\}", value, text)
     return dict(yaml.safe_load(resolved)["services"])
+
+
+def test_the_page_names_each_variable() -> None:
+    used = re.findall(r"\$\{(REDRB_\w+)", (ROOT / "docker-compose.yml").read_text())
+    rows = re.findall(r"^\| (`REDRB_.*?) \|", COMPOSE_PAGE.read_text(), re.MULTILINE)
+    assert set(used) == set(re.findall(r"REDRB_\w+", " ".join(rows)))
 
 
 @pytest.fixture

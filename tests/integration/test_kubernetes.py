@@ -1,10 +1,9 @@
-"""The manifests of docs/kubernetes.md: by the schema of Kubernetes, and the trainer's shell."""
+"""examples/kubernetes: Kubernetes' schema, the recipe's settings, and the trainer's shell."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,12 +21,10 @@ from redrb.recipe.settings import resolve, settings_of
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "tests" / "kubernetes" / "schema.json").read_text())
-BLOCKS = re.findall(
-    r"<!-- a test checks these manifests -->\n```yaml\n(.*?)```",
-    (ROOT / "docs" / "kubernetes.md").read_text(),
-    re.DOTALL,
+PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+MANIFESTS: list[dict[str, Any]] = list(
+    yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "job.yaml").read_text())
 )
-MANIFESTS: list[dict[str, Any]] = [each for block in BLOCKS for each in yaml.safe_load_all(block)]
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
@@ -84,6 +81,7 @@ def test_workers_have_known_settings_and_time_to_end(tmp_path: Path) -> None:
     loaded, _ = load(str(tmp_path / "my_recipe.py"))
     recipe, _ = resolve(loaded, flags={}, file=tmp_path / "my_recipe.toml")
     assert (recipe.target_reward, recipe.group_size) == (0.95, 8)
+    assert f"-- redrb stats {recipe.task_name}\n" in PAGE
     for kind, name in (("Job", "trainer"), ("Deployment", "makers")):
         pod = named(kind, name)["spec"]["template"]["spec"]
         variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}

@@ -1,4 +1,4 @@
-"""The blocks of docs/weights.md, run one after another as they are printed."""
+"""The blocks of docs/how-to/publish-weights.md, run one after another as they are printed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ import pytest
 from redrb.environment import PREFIX, child_environment, search_path
 from tests.servers import programs
 
-PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "how-to" / "publish-weights.md").read_text()
 
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)
-
-ENGINE = """
-class Engine:
-    def load_weights(self, weights):
-        loaded = {name: tensor.clone() for name, tensor in weights}
-        assert set(loaded) == {"0.weight", "0.bias"}
-engine = Engine()
-engine.model = engine
-"""
 
 
 def of_language(language: str) -> str:
@@ -45,7 +37,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
     environment["REDRB_URL"] = real_url.removesuffix("/0") + "/7"
     printed = []
     for words in (
-        [sys.executable, "-W", "error", "-c", ENGINE + of_language("python")],
+        [sys.executable, "-W", "error", "-c", of_language("python")],
         ["sh", "-ec", of_language("sh")],
     ):
         done = subprocess.run(
@@ -61,7 +53,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
         assert done.stderr == ""
         printed.append(done.stdout)
     assert printed[0].splitlines() == expected()
-    assert len(expected()) == 8
+    assert len(expected()) == 9
     assert [line.split()[0] for line in printed[1].splitlines()[:4]] == [
         *("WEIGHTS", "adapter", "policy", "ppo")
     ]
@@ -73,7 +65,8 @@ def test_the_page_tells_the_manifest_that_is_written() -> None:
 
     header = (manifest.__doc__ or "").partition("msgpack map:")[2].partition("Readers ignore")[0]
     keys = re.findall(r"^    (\w+) +\S", header, re.MULTILINE)
-    table = PAGE.partition("msgpack map, format 2:")[2]
+    page = (DOCS / "reference" / "weight-format.md").read_text()
+    table = page.partition("msgpack map, format 2:")[2]
     listed = [
         key
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)

@@ -495,7 +495,7 @@ def test_small_blobs_become_little_memory():
 
 
 def test_a_ragged_batch_of_real_size_is_padded():
-    """The case of docs/wire-format.md, of an eighth of its length."""
+    """One long sample beside 511 short ones, an eighth of a real length."""
     lengths = [16_384] + [1] * 511
     items = [BufferItem(torch.arange(2, length + 2), None) for length in lengths]
     layouts = [parse_group(join(group)) for group in encode_groups([[item] for item in items])]

@@ -15,7 +15,7 @@ from redrb.checks import install_command, require_package
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 SOURCES = [*(ROOT / "redrb").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "examples").iterdir()]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").iterdir()]
 TEXTS = [(path, path.read_text()) for path in (*SOURCES, *PAGES) if path.is_file()]
 
 

@@ -124,7 +124,7 @@ def test_the_document_has_the_table_of_metrics() -> None:
         for metric in METRICS
     ]
     rows = [f"| `{name}` | gauge |  | {text} |" for name, text in (UP, AGE)] + rows
-    document = (ROOT / "docs" / "metrics.md").read_text()
+    document = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     section = document.partition("## Metrics of a namespace")[2].partition("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows
 
@@ -187,7 +187,7 @@ def test_alerts_and_dashboard_use_known_metrics() -> None:
 
 
 def test_the_document_names_each_alert() -> None:
-    document = (ROOT / "docs" / "metrics.md").read_text()
+    document = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     section = document.partition("## Alerts")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert named == [rule["alert"] for rule in rules()]

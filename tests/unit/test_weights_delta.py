@@ -36,7 +36,7 @@ DOC_BYTES = bytes.fromhex(
 
 
 def doc_blocks() -> tuple[Bytes, Bytes]:
-    """The example in docs/weight-delta.md."""
+    """The example in docs/reference/weight-format.md."""
     base = np.zeros(1040, np.uint8)
     base[:1024].view("<u2")[:] = 0x3F80
     new = base.copy()

@@ -1,7 +1,8 @@
 """The codec's kernel in plain Python: the specification in code, used where nothing is compiled.
 
 It does the same as `_encode.c`, `_decode.c` and `_gather.c`, is held to the same tests, and is
-written to be read: one sample and one column at a time. `docs/wire-format.md` describes the bytes.
+written to be read: one sample and one column at a time. `docs/reference/wire-format.md` describes
+the bytes.
 """
 
 from redrb.codec.plain.cells import gather

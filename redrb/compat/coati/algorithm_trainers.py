@@ -80,8 +80,8 @@ class DetachedPPOTrainer(AlgorithmTrainer):
     transformers; `redrb.algorithms.models` says how they are called.
 
     Args:
-        experience_maker_holder_name_list, train_batch_size, buffer_limit, dataloader_pin_memory,
-            callbacks, debug: As for `DetachedTrainer`.
+        experience_maker_holder_name_list, callbacks: As for `DetachedTrainer`.
+        train_batch_size, buffer_limit, dataloader_pin_memory, debug: As for `DetachedTrainer`.
         strategy_fn: Returns the strategy that places the models, such as `AccelerateStrategy`.
         model_fn: Returns actor and critic.
         env_info: Variables of torch.distributed, as for `ExperienceMakerHolder`.
@@ -94,7 +94,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
         ppo_options: Further options of `redrb.algorithms.PPOStep`.
         trainer_options: Keyword options of `DetachedTrainer`, such as `name` and `client`.
 
-    Example:
+    Examples:
         >>> trainer = DetachedPPOTrainer(
         ...     ["maker_0"], Strategy, lambda: (actor, critic), train_batch_size=8
         ... )
@@ -161,7 +161,7 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
             needs makers with an initial model.
         trainer_options: Keyword options of `AlgorithmTrainer` and `DetachedTrainer`.
 
-    Example:
+    Examples:
         >>> trainer = DetachedGRPOTrainer(
         ...     ["maker_0"], Strategy, lambda: actor, train_batch_size=8
         ... )

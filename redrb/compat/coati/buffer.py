@@ -28,7 +28,7 @@ class DetachedReplayBuffer(Entered):
     Thread-safe. Samples are put exactly once and delivered at least once: a batch is acknowledged
     when the same worker samples again, or by `close`.
 
-    Example:
+    Examples:
         >>> buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)
         >>> buffer.append(experience)
         >>> batch = buffer.sample(to_device="cuda:0")

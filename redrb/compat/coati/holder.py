@@ -80,7 +80,7 @@ class ExperienceMakerHolder(Maker):
     In a task with `max_staleness` the loop asks for the right to begin each batch of prompts
     (`ExperienceStream.admit`), before it fetches weights for it, so that no group comes too late;
     if it gets fewer rights than there are prompts, it makes the batch in several parts, each with
-    all hooks of a batch. docs/staleness.md says more.
+    all hooks of a batch. docs/explanation/staleness-and-admission.md says more.
 
     Makers are elastic: a maker may join late, leave or die at any time, without any registration.
     A maker that no trainer names follows the weights of `follow`; as soon as a trainer names it, it
@@ -137,7 +137,7 @@ class ExperienceMakerHolder(Maker):
         ConfigError: A name, number or option cannot be used.
         StoreUnavailable: Redis could not be reached.
 
-    Example:
+    Examples:
         >>> maker = ExperienceMakerHolder(
         ...     ["trainer_0"],
         ...     strategy_fn=Strategy,

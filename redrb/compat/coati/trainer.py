@@ -45,14 +45,15 @@ class DetachedTrainer(Trainer):
         client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
         task: Task of the buffer; default: the trainer's name.
         namespace: Keeps experiments on one server apart.
-        callbacks, name, device, prefetch, timeout, ack, checkpoint_dir, checkpoint_every, rank,
-            world_size, weights_dtype, agree, stop_timeout, step_limit: As for
-            `redrb.train.trainer.Trainer`, which has the errors, too.
+        callbacks, name, device, prefetch: As for `redrb.train.trainer.Trainer`.
+        timeout, ack, checkpoint_dir, checkpoint_every: As for it.
+        rank, world_size, weights_dtype, agree: As for it.
+        stop_timeout, step_limit: As for it; its errors are those of this class.
         stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
             version that this trainer has sent last; makers then wait for the right to begin groups,
             and `fit` sets `groups_per_version` to the groups of `update_steps` batches.
 
-    Example:
+    Examples:
         >>> class MyTrainer(redrb.DetachedTrainer):
         ...     def training_step(self, experience):
         ...         return {"loss": self.step(experience)}

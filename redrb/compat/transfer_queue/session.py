@@ -118,5 +118,5 @@ def close() -> None:
 
 
 def get_metrics_endpoint() -> str | None:
-    """Return None: Prometheus gets redrb's metrics from `redrb exporter` (docs/metrics.md)."""
+    """Return None: Prometheus asks `redrb exporter` (docs/how-to/prometheus.md)."""
     return None

@@ -150,7 +150,7 @@ class TaskRollouts(TrainerCallback, Entered):  # type: ignore[misc]
             step, so that a trainer that resumes there trains every group.
         timeout: Seconds to wait for the groups of a step; None waits for ever.
 
-    Example:
+    Examples:
         >>> with TaskRollouts(stream, publisher=publisher) as rollouts:
         ...     GRPOTrainer(
         ...         model, maker_reward, args, train_dataset=placeholder_prompts(1000),

@@ -52,7 +52,7 @@ class ReplayBuffer:
     groups and removes them once the caller has them; if the process dies before that, they are
     requeued after `lease_ms`.
 
-    Example:
+    Examples:
         >>> async with redrb.ReplayBuffer(client, order="stalest", namespace="run7") as buffer:
         ...     await buffer.put(group, "math", model_step=41, current_train_step=42)
         ...     groups, consumed = await buffer.take_batch({"math": 32})
@@ -83,7 +83,8 @@ class ReplayBuffer:
             lease_ms: Time without a heartbeat after which groups that no caller has got yet are
                 requeued.
             partitions: Parts of each task, on different nodes of a cluster; all processes give the
-                same number. The order is exact within a partition only: see docs/scaling.md.
+                same number. The order is exact within a partition only: see
+                docs/explanation/stages-and-scaling.md.
             tags: Names of the tags that `put` stores and that `get` and `count` filter by, of all
                 tasks. None: those that other processes have declared.
             limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
@@ -219,7 +220,7 @@ class ReplayBuffer:
             batch_size: Most groups to return; fewer may wait, and 0 returns none.
             group_status: A `redrb.Status`, its name, or a member of an enum with the same values.
             where: Conditions on declared tags, such as `source="gsm8k", scores_gt=0.8`; see
-                docs/queries.md.
+                docs/reference/selection.md.
 
         Raises:
             ConfigError: A tag is not declared; or `rollout_type` does not take the fields of a
@@ -349,13 +350,14 @@ class ReplayBuffer:
         put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
         step, and a call that failed or was killed between two tasks is completed by the next one.
 
+        After each error, unless it is uncertain, nothing was changed; on a Redis Cluster, a note of
+        the error names the tasks that are restored.
+
         Raises:
             ConfigError: The buffer is not empty, the save is of another order, or there is none.
             DecodeError: The save is malformed or of a newer redrb.
             StoreError: Another process began to resume this buffer meanwhile.
             StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
-            After each of them, unless it is uncertain, nothing was changed; on a Redis Cluster, a
-            note of the error names the tasks that are restored.
         """
         await self._executor.drain()
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))

@@ -59,7 +59,7 @@ class RolloutReader:
     put are not converted. The buffer's consumer group is "replay": a stream of another consumer
     group takes each group once more.
 
-    Example:
+    Examples:
         >>> stream = ExperienceStream(client, "math", group="replay", reader=RolloutReader())
         >>> with stream.take(32) as lease:
         ...     train(lease.batch())

@@ -1,7 +1,8 @@
 """Values of a rollout's fields as msgpack can store them, and back.
 
 Lists, dicts with string keys, numbers, text and bytes are stored as they are. Any other value is
-stored as a dict whose key `TAG` names its kind; docs/decisions/0011 lists the kinds.
+stored as a dict whose key `TAG` names its kind. docs/contributing/decisions/xtuner.md lists the
+kinds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 -- The rights of makers to begin groups: how many may be given, and what becomes of them.
 --
 -- At most (max_staleness + 1) * groups_per_version groups may be begun and not yet trained, counted from
--- `mark`: docs/decisions/0034-admission.md has the rule and the proof of its bound.
+-- `mark`: docs/contributing/decisions/admission.md has the rule and the proof of its bound.
 --
 -- The hash admission holds `series`, the random name of the rights that it counts; `granted`, the number of
 -- the last right; of the rights that have ended, `used`, `returned` and `lost`; `late`, puts with a right

@@ -5,7 +5,7 @@
 -- when the clock was last set; and the longest time until a living consumer sets it again, half a lease.
 -- If more time than that has passed, either the server's clock was set forward, or Redis was away: no
 -- consumer could renew its lease meanwhile. Then only a third of `most` counts. If the server's
--- clock was set back, no time has passed. docs/decisions/0027-clocks.md
+-- clock was set back, no time has passed. docs/contributing/decisions/clock.md
 --@include task
 
 local NO_LEASE_MS = 15000 -- `most` until the first consumer comes

@@ -6,7 +6,7 @@
 -- the epoch of its put, and is removed two epochs later. Every put names the epoch in which it was first
 -- sent, and one of a producer without a record is stored only if that is the epoch of now or the one before.
 -- So a repetition of a put whose record was removed is refused, however late it comes.
--- docs/decisions/0029-growth.md has the proof.
+-- docs/contributing/decisions/growth.md has the proof.
 
 -- Whether a put of a producer without a record may be a repetition of one whose record was removed.
 local function may_be_forgotten(sent, epoch)

@@ -7,7 +7,7 @@
 -- letters do: ids with commas between them. The hash sources:<origin> has a record of each source, by its id
 -- there: "<id here> <digest>", with the id 0 if a filter dropped the group. Records up to the id `trimmed`
 -- are removed, but for those of kept ids.
--- docs/decisions/0037-stages.md says why no group is stored twice.
+-- docs/contributing/decisions/stages.md says why no group is stored twice.
 --@include task
 
 -- The parts of an origin's row: incarnation, floor, trimmed, and a set of the kept ids.

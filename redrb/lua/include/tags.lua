@@ -2,8 +2,8 @@
 --
 -- The score of a number is the number. The score of a string is derived from 56 bits of its SHA-1, and lies
 -- between 2^1000 and 2^1016. Every number is nearer to zero (the client checks it), so no range of numbers
--- contains a string. Nothing is stored for a string: docs/decisions/0029-growth.md says why two strings
--- with the same score do no harm.
+-- contains a string. Nothing is stored for a string. docs/contributing/decisions/queries.md says why
+-- two strings with the same score do no harm.
 --@include task
 
 -- Scores of strings that this script has computed: most groups of a put have the same ones.

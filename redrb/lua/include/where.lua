@@ -70,7 +70,7 @@ local function search(query, wanted, sources, visit)
     local leaf, listed = source[1], source[2]
     leaf.certain = listed
     for _, span in ipairs(rank_spans(leaf, listed)) do
-      for first = span[1], span[2], PAGE.matched do -- bound: the span's groups; docs/decisions/0022 says why
+      for first = span[1], span[2], PAGE.matched do -- bound: the span's groups (decisions/queries.md)
         local last = math.min(first + PAGE.matched - 1, span[2])
         local members = redis.call('ZRANGE', leaf.zset, first, last)
         visit(matching(query, members, wanted, sources, known - 1))
@@ -111,7 +111,7 @@ local function select_where(pool, names, expr, n)
   local ready = query.whole.zset
   local cost, sources = plan(query, query.root, true)
   local chosen, looked, step = {}, 0, math.min(n, PAGE.matched)
-  while looked < cost do -- bound: `cost` groups; docs/decisions/0022-bounded-scripts.md says why
+  while looked < cost do -- bound: `cost` groups (docs/contributing/decisions/queries.md)
     local last = math.min(looked + step, cost) - 1
     for _, member in ipairs(matching(query, redis.call('ZRANGE', ready, looked, last), true)) do
       chosen[#chosen + 1] = member

@@ -10,7 +10,7 @@ local answer = answer_without(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
-check_permissions(gone) -- of a user who may put alone, too: docs/security.md
+check_permissions(gone) -- of a user who may put alone, too: docs/reference/security.md
 begin_writing()
 local numbered, row_keys, more = {}, {}, false
 if ask.all_until >= 0 then

@@ -42,7 +42,7 @@ class ExperienceLoader(Entered):
         last_wait_for_batch_s: Seconds that they waited for the last one.
         batches: Batches that were given.
 
-    Example:
+    Examples:
         >>> with ExperienceLoader(stream, 32, device="cuda", pin_memory=True, steps=1000) as loader:
         ...     for batch in loader:
         ...         train(batch)

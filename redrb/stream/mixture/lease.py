@@ -75,7 +75,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
         """Move groups to the next task with added fields, each exactly once.
 
         The groups of each task are put into their next task, then all are acknowledged, as
-        `Lease.forward` does with those of one task. See docs/stages.md.
+        `Lease.forward` does with those of one task. See docs/how-to/stages.md.
 
         Args:
             stream: The `ExperienceStream` of the next task; or a dict of one for each task whose

@@ -126,7 +126,7 @@ class Mixture(Closing):
     One object may be shared by threads: their takes run one after the other, and while one waits
     for a task that starves, the others wait behind it. A forked process counts anew.
 
-    Example:
+    Examples:
         >>> with Mixture(client, {"math": 0.7, "code": 0.3}) as mixture:
         ...     with mixture.take(32, timeout=600) as lease:
         ...         train(lease.batch(), lease.sample_tasks)

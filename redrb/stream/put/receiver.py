@@ -34,8 +34,8 @@ class Receiver:
     """Stores forwarded groups in one task; safe among threads.
 
     The put of a group records its source in the same transaction, so nobody else can store this
-    source again, and nobody else needs to. `docs/decisions/0037-stages.md` says how long the record
-    is kept.
+    source again, and nobody else needs to. `docs/contributing/decisions/stages.md` says how
+    long the record is kept.
     """
 
     _task: Task

@@ -1,4 +1,4 @@
-"""Frames of a saved task's file, written and read; `docs/saving.md` specifies them.
+"""Frames of a saved task's file, written and read: see `docs/reference/saved-files.md`.
 
 A file may come from an untrusted source: lengths are checked before memory is allocated for them.
 """

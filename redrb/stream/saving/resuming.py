@@ -2,7 +2,7 @@
 
 Every task is built in a restore area first. The last step puts all areas of one server in the
 places of their tasks, or none of them; nothing is ever deleted from a task that holds groups
-(`docs/decisions/0012-saving.md`, `docs/decisions/0028-resumed-buffers.md`).
+(`docs/contributing/decisions/saving.md`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
         raise ConfigError(
             f"{source} holds a task with partitions={len(files)}, and this one has {known}: resume "
             f"into a task with partitions={len(files)}. To change the number, forward its groups "
-            "into another task, as docs/scaling.md shows."
+            "into another task, as docs/how-to/partitions.md shows."
         )
     waiting = list(map(TaskFile, stores, files))
     if source.is_dir():

@@ -37,7 +37,7 @@ class ExperienceSender(Entered):
     Attributes:
         backpressure_s: Seconds that calls of `send` have waited for room.
 
-    Example:
+    Examples:
         >>> with ExperienceSender(stream) as sender:
         ...     for prompts in loader:
         ...         sender.send(make_experience(prompts), policy_version=7)

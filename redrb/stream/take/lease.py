@@ -417,7 +417,7 @@ class Lease(PartsLease[Collection[int]]):
 
         The groups are put into `stream`, then acknowledged here. A process that dies in between
         leaves them leased; whoever takes them next forwards them again, and the put recognizes
-        them. The tasks may be on different nodes or servers. See docs/stages.md.
+        them. The tasks may be on different nodes or servers. See docs/how-to/stages.md.
 
         Args:
             stream: The `ExperienceStream` of the next task.

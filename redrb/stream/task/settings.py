@@ -161,7 +161,7 @@ SETTINGS: Mapping[str, Setting] = {
     "partitions": whole_number(
         1,
         fixed="every process finds a group by the partition that its id names. Forward its groups "
-        "into another task, as docs/scaling.md shows",
+        "into another task, as docs/how-to/partitions.md shows",
     ),
     "groups_per_version": Setting(
         _stored_groups, value=float, parsed=float, form="a number, or none"
@@ -238,11 +238,11 @@ class TaskSettings:
         keep: Period such as "7d" for which acknowledged groups stay readable. Default: none.
         keep_groups: Most acknowledged groups that stay readable. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
-            default 1. Every process must give the same number: see docs/scaling.md.
+            default 1. Every process must give the same number: see docs/how-to/partitions.md.
         groups_per_version: Fewest groups that trainers train for each weight version, which
             `admit` needs beside `max_staleness`. In a mixture, the task's share of them, such as
             22.4. Default: none, then `admit` waits until a process gives it. See
-            docs/staleness.md.
+            docs/explanation/staleness-and-admission.md.
     """
 
     order: str | Order | None = None

@@ -241,7 +241,9 @@ class Task:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
             if "partitions" in error.differences:
-                error.add_note("All processes give the same partitions=, as docs/scaling.md says.")
+                error.add_note(
+                    "All processes give the same partitions=, as docs/how-to/partitions.md says."
+                )
             raise
         if stored is None:
             raise unknown_task(self._client, self._namespace, self.name)

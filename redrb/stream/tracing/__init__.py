@@ -1,4 +1,4 @@
-"""Sampled OpenTelemetry spans of a group's way from its maker to its trainer: docs/tracing.md.
+"""Sampled OpenTelemetry spans of a group's way to its trainer: docs/how-to/tracing.md.
 
 Off, this imports nothing of OpenTelemetry, and groups have no bytes for it.
 """

@@ -16,7 +16,7 @@ from redrb.train.engines.engine import Generation
 class Trajectory:
     """Collects what an engine samples and what an environment answers.
 
-    Example:
+    Examples:
         >>> trajectory = Trajectory(prompt_tokens)
         >>> trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=64))
         >>> trajectory.given(tokenizer.encode(tool_answer))      # masked: not trained

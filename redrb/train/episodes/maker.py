@@ -40,7 +40,7 @@ class EpisodeMaker:
     far, and return samples with the status ABORTED. Their groups are put too, and a maker that
     starts later, here or elsewhere, takes them and finishes them, each exactly once.
 
-    Example:
+    Examples:
         >>> async def episode(prompt, engine, partial=None):
         ...     trajectory = Trajectory(prompt["input_ids"], partial)
         ...     trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=256))
@@ -158,7 +158,7 @@ class EpisodeMaker:
             EngineError: The first weights could not be loaded, the server was away for longer than
                 its `retry_s`, or it has answered something else than completions.
             SendFailed: Groups could not be put.
-            Any error that `fail` was called with.
+            Exception: Any error that `fail` was called with.
         """
         self._stream.worker.begins()
         with self._stop.on_signals(), Deadline(budget=self._stop):

@@ -1,1 +1,1 @@
-"""The live page of a namespace: `redrb dashboard` serves it (docs/dashboard.md)."""
+"""The live page of a namespace: `redrb dashboard` serves it (docs/how-to/watch.md)."""

@@ -326,7 +326,7 @@ class Finding:
     """One trouble.
 
     Attributes:
-        code: Name of the check, such as "dead-worker"; documented in docs/doctor.md.
+        code: Name of the check, such as "dead-worker"; documented in docs/reference/findings.md.
         subject: What it is about: "task math", "maker host-1 of math", "server", "weights actor".
         summary: What was seen, in one sentence with its figures.
         command: The command that mends it; where no command can, one that shows more.

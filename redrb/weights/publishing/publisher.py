@@ -247,8 +247,8 @@ class WeightPublisher(Closing):
                 raise StoreFull(
                     f"Redis at {self._client.where} is at its memory limit. A full version of "
                     f"weights {self._name!r} takes {source.layout.nbytes} bytes; Redis needs room "
-                    "for at least two of them and the deltas between: raise maxmemory, or lower "
-                    "keep= or max_bytes=.",
+                    "for three of them, and for the deltas between "
+                    "(docs/how-to/size-a-redis.md): raise maxmemory, or lower keep= or max_bytes=.",
                     reason="memory",
                 ) from error
             raise

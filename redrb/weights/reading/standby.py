@@ -311,7 +311,7 @@ class WeightStandby(BackgroundFetch, Closing):
     (Piché et al. 2025, arXiv:2509.19128), or between batches. Generation decides whether it keeps
     or drops values that it computed with earlier weights, such as cached keys and values.
 
-    Example:
+    Examples:
         >>> with subscriber.standby(model) as standby:
         ...     standby.wait(timeout=60)
         ...     done = redrb.algorithms.generate(model, prompts, before_token=standby.swap)

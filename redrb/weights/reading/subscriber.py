@@ -100,7 +100,7 @@ class WeightSubscriber:
                 target and ignores other published names; False loads the names that both have.
             in_place: Receive straight into the tensors while `lock` is held. This needs no memory
                 beside them, but a fetch that breaks off leaves a mixture until a call succeeds. The
-                benchmark of weights loads so (`docs/performance.md`).
+                benchmark of weights loads so (`docs/reference/performance.md`).
 
         Returns:
             The version that was loaded, or None if nothing is newer.

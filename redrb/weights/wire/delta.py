@@ -2,7 +2,7 @@
 
 An optimizer step leaves most published weights as they are and moves the others by a unit or two in
 the last place. So a delta holds the gaps between changed items, and the differences of their bit
-patterns, read as integers. `docs/weight-delta.md` describes the bytes.
+patterns, read as integers. `docs/reference/weight-format.md` describes the bytes.
 
 numpy and zstd do the work on whole arrays and release the GIL, so that threads run in parallel.
 """

@@ -1,6 +1,7 @@
 """The troubles that a state shows: `findings_of(state)`.
 
-Top, the page, the exporter and `redrb doctor` show these. docs/doctor.md lists their kinds.
+Top, the page, the exporter and `redrb doctor` show these. docs/reference/findings.md lists their
+kinds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,225 @@
+"""The commands of the pages about operating redrb, run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+import redrb
+from redrb.connection.server_program import bundled_server
+from tests.samples import numbered
+from tests.servers import free_port, programs, with_tls
+from tests.tools import need
+
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
+COMMANDS = re.compile(r"<!-- a test runs these commands -->\n```sh\n(.*?)```", re.DOTALL)
+SERVER = re.compile(r"<!-- a test runs this server -->\n```sh\n(.*?)```", re.DOTALL)
+WITH_COMMANDS = [
+    page.stem for page in sorted(PAGES.glob("*.md")) if COMMANDS.search(page.read_text())
+]
+USUAL = """
+port 6379
+dir .
+appendonly yes
+save ""
+"""
+
+
+def script(folder: Path, name: str, words: str) -> None:
+    """Write a program."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{words}\n")
+    path.chmod(0o755)
+
+
+def variables(folder: Path, **more: str) -> dict[str, str]:
+    """Return an environment in which programs of the folder `bin` come first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REDRB_")}
+    return {
+        **kept,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PAGES.parents[1]),
+        **more,
+    }
+
+
+@contextmanager
+def background(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[None]:
+    """Run a program, and end it with all that it has started at the end of the block."""
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def await_server(client: redis.Redis) -> None:
+    """Wait until a server answers, if only with an error such as a missing password."""
+    for _ in range(400):
+        try:
+            client.ping()
+        except redis.AuthenticationError:
+            return
+        except (redis.ConnectionError, FileNotFoundError):
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the server did not start")
+
+
+def fill(url: str) -> None:
+    """Make the task and the weights that pages speak of."""
+    with redrb.connect(url) as client:
+        stream = redrb.ExperienceStream(client, "math", limit=4096)
+        for number in range(20):
+            stream.put([numbered(number), numbered(number)], policy_version=number)
+        with stream.take(3, timeout=10) as lease:
+            lease.reject("reward is nan")
+        redrb.WeightPublisher(client, "policy").publish({"w": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("name", WITH_COMMANDS)
+def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    port, own = str(free_port()), SERVER.search(page)
+    tls = own is not None and "tls-port" in own[1]
+    program = programs()[with_tls()[0]] if tls else list(programs().values())[-1]
+    password = "change-me" if own is not None and "requirepass" in own[1] else ""
+    script(tmp_path, "bin/redis-server", f'exec {program} "$@"')
+    script(
+        tmp_path,
+        "bin/redis-cli",
+        f'exec {need("redis-cli")} -p {port} {"--tls --cacert ca.pem" if tls else ""} "$@"',
+    )
+    # an upgrade: a newer server, in the background
+    script(tmp_path, "NEW/redis-server", f'{bundled_server()} "$@" >new.log 2>&1 & sleep 1')
+    # doctor has found something: that is no failure of the page
+    script(
+        tmp_path,
+        "bin/redrb",
+        f'{sys.executable} -m redrb.cli "$@"; status=$?\n'
+        '[ "$1 $status" = "doctor 1" ] || exit $status',
+    )
+    (tmp_path / "redis.conf").write_text(USUAL.replace("6379", port))
+    start = own[1].replace("6379", port) if own else "redis-server redis.conf"
+    known = variables(
+        tmp_path, REDRB_URL=f"redis://{password and f':{password}@'}localhost:{port}/0"
+    )
+    if password:
+        known["REDISCLI_AUTH"] = password
+    with background(["bash", "-ec", start], tmp_path, known):
+        certificate = {"ssl": True, "ssl_ca_certs": str(tmp_path / "ca.pem")} if tls else {}
+        await_server(
+            redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0), **certificate)  # type: ignore[arg-type]
+        )
+        if tls:
+            known["REDRB_URL"] = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
+        fill(known["REDRB_URL"])
+        words = "\n".join(COMMANDS.findall(page)).replace("6379", port)
+        done = subprocess.run(
+            ["bash", "-exc", words],
+            cwd=tmp_path,
+            env=known,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
+    assert not re.search(
+        r"^(ERR|NOAUTH|NOPERM|WRONGPASS)|Could not connect", done.stdout, re.MULTILINE
+    )
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """Start the example for Slurm with stand-ins for Slurm's commands and the workers."""
+    words = (PAGES.parents[1] / "examples" / "slurm" / "job.sbatch").read_text()
+    port = str(free_port())
+    script(tmp_path, "job.sbatch", words.replace("6379", port))
+    script(tmp_path, "bin/redis-server", f'exec {list(programs().values())[-1]} "$@"')
+    script(
+        tmp_path,
+        "bin/scontrol",
+        '[ "$1" = show ] && printf "localhost\\nnode-2\\nnode-3\\n" || echo "$@" >> requeued',
+    )
+    script(tmp_path, "bin/srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
+    script(
+        tmp_path,
+        "bin/redrb-maker",
+        "trap 'exit 0' TERM; echo m >> makers; sleep 60 & wait; kill $!",
+    )
+
+    def start(trainer: str) -> subprocess.Popen[str]:
+        script(tmp_path, "bin/torchrun", trainer)
+        return subprocess.Popen(
+            ["bash", "job.sbatch"],
+            cwd=tmp_path,
+            env=variables(
+                tmp_path, SLURMD_NODENAME="localhost", SLURM_JOB_NODELIST="all", SLURM_JOB_ID="7"
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_script_for_slurm_ends_when_the_trainer_ends(
+    slurm: Callable[[str], subprocess.Popen[str]], tmp_path: Path, status: int
+) -> None:
+    ask = f"{sys.executable} -c 'import redrb; redrb.connect().close()'"
+    with slurm(f'{ask} && echo "$@" > trainer; exit {status}') as job:
+        try:
+            assert job.wait(60) == status, job.stdout and job.stdout.read()
+        finally:
+            _kill(job)
+    assert "-m redrb.cli.processes.trainer my_recipe.py" in (tmp_path / "trainer").read_text()
+    assert (tmp_path / "makers").read_text() == "m\nm\n"
+    assert not (tmp_path / "requeued").exists()
+    assert (tmp_path / "runs" / "grpo" / "password").stat().st_mode & 0o77 == 0
+
+
+def test_the_script_for_slurm_ends_in_order_and_is_queued_again_at_its_time_limit(
+    slurm: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    trainer = "trap 'echo saved > saved; kill $!; exit 0' TERM; sleep 60 & echo ready; wait"
+    with slurm(trainer) as job:
+        try:
+            assert job.stdout is not None
+            assert any(line == "ready\n" for line in job.stdout)
+            job.send_signal(signal.SIGTERM)
+            job.stdout.read()
+            job.wait(60)
+        finally:
+            _kill(job)
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert list((tmp_path / "runs" / "grpo" / "redis").glob("appendonlydir/*"))
+
+
+def _kill(job: subprocess.Popen[str]) -> None:
+    """End a script and what it has started, if any of it runs."""
+    with suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)

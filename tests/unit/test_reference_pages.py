@@ -1,0 +1,138 @@
+"""Pages of docs/reference say what the code says."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+import redrb
+from redrb import errors
+from redrb.connection import url
+from tests import reference_pages
+from tests.documents import ROOT
+from tests.public_names import GOLDEN
+from tests.reference_pages import REFERENCE, VARIABLES, names_of
+
+for optional in ("trl", "torchrl"):
+    pytest.importorskip(optional)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def test_the_pages_are_those_that_the_code_makes():
+    """`python -m tests.reference_pages` writes them anew."""
+    made = reference_pages.pages()
+    written = [*(REFERENCE / "api").glob("*.md"), *(REFERENCE / "commands").glob("*.md")]
+    names = {page.relative_to(REFERENCE).as_posix() for page in written} | {"settings.md"}
+    stale = {name for name in names if (REFERENCE / name).read_text() != made.get(name)}
+    assert (stale, names ^ made.keys()) == (set(), set())
+
+
+def test_each_public_class_and_function_is_on_a_page():
+    listed = {
+        name
+        for page in (REFERENCE / "api").glob("*.md")
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+    }
+    shown = {id(_found(name)) for name in listed}
+    golden = re.findall(r"^(redrb[\w.]+)", GOLDEN.read_text(), re.MULTILINE)
+    missing = []
+    for name in golden:
+        value = _found(name)
+        if (inspect.isclass(value) or inspect.isfunction(value)) and name.count(".") < 4:
+            owner = _found(name.rpartition(".")[0])
+            if not inspect.isclass(owner) and id(value) not in shown:
+                missing.append(name)
+    assert missing == []
+
+
+def _found(name: str) -> object:
+    """Return the module, or the member of one, of a dotted name; None if there is none."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        module, _, last = name.rpartition(".")
+        return getattr(importlib.import_module(module), last, None) if _is_module(module) else None
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def test_documented_parameters_exist():
+    wrong = []
+    for page in reference_pages.API:
+        for name in names_of(page):
+            value = _found(name)
+            members = vars(value).items() if inspect.isclass(value) else ()
+            for each, function in ((name, value), *members):
+                if not callable(function) or not _documented(function):
+                    continue
+                known = inspect.signature(function).parameters
+                if any(other.kind is other.VAR_KEYWORD for other in known.values()):
+                    continue  # its arguments are those of another call
+                wrong += [
+                    f"{name}, {each}: {parameter}"
+                    for parameter in _documented(function)
+                    if parameter not in known
+                ]
+    assert wrong == []
+
+
+def _documented(function: object) -> list[str]:
+    text = inspect.getdoc(function) or ""
+    body = re.search(r"^Args:\n((?: +.*\n?|\n)*)", text, re.MULTILINE)
+    text = re.sub(r"\n {8,}", " ", body[1]) if body else ""  # the rest of each description
+    lines = re.findall(r"^    ([\w, ]+): ", text, re.MULTILINE)
+    return [name.strip() for line in lines for name in line.split(",")]
+
+
+def test_the_page_of_errors_has_cause_and_remedy_of_each():
+    page = (REFERENCE / "errors.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    raised = {
+        name
+        for name, error in vars(errors).items()
+        if isinstance(error, type) and issubclass(error, errors.RedrbError)
+    }
+    assert set(sections) == raised
+    for name, text in sections.items():
+        assert re.search(r"\*\*Cause\.\*\* \S", text), name
+        assert re.search(r"\*\*Remedy\.\*\* \S", text), name
+
+
+def test_the_page_of_urls_has_each_scheme_and_option():
+    page = (REFERENCE / "url.md").read_text()
+    for scheme in url.SCHEMES:
+        assert f"{scheme}://" in page
+    listed = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    of_sentinels = {"sentinel_tls", "sentinel_username", "sentinel_password"}
+    of_connect = set(inspect.signature(redrb.connect).parameters) - {"url"}
+    assert listed == {*url.COMMON, *url.TCP, *url.TLS} | of_sentinels | of_connect
+
+
+def test_the_code_reads_the_variables_of_the_page_of_settings():
+    source = "".join(file.read_text() for file in (ROOT / "redrb").rglob("*.py"))
+    for name in VARIABLES:
+        last = name.removeprefix("REDRB_").lower()
+        assert name in source or f'variable_of("{last}")' in source, name
+
+
+def test_the_page_of_keys_has_each_key_of_the_scripts():
+    scripts = "".join(file.read_text() for file in (ROOT / "redrb" / "lua").rglob("*.lua"))
+    used = set(re.findall(r"\bkey\('(\w+)'", scripts))
+    page = (REFERENCE / "keys.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(?:redrb:\{[^}]*\}:)?(\w+)", cell)}
+    assert used - listed == set()
+    assert len(used) > 50
