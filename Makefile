@@ -72,8 +72,8 @@ bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shape
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
 	$(BIN)/python docs/pictures/make_pictures.py
 
-docs: .venv/.docs  ## build the site of the documents in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+docs: .venv/.docs  ## build the site in build/site: a dead link or a faulty docstring is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: .venv/.docs  ## show the site at http://127.0.0.1:8000, built anew at each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
