@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
+.PHONY: help setup demo example test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -14,6 +14,10 @@ setup: .venv/.dev  ## make .venv with everything that development needs
 
 demo: .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
 	@$(BIN)/redrb demo $(ARGS)
+
+example: .venv/.dev  ## train examples/gsm8k on a CPU with a real vLLM, and draw its curve: VLLM=folder with bin/vllm and model
+	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt matplotlib
+	@$(BIN)/python examples/gsm8k/on_cpu.py $(abspath $(VLLM)) $(ARGS)
 
 test: .venv/.dev  ## run the tests, three at a time: they wait more than they compute
 	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal $(ARGS)

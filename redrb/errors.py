@@ -331,6 +331,7 @@ class BatchTimeout(RedrbError, TimeoutError):
             counted.
         similar: If nobody ever put into this task: tasks of the namespace with groups, the most
             similar name first, as far as a bounded search has found them.
+        table: Of a claim: the table, whose rows are counted then, in place of groups; "": none.
     """
 
     task: str
@@ -346,8 +347,16 @@ class BatchTimeout(RedrbError, TimeoutError):
     fates: abc.Mapping[str, int] = field(default_factory=dict)
     similar: tuple[str, ...] = ()
     missing_partitions: tuple[int, ...] = ()
+    table: str = ""
 
     def __post_init__(self) -> None:
+        if self.table:
+            super().__init__(
+                f"table {self.table!r} of namespace {self.namespace!r}: {self.available} of "
+                f"{self.wanted} rows that task {self.task.partition(':')[2]!r} can claim were "
+                f"there after {self.waited_s:.1f} s. None was claimed. {self._advice_on_rows()}"
+            )
+            return
         more = (
             f" {self.others} more wait with another status or do not match." if self.others else ""
         )
@@ -422,6 +431,18 @@ class BatchTimeout(RedrbError, TimeoutError):
                 return advice
         look = f"`redrb top --namespace {self.namespace}`"
         return f"Check that makers are alive ({look}), or ask for fewer."
+
+    def _advice_on_rows(self) -> str:
+        missing, fates = self.wanted - self.available, self.fates
+        if fates.get("leased_here", 0) >= missing:
+            return "Acknowledge or release the claims of this process first, or ask for fewer."
+        if fates.get("leased_elsewhere", 0) >= missing:
+            return "Other processes claim enough rows: wait until they release them."
+        return (
+            f"Of {fates.get('put', 0)} rows that have all columns which the task needs, "
+            f"{fates.get('acked', 0)} are acknowledged: check that the processes run that put "
+            "these columns, or ask for fewer."
+        )
 
     def _advice_on_rights(self) -> str:
         waiting = f"{self.fates['makers_waiting']} makers wait for the right to begin groups: "

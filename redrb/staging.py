@@ -48,6 +48,26 @@ def staging(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def replacing(target: Path, *, staged: Path | None = None) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `target` after the block, and survives a crash of the machine.
+
+    It is written in a folder of `staging` for `staged`, or else for `target`. If the block raises,
+    `target` is unchanged.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with staging(staged or target) as folder:
+        fresh = folder / "part"
+        with fresh.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(target)
+    sync_folder(target.parent)
+
+
 def staging_folders(target: Path) -> list[Path]:
     """Return the folders in which processes write `target`."""
     prefix = f".{target.name}."

@@ -62,11 +62,14 @@ def with_worker(role: str, **changes: Any) -> State:
     return with_task(workers=tuple(workers))
 
 
-def only(role: str, **changes: Any) -> State:
-    """Only workers of this role are left, and nobody puts or takes besides."""
+def only(role: str, *, task: str = "math", **changes: Any) -> State:
+    """Only workers of this role are left of a task, and nobody puts or takes besides."""
     workers = [replace(w, **changes) for w in healthy().tasks[0].workers if w.role == role]
     return with_stats(
-        with_task(workers=tuple(workers), rates=None), makers=0, consumers=0, consumers_waiting=0
+        with_task(name=task, workers=tuple(workers), rates=None),
+        makers=0,
+        consumers=0,
+        consumers_waiting=0,
     )
 
 
@@ -99,6 +102,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "blocked-makers": lambda: only("maker", waits_for="right", waits_s=11.0),
     "nobody-takes": lambda: only("maker"),
     "idle-task": lambda: only("stage"),
+    "unclaimed-rows": lambda: only("stage", task="train:math"),
     "full-task": lambda: with_stats(producers_waiting=3),
     "unbalanced-ledger": lambda: with_ledger(acked=11_700),
     "dead-letters": lambda: with_stats(dead_letters=4),

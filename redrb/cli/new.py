@@ -18,9 +18,36 @@ KINDS = ("grpo", "ppo", "plain")
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    parser = commands.add_parser("new", help="write a first recipe, which runs unchanged")
+    parser = commands.add_parser(
+        "new",
+        help="write a first recipe, which runs unchanged",
+        description="Write a first recipe, which runs unchanged: on a small model, or with --model "
+        "and --dataset on a real one.",
+    )
     parser.add_argument("kind", choices=KINDS, help="plain: your own algorithm")
-    parser.add_argument("file", type=Path, help="file to write, such as my_recipe.py")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path("my_recipe.py"),
+        help="file to write (default: my_recipe.py)",
+    )
+    real = parser.add_argument_group("a real model (grpo)")
+    real.add_argument("--model", help="folder, or name of Hugging Face")
+    real.add_argument(
+        "--dataset", help="file of JSON lines, or NAME[:CONFIGURATION] of Hugging Face"
+    )
+    real.add_argument(
+        "--engine",
+        choices=("vllm", "sglang", "local"),
+        help="what samples: a server, or the makers' own copies of the model (default: vllm)",
+    )
+    real.add_argument(
+        "--reward",
+        choices=("boxed", "exact", "tests"),
+        help="1 for the right answer in \\boxed{}, for an answer and nothing else, or for code "
+        "that passes unit tests (default: tests if the file has a column of tests, else boxed)",
+    )
     add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -29,8 +56,17 @@ def _run(options: argparse.Namespace) -> int:
     file: Path = options.file
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
-    template = "plain" if options.kind == "plain" else "grpo"
-    starter = (files("redrb.recipe.starters") / f"{template}.py").read_text(encoding="utf-8")
+    is_real = any((options.model, options.dataset, options.engine, options.reward))
+    if is_real:
+        if options.kind != "grpo" or not options.model or not options.dataset:
+            raise ConfigError("a recipe for a real model is: redrb new grpo --model --dataset.")
+        from redrb.cli.new_real import real_recipe
+        from redrb.recipe.rows import FILES
+
+        starter = real_recipe(options, file)
+    else:
+        template = "plain" if options.kind == "plain" else "grpo"
+        starter = (files("redrb.recipe.starters") / f"{template}.py").read_text(encoding="utf-8")
     if options.kind == "ppo":  # it has two networks that learn
         starter = starter.replace("GRPO", "PPO")
         for rate in re.findall(r"    learning_rate = .*\n", starter):
@@ -41,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     name = "".join(word[:1].upper() + word[1:] for word in words)
     if not name or name[0].isdigit():
         name = "MyRecipe"
-    elif re.search(rf"\b{name}\b", starter):
+    elif re.search(rf"\b{name}\b", starter.replace("class MyRecipe(", "")):
         name = f"{name}Job"
     text = starter.replace("class MyRecipe(", f"class {name}(")
     try:
@@ -52,8 +88,17 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     result = {"file": str(file), "kind": options.kind}
-    lines = [f"{file} is written. Run it: redrb run {file}"]
-    if "transformers" in starter and find_spec("transformers") is None:
-        lines.append(f"It needs transformers first: {install_command('recipes')}")
+    start = (
+        "The text at its beginning says how it is run." if is_real else f"Run it: redrb run {file}"
+    )
+    lines = [f"{file} is written. {start}"]
+    extras = {"transformers": "recipes"} if "transformers" in starter else {}
+    if is_real:
+        extras = {"transformers": "recipes", "accelerate": "accelerate"}
+        extras |= {} if options.engine == "local" else {"httpx": "engines"}
+        extras |= {} if options.dataset.endswith(FILES) else {"datasets": "data"}
+    for package, extra in extras.items():
+        if find_spec(package) is None:
+            lines.append(f"It needs {package} first: {install_command(extra)}")
     show(result, lines, as_json=options.json)
     return 0

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from redrb.cli.arguments import TASK, Commands, add_command, add_flag, add_yes, confirmed
 from redrb.cli.output import figures, show
-from redrb.errors import ConfigError
 
 if TYPE_CHECKING:
-    from redrb.connection import Client
-    from redrb.watch.state.alive import TaskUse
+    from redrb.watch.state.alive import TableUse, TaskUse
 
 
 def add_to(commands: Commands) -> None:
@@ -22,8 +20,9 @@ def add_to(commands: Commands) -> None:
     text = (
         "delete a task or a table. Of a task these are groups, leases, dead letters, history, "
         "ledger and settings; of a table its rows with their values on all nodes, and the tasks "
-        "that claim them. It shows first what it holds and who works on it, and asks. It refuses "
-        "while consumers or makers live, puts wait for room, or rows change."
+        "that claim them; of one of these, TABLE:TASK, what it has claimed and consumed. It shows "
+        "first what it holds and who works on it, and asks. It refuses while consumers or makers "
+        "live, puts wait for room, or rows change."
     )
     parser = add_command(commands, "rm", text, _run, subject=TASK)
     add_yes(parser)
@@ -33,63 +32,55 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.stream.task.removal import remove_task
-    from redrb.watch.state.alive import task_use
+    from redrb.watch.state.alive import table_use, task_use
     from redrb.watch.state.tables import is_table
+    from redrb.watch.values import remove_claims, remove_table
 
-    task, namespace = options.task, options.namespace
-    if ":" in task:
-        table, _, name = task.partition(":")
-        raise ConfigError(f"task {name!r} claims rows of table {table!r}: it goes with the table.")
+    name, namespace = options.task, options.namespace
     with connect(options.url) as client:
-        if is_table(client, task, namespace):
-            return _remove_table(client, options)
-        use = task_use(client, task, namespace=namespace)
+        what, remove = "task", remove_claims if ":" in name else remove_task
+        use: TaskUse | TableUse
+        if is_table(client, name, namespace):
+            what, remove = "table", remove_table
+            use = table_use(client, name, namespace=namespace)
+        else:
+            use = task_use(client, name, namespace=namespace)
         if not options.json:
             show(None, _lines(use), as_json=False)
         if not options.force:
             use.check(namespace)
-        if not confirmed(f"Delete task {task!r} of namespace {namespace!r}?", yes=options.yes):
+        if not confirmed(f"Delete {what} {name!r} of namespace {namespace!r}?", yes=options.yes):
             print("redrb: nothing was deleted.", file=sys.stderr)
             return 1
-        stored = remove_task(client, task, namespace=namespace)
-    result = {**asdict(use.contents), "workers": list(map(asdict, use.workers)), "deleted": stored}
-    show(result, [f"deleted {task}"], as_json=options.json)
+        deleted = remove(client, name, namespace=namespace)
+    show({**_record(use), "deleted": deleted}, [f"deleted {name}"], as_json=options.json)
     return 0
 
 
-def _remove_table(client: Client, options: argparse.Namespace) -> int:
-    from redrb.watch.state.alive import table_use
-    from redrb.watch.values import remove_table
+def _record(use: TaskUse | TableUse) -> dict[str, object]:
+    from redrb.watch.state.alive import TaskUse
 
-    table, namespace = options.task, options.namespace
-    use = table_use(client, table, namespace=namespace)
-    shown = {"table": table, "rows": use.state.rows, "retained": use.state.retained}
-    shown |= {"bytes": use.state.bytes + use.state.retained_bytes}
-    if not options.json:
-        claims = [f"task {each.contents.task} claims rows" for each in use.tasks]
-        alive = [f"alive: {user}" for user in use.users]
-        show(None, [*figures(shown), *claims, *alive], as_json=False)
-    if not options.force:
-        use.check(namespace)
-    if not confirmed(f"Delete table {table!r} of namespace {namespace!r}?", yes=options.yes):
-        print("redrb: nothing was deleted.", file=sys.stderr)
-        return 1
-    deleted = remove_table(client, table, namespace=namespace)
-    result = {**shown, "users": use.users, "deleted": deleted}
-    show(result, [f"deleted {table}"], as_json=options.json)
-    return 0
+    if isinstance(use, TaskUse):
+        return {**asdict(use.contents), "workers": list(map(asdict, use.workers))}
+    state = use.state
+    nbytes = state.bytes + state.retained_bytes
+    shown = {"table": state.name, "rows": state.rows, "retained": state.retained, "bytes": nbytes}
+    return {**shown, "users": use.users}
 
 
-def _lines(use: TaskUse) -> Iterator[str]:
+def _lines(use: TaskUse | TableUse) -> Iterator[str]:
+    from redrb.watch.state.alive import TableUse
     from redrb.watch.state.findings.wording import counted
 
-    named = asdict(use.contents)
-    del named["consumer_groups"]
-    yield from figures({name.replace("_", " "): value for name, value in named.items()})
-    for group in use.contents.consumer_groups:
-        yield (
-            f"consumer group {group.name}: {group.waiting:,} waiting, {group.leased:,} leased, "
-            f"{counted(len(group.consumers), 'consumer')} alive"
-        )
-    for user in use.users:
-        yield f"alive: {user}"
+    others = ("consumer_groups", "workers", "users")
+    shown = {name: value for name, value in _record(use).items() if name not in others}
+    yield from figures({name.replace("_", " "): value for name, value in shown.items()})
+    if isinstance(use, TableUse):
+        yield from (f"task {each.contents.task} claims rows" for each in use.tasks)
+    else:
+        for group in use.contents.consumer_groups:
+            yield (
+                f"consumer group {group.name}: {group.waiting:,} waiting, {group.leased:,} leased, "
+                f"{counted(len(group.consumers), 'consumer')} alive"
+            )
+    yield from (f"alive: {user}" for user in use.users)

@@ -35,15 +35,14 @@ def _save(options: argparse.Namespace) -> int:
     from redrb.stream.task.lookup import existing_task
     from redrb.watch.state.tables import is_table
 
+    task, path, namespace = options.task, options.path, options.namespace
     with connect(options.url) as client:
-        if is_table(client, options.task, options.namespace):
+        if is_table(client, task, namespace):
             from redrb.table.saving import save_table
 
-            of_table = save_table(client, options.task, options.path, namespace=options.namespace)
-            show(asdict(of_table), figures(asdict(of_table)), as_json=options.json)
-            return 0
-        stores = existing_task(client, options.task, namespace=options.namespace)
-        saved = asdict(save(stores, options.path))
+            saved = asdict(save_table(client, task, path, namespace=namespace))
+        else:
+            saved = asdict(save(existing_task(client, task, namespace=namespace), path))
     show(saved, figures(saved), as_json=options.json)
     return 0
 
@@ -57,20 +56,19 @@ def _resume(options: argparse.Namespace) -> int:
     from redrb.stream.saving.resuming import resume
     from redrb.stream.task.store import TaskStore
 
-    path = options.path
-    if not path.is_dir() and first_kind(path) in (Kind.ROWS, Kind.TABLE):
-        from redrb.table.saving import resume_table
-
-        with connect(options.url) as client:
-            of_table = resume_table(client, options.task, path, namespace=options.namespace)
-        show(asdict(of_table), figures(asdict(of_table)), as_json=options.json)
-        return 0
+    task, path, namespace = options.task, options.path, options.namespace
+    of_table = not path.is_dir() and first_kind(path) in (Kind.ROWS, Kind.TABLE)
     # of several tasks `resume` says what to do
     partitions = max(map(len, read_index(path).values()), default=1) if path.is_dir() else 1
     with connect(options.url) as client:
-        stores = TaskStore.of_partitions(client, options.namespace, options.task, partitions)
-        resumed = asdict(resume(stores, path))
-        Registry(client, options.namespace).add("task", options.task)
+        if of_table:
+            from redrb.table.saving import resume_table
+
+            resumed = asdict(resume_table(client, task, path, namespace=namespace))
+        else:
+            stores = TaskStore.of_partitions(client, namespace, task, partitions)
+            resumed = asdict(resume(stores, path))
+            Registry(client, namespace).add("task", task)
     show(resumed, figures(resumed), as_json=options.json)
     return 0
 

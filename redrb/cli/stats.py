@@ -93,19 +93,25 @@ def _figures_of_table(table: TableState) -> dict[str, object]:
     counters = asdict(table)
     for name in ("name", "readable", "damage", "columns", "marks", "claims"):
         del counters[name]
-    sizes = {name: size(counters.pop(name)) for name in ("bytes", "retained_bytes", "max_bytes")}
+    sizes = {name: size(counters.pop(name)) for name in ("bytes", "retained_bytes")}
+    limits = {
+        "limit": counters.pop("limit") or "none",
+        "max_bytes": size(table.max_bytes) if counters.pop("max_bytes") else "none",
+    }
     claims = {
         claim.name: f"waiting {_known(claim.waiting)}, leased {_known(claim.leased)}, "
         f"consumed {claim.consumed:,}; needs {', '.join(claim.columns)}"
         + (f" of {claim.size:,} rows together" if claim.size > 1 else "")
         for claim in table.claims
     }
-    marks = {f"mark {name}": change for name, change in table.marks.items()}
+    in_order = sorted(table.marks, key=table.marks.__getitem__)
+    marks = {f"mark {name}": table.marks[name] for name in in_order}
     words = {"retain": table.retain or "none", "columns": ", ".join(table.columns) or "none"}
     return (
         {"table": table.name}
         | counters
         | sizes
+        | limits
         | words
         | marks
         | claims

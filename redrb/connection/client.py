@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
@@ -18,6 +18,7 @@ from redrb.connection.outage import Outage, shared_outage
 from redrb.connection.sockets import limited
 from redrb.connection.transport import Argument, Pipeline, Reply, read_replies
 from redrb.errors import ConfigError, StoreUnavailable
+from redrb.scopes import Entered
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
-class Client:
+class Client(Entered):
     """A connection to Redis that streams, publishers and subscribers share; safe among threads.
 
     Made by `redrb.connect`. `retrying` repeats only requests that are safe to repeat; the retries
@@ -64,9 +65,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(failed=isinstance(error, Exception))
@@ -215,12 +213,24 @@ class Client:
             outage.over(who=self)
 
 
+_SCANNED = 1000
+"""Keys, or fields of a hash, that one request looks at."""
+
+
 def scan(client: Client, pattern: str) -> Iterator[bytes]:
     """Yield the keys of one server that match a pattern; a key may come twice."""
     cursor = b""
     while cursor != b"0":
-        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
+        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
         yield from found
+
+
+def scan_hash(client: Client, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield the fields of a hash with their values, in pages; a field may come twice."""
+    cursor = b""
+    while cursor != b"0":
+        cursor, flat = client.execute("HSCAN", key, cursor or b"0", "COUNT", _SCANNED)
+        yield list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def check_client(client: object) -> None:

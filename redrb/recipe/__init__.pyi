@@ -1,3 +1,7 @@
+from .answers import boxed as boxed
+from .answers import code_in as code_in
+from .answers import final_answer as final_answer
+from .answers import same_answer as same_answer
 from .episodes import EpisodeRecipe as EpisodeRecipe
 from .groups import Completion as Completion
 from .language import GRPORecipe as GRPORecipe
@@ -5,4 +9,6 @@ from .language import PPORecipe as PPORecipe
 from .pretrained import character_tokenizer as character_tokenizer
 from .recipe import Prompt as Prompt
 from .recipe import Recipe as Recipe
+from .rows import data_rows as data_rows
+from .sandbox import passes_tests as passes_tests
 from .settings import option as option

@@ -1,14 +1,14 @@
-"""`EpisodeRecipeMaker`: the maker of an `EpisodeRecipe`, on `EpisodeMaker`; its samples."""
+"""`EpisodeRecipeMaker`: makes episodes of a recipe, or completions by a server; its samples."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +27,37 @@ from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
-from redrb.train.engines import Generation
+from redrb.recipe.served import PROMPT_KEYS, ServedEngine, ServedWeights, scored
+from redrb.scopes import Entered
+from redrb.train.engines import Generation, Trajectory
 from redrb.train.episodes import EpisodeMaker
 from redrb.train.episodes.groups import Episode, samples_of
 from redrb.train.following import MakerWeights
 from redrb.watch.metrics.events import Write
 
 if TYPE_CHECKING:
-    from redrb.recipe.episodes import EpisodeRecipe
+    from redrb.recipe.language import GRPORecipe
     from redrb.recipe.recipe import Prompt
 
 
-def encoded_prompt(recipe: EpisodeRecipe, prompt: Prompt) -> dict[str, Any]:
+def encoded_prompt(recipe: GRPORecipe, prompt: Prompt) -> dict[str, Any]:
     """Return a prompt as episodes get it: its keys, and its tokens as `input_ids`."""
     return {**prompt, "input_ids": recipe.encode(prompt).tolist()}
 
 
-def episode_of(recipe: EpisodeRecipe) -> Episode:
+def episode_of(recipe: GRPORecipe) -> Episode:
     """Return the recipe's episode with its time limit, and with the prompt's keys in its samples.
 
-    It has the parameter `partial` if the recipe's episode has it.
+    It has the parameter `partial` if the recipe's episode has it. A recipe without episodes samples
+    one completion, which is scored together with its group.
     """
+    of_recipe: Callable[..., Any] = getattr(recipe, "episode", completion)
+    most_s: float | None = getattr(recipe, "episode_timeout", None)
 
-    @wraps(recipe.episode)
+    @wraps(of_recipe)
     async def episode(prompt: dict[str, Any], *arguments: Any, **partial: Any) -> list[BufferItem]:
-        async with asyncio.timeout(recipe.episode_timeout):
-            found = await recipe.episode(prompt, *arguments, **partial)
+        async with asyncio.timeout(most_s):
+            found = await of_recipe(prompt, *arguments, **partial)
         items = samples_of(found, "an episode")
         for item in items:
             item.extras = {**{key: prompt.get(key) for key in recipe.extras}, **item.extras}
@@ -61,6 +66,14 @@ def episode_of(recipe: EpisodeRecipe) -> Episode:
         return items
 
     return episode
+
+
+async def completion(prompt: dict[str, Any], engine: ServedEngine) -> BufferItem:
+    """Sample one completion of a prompt."""
+    trajectory = Trajectory(prompt["input_ids"])
+    trajectory.sampled(await engine.generate(trajectory.tokens))
+    keys = {key: value for key, value in prompt.items() if key != "input_ids"}
+    return trajectory.item(extras={PROMPT_KEYS: keys})
 
 
 def with_reference(
@@ -96,7 +109,11 @@ class EpisodeReport:
     """
 
     def __init__(
-        self, maker: EpisodeMaker, weights: MakerWeights, groups: int, write: Write
+        self,
+        maker: EpisodeMaker,
+        weights: MakerWeights | ServedWeights,
+        groups: int,
+        write: Write,
     ) -> None:
         self._weights, self._each, self._write = weights, groups, write
         self._times = StepTimes(maker, weights)
@@ -130,27 +147,37 @@ DRAIN_TIMEOUT_S = 10.0
 """Longest time that episodes get to return after a maker was asked to end."""
 
 
-class EpisodeRecipeMaker(EpisodeMaker):
-    """Runs a recipe's episodes with a model in this process, which has the newest weights.
+class EpisodeRecipeMaker(EpisodeMaker, Entered):
+    """Runs a recipe's episodes with the newest weights, in this process or on its server.
 
-    Weights change between two batches of turns, and with `in_flight_updates` between two tokens.
+    In this process weights change between two batches of turns, and with `in_flight_updates`
+    between two tokens; on a server at once. A recipe without episodes samples completions.
     """
 
-    def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
+    def __init__(self, client: Client, recipe: GRPORecipe, write: Write) -> None:
         """Open the task."""
-        self._recipe = recipe
+        self._client, self._recipe = client, recipe
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
         with ExitStack() as undo:
             undo.callback(stream.close)
-            self._models, self._reference, self._generation = placed_models(recipe)
+            self._models: dict[str, nn.Module] = {}
+            self._reference: nn.Module | None = None
+            is_local = recipe.engine == "local"
+            if is_local or recipe.beta > 0:
+                self._models, self._reference, self._generation = placed_models(recipe)
             self._is_loaded = False  # the reference policy
-            self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
+            self._sampler: LocalEngine | ServedEngine
+            if is_local:
+                self._sampler = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
+            else:
+                self._sampler = ServedEngine(recipe)
+            self._reward = None if hasattr(recipe, "episode") else recipe.scorer()
             self._names = group_names(recipe)
             super().__init__(
                 stream,
                 episode_of(recipe),
-                self._local,
+                self._sampler,
                 group_size=recipe.group_size,
                 groups=recipe.prompts_per_step,
                 finish=self._finish,
@@ -158,13 +185,14 @@ class EpisodeRecipeMaker(EpisodeMaker):
                 drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
                 stop_timeout=recipe.stop_timeout,
             )
-            weights = weights_of(client, recipe, self._models, self._stop)
-            self._weights = self._followed = weights
+            weights: MakerWeights | ServedWeights
+            if isinstance(self._sampler, ServedEngine):
+                weights = ServedWeights(client, recipe, self._sampler.server, self.fail)
+            else:
+                weights = self._followed = weights_of(client, recipe, self._models, self._stop)
+            self._weights = weights
             self._report = EpisodeReport(self, weights, recipe.prompts_per_step, write)
             undo.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with Deadline(budget=self._stop):
@@ -193,9 +221,13 @@ class EpisodeRecipeMaker(EpisodeMaker):
         Raises:
             RecordError: A sample has no reward.
         """
-        recipe, reference = self._recipe, self._reference
+        recipe = self._recipe
+        if self._reward is not None:
+            await asyncio.to_thread(scored, items, self._reward, recipe.ends)
         rewards = torch.stack([reward_of(item) for item in items])
         if not rewards.isfinite().all():
+            if self._reward is not None:  # it has said why
+                return None
             fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
             log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
             return None
@@ -207,26 +239,33 @@ class EpisodeRecipeMaker(EpisodeMaker):
             item.group_id = name
             if item.advantages is None:
                 item.advantages = advantage
-        if reference is not None:
-            add = partial(with_reference, reference, items, temperature=recipe.temperature)
-            items = await self._local.call(add)
+        if self._reference is not None:
+            items = await self._sampler.call(partial(self._with_reference, self._reference, items))
         self._report.add_group(items)
         return items
+
+    def _with_reference(self, reference: nn.Module, items: list[BufferItem]) -> list[BufferItem]:
+        """Return samples with the log-probabilities of the reference policy; an error ends all."""
+        try:
+            if not self._is_loaded:
+                load_reference(self._client, self._recipe, reference)
+            self._is_loaded = True
+            return with_reference(reference, items, temperature=self._recipe.temperature)
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
         """Sample a batch of turns with the newest weights; an error ends the maker."""
         try:
             weights = self._followed
-            if self._reference is not None and not self._is_loaded:
-                load_reference(weights.client, self._recipe, self._reference)
-            self._is_loaded = True
             weights.refresh(self.right_version)
             with weights.models.exclusive():
                 version, options = weights.begin_batch()
                 newest = options.get("before_token", lambda: version)
 
                 def before_token() -> int | None:
-                    if self._local.ended:
+                    if self._sampler.ended:
                         raise SamplingEnded
                     found: int | None = newest()
                     return found

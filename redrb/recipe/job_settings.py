@@ -207,10 +207,26 @@ class StepSettings(RecipeSettings):
         }
 
 
+class EngineSettings(RecipeSettings):
+    """Settings of what samples completions."""
+
+    engine: str = option(
+        "local",
+        "what samples: local, the maker's own copy of the model, or a server of vLLM or SGLang",
+        choices=("local", "vllm", "sglang"),
+    )
+    engine_url: str = option("http://localhost:8000", "address of the server that a maker uses")
+    engine_folder: str = option(
+        "",
+        "folder in which the maker writes weights and the server reads them; default: a folder of "
+        "the job in /dev/shm, for a server on the maker's machine",
+    )
+
+
 _MOST = 64
 """Longest text of a value that is announced; of longer ones the digest is."""
 
-_OF_ONE_SIDE = (JobSettings, MakerSettings, TrainerSettings, StepSettings)
+_OF_ONE_SIDE = (JobSettings, MakerSettings, TrainerSettings, StepSettings, EngineSettings)
 """Classes with settings that only makers, only the trainer, or the process use."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from redrb.errors import ConfigError
 from redrb.options import option
-from redrb.recipe.job_settings import StepSettings
+from redrb.recipe.job_settings import EngineSettings, StepSettings
 from redrb.recipe.recipe import Prompt, Recipe
 
 if TYPE_CHECKING:
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from redrb.algorithms import Completion, GRPOStep, PPOStep, Reward
+    from redrb.connection import Client
     from redrb.experience import Experience
+    from redrb.recipe.episode_maker import EpisodeRecipeMaker
+    from redrb.recipe.maker import RecipeMaker
     from redrb.train import ExperienceMaker
+    from redrb.watch.metrics.events import Write
 
 
 class LanguageRecipe(Recipe, StepSettings):
@@ -67,7 +71,7 @@ class LanguageRecipe(Recipe, StepSettings):
         """Return the reward of each completion; override it to score all of them at once."""
         raise ConfigError(f"the recipe {type(self).__name__} scores completions one by one.")
 
-    def _reward(self) -> Reward:
+    def scorer(self) -> Reward:
         """Return the rewards: `rewards` for all completions if it is overridden, else `reward`."""
         from redrb.algorithms import Reward
 
@@ -162,7 +166,7 @@ class LanguageRecipe(Recipe, StepSettings):
 
         if not self._held_out:
             return None
-        return evaluated(self, models["actor"], self._held_out, self._reward())
+        return evaluated(self, models["actor"], self._held_out, self.scorer())
 
     @cached_property
     def _model(self) -> Any:
@@ -252,7 +256,7 @@ class PPORecipe(LanguageRecipe):
         maker = NaiveExperienceMaker(
             actor,
             critic,
-            self._reward(),
+            self.scorer(),
             actor if reference is None else reference,
             kl_coef=self.kl_coef,
             gae=GAE(gamma=self.gamma, lam=self.lam),
@@ -261,11 +265,12 @@ class PPORecipe(LanguageRecipe):
         return CompletionGroups(self, maker)
 
 
-class GRPORecipe(LanguageRecipe):
+class GRPORecipe(LanguageRecipe, EngineSettings):
     """GRPO: a user gives `model`, `prompts` and `reward`.
 
     Each completion is compared with the other completions of its prompt. With `beta` above 0, the
-    loss has a term for the divergence from the first weights of the policy.
+    loss has a term for the divergence from the first weights of the policy. With `engine` "vllm" or
+    "sglang", makers sample from an inference server, which gets each new version of the weights.
 
     Examples:
         >>> class Sums(GRPORecipe):
@@ -282,6 +287,26 @@ class GRPORecipe(LanguageRecipe):
     scale_by_std: bool = option(
         True, "divide advantages by the group's standard deviation; no: Dr. GRPO"
     )
+    lora_rank: int = option(
+        0, "rank of LoRA on all linear layers, which alone are trained; 0: train all", least=0
+    )
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return the policy as `actor`, with LoRA layers if `lora_rank` is above 0."""
+        models = super().models()
+        if self.lora_rank:
+            from redrb.recipe.pretrained import with_lora
+
+            models["actor"] = with_lora(models["actor"], self.lora_rank)
+        return models
+
+    def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
+        """Return a maker that samples with its own model, or from the inference server."""
+        if self.engine == "local":
+            return super().maker(client, write)
+        from redrb.recipe.episode_maker import EpisodeRecipeMaker
+
+        return EpisodeRecipeMaker(client, self, write)
 
     def optimizers(self, models: dict[str, nn.Module]) -> dict[str, Optimizer]:
         """Return AdamW for the actor."""
@@ -315,7 +340,7 @@ class GRPORecipe(LanguageRecipe):
 
         maker = GRPOExperienceMaker(
             models["actor"],
-            self._reward(),
+            self.scorer(),
             reference,
             group_size=self.group_size,
             scale_by_std=self.scale_by_std,

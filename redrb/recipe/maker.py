@@ -33,13 +33,14 @@ from redrb.weights import WeightSubscriber
 
 if TYPE_CHECKING:
     from redrb.recipe.recipe import Recipe
+    from redrb.recipe.served import ServedWeights
     from redrb.train.episodes import EpisodeMaker
 
 
 class StepTimes:
     """Seconds of a maker's step, and of the waits in it: for rights, for weights, for room."""
 
-    def __init__(self, maker: Maker | EpisodeMaker, weights: MakerWeights) -> None:
+    def __init__(self, maker: Maker | EpisodeMaker, weights: MakerWeights | ServedWeights) -> None:
         self._maker, self._weights = maker, weights
         self._before: Mapping[str, float] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrb.checks import install_command
+from redrb.checks import install_command, require_package
 from redrb.errors import ConfigError, RecordError
 from redrb.recipe.recipe import Prompt
 
@@ -40,6 +40,25 @@ def built(source: Any, dtype: str) -> nn.Module:
     )
 
 
+def with_lora(model: nn.Module, rank: int) -> nn.Module:
+    """Return the model with LoRA layers of PEFT, beside which nothing is trained.
+
+    Raises:
+        ConfigError: peft is not installed.
+    """
+    require_package("peft", extra="lora")
+    import peft
+
+    settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return peft.get_peft_model(model, settings)
+
+
+def config_folder(source: str | Path) -> Path:
+    """Return the folder with the JSON files of a model; of a name the one in the cache."""
+    transformers = _transformers()
+    return Path(transformers.utils.cached_file(source, "config.json")).parent
+
+
 def tokenizer_of(source: Any) -> Any:
     """Return the tokenizer of a folder or name.
 
@@ -68,10 +87,15 @@ def encoded(prompt: Prompt, tokenizer: Callable[[], Any]) -> Tensor:
     elif isinstance(prompt.get("prompt"), str):
         ids = tokenizer()(prompt["prompt"])["input_ids"]
     elif "prompt" in prompt:
-        template = tokenizer().apply_chat_template
-        ids = template(list(prompt["prompt"]), add_generation_prompt=True, return_dict=True)[
-            "input_ids"
-        ]
+        known = tokenizer()
+        if getattr(known, "chat_template", "") is None:
+            raise ConfigError(
+                "prompts are chat messages, and the model's tokenizer has no chat template: use a "
+                "model that is trained for chats (often named -Instruct), or give texts."
+            )
+        ids = known.apply_chat_template(
+            list(prompt["prompt"]), add_generation_prompt=True, return_dict=True
+        )["input_ids"]
     else:
         raise RecordError(
             f"a prompt has the keys {', '.join(map(str, prompt))}: it needs prompt (a text, or a "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Unpack
 from zlib import crc32
 
 from redrb.checks import (
@@ -21,6 +21,7 @@ from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
+from redrb.scopes import Closing
 from redrb.stream.admission import Admission
 from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS
 from redrb.stream.arguments import (
@@ -61,7 +62,7 @@ from redrb.stream.task.settings import (
 _log = logging.getLogger("redrb")
 
 
-class ExperienceStream(OpenTask):
+class ExperienceStream(OpenTask, Closing):
     """The stream of one task: makers put groups of samples in, trainers take full batches out.
 
     A put is stored exactly once; a group is delivered at least once, until it is acknowledged. Any
@@ -173,12 +174,6 @@ class ExperienceStream(OpenTask):
             self._taker = Collector(partitions, task, reach)
             self._ranks = PartitionedRanks(partitions, lambda: self.incarnation)
         close_at_end(self, ExperienceStream._close, client)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         where = self._task.store.client.where

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal
 
 import msgspec
 
-from redrb.lua.calls import Call, Found, Page
+from redrb.lua.calls import Call, Found, Page, R
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -66,11 +66,24 @@ class Stored(_Reply, frozen=True, kw_only=True):
     outcome: Literal["ok", "again", "gone", "stale", "forgotten", "full", "never", "columns"]
 
 
-class Put(Call[Stored], frozen=True):
-    """Add columns and tags to rows.
+class _Change(Call[R], Generic[R], frozen=True):
+    """A call that changes rows.
 
     Attributes:
         writer, operation: Name the call, so that a repetition changes nothing more.
+    """
+
+    writer: str
+    operation: int
+    epoch: int
+    incarnation: str
+    in_run: int
+
+
+class Put(_Change[Stored], frozen=True):
+    """Add columns and tags to rows.
+
+    Attributes:
         token: Names the values of the call.
         buckets: Group of each row, in the keys of its value.
         sizes: Bytes of each column of each row, row after row.
@@ -78,11 +91,6 @@ class Put(Call[Stored], frozen=True):
     """
 
     script: ClassVar = "table/put"
-    writer: str
-    operation: int
-    epoch: int
-    incarnation: str
-    in_run: int
     token: str
     keys: list[str]
     buckets: list[int]
@@ -92,28 +100,18 @@ class Put(Call[Stored], frozen=True):
     ttl_ms: int
 
 
-class Clear(Call[Changed], frozen=True):
+class Clear(_Change[Changed], frozen=True):
     """Remove rows by key, or all whose last change is not after `all_until`; -1: by key."""
 
     script: ClassVar = "table/clear"
-    writer: str
-    operation: int
-    epoch: int
-    incarnation: str
-    in_run: int
     keys: list[str]
     all_until: int
 
 
-class Mark(Call[Changed], frozen=True):
+class Mark(_Change[Changed], frozen=True):
     """Name this moment."""
 
     script: ClassVar = "table/mark"
-    writer: str
-    operation: int
-    epoch: int
-    incarnation: str
-    in_run: int
     name: str
 
 

@@ -6,18 +6,21 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from redrb.checks import checked_int
 from redrb.codec import encode_groups
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
+from redrb.connection.transport import without_errors
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import BufferItem
 from redrb.keys import check_name
 from redrb.lua.pages import PAGES
+from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease, StreamStats
 from redrb.stream.task.lookup import task_stats
+from redrb.stream.task.removal import remove_task
 from redrb.table.calls import Register
 from redrb.table.index import Index
 from redrb.table.reading import Reader
@@ -110,24 +113,30 @@ class Claims:
             if not reply.more:
                 return
 
-    def _stream(self, task: str) -> ExperienceStream:
-        known = self._open.get(task)
-        if known is not None:
-            return known.stream
-        name = f"{self._index.table}:{task}"
-        return ExperienceStream(self._client, name, namespace=self._index.namespace)
-
     def stats(self, task: str) -> StreamStats:
         """Return ledger and counters of a task; writes nothing."""
         name = f"{self._index.table}:{task}"
         return task_stats(self._client, name, namespace=self._index.namespace, group="default")
 
-    def delete(self, task: str) -> None:
-        """Delete what a task has claimed."""
-        stream = self._stream(task)
-        stream.clear()
-        stream.close()
-        self._open.pop(task, None)
+    def unregister(self, task: str) -> int:
+        """Forget a task, so that no rows arrive any more, and delete what it has claimed."""
+        node, prefix = self._index.client, self._index.keys.prefix
+        kinds = ("claimed", "parts", "consumed", "spent")
+        pipeline = node.transaction(f"{prefix}none")
+        pipeline.add("HDEL", self._index.keys.claims, task)
+        pipeline.add("UNLINK", *(f"{prefix}{kind}:{task}" for kind in kinds))
+        pipeline.add("EXEC")
+        node.retrying(lambda: without_errors(without_errors(node.exchange(pipeline))[-1]))
+        return self.delete(task)
+
+    def delete(self, task: str) -> int:
+        """Delete what a task has claimed; returns its groups of rows, or raises UnknownTask."""
+        known = self._open.pop(task, None)
+        name = f"{self._index.table}:{task}"
+        groups = remove_task(self._client, name, namespace=self._index.namespace)
+        if known is not None:
+            known.stream.close()
+        return groups
 
 
 class ClaimingTask:
@@ -147,6 +156,7 @@ class ClaimingTask:
     def take(self, count: int, at_least: int | None, timeout: float | None) -> Claim:
         """Claim rows; raises as `Table.claim` does."""
         groups = self._groups("count", count)
+        self.stream.worker.begins()  # it may wait for long
         least = None if at_least is None else self._groups("at_least", at_least)
         with Deadline(timeout) as deadline:
             while True:
@@ -160,10 +170,21 @@ class ClaimingTask:
                 except BatchTimeout as error:
                     self.register()  # Redis may have lost its data meanwhile
                     if last or deadline.over:
-                        raise replace(error, waited_s=deadline.waited_s) from None
+                        raise self._in_rows(error, deadline.waited_s) from None
                     deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
                 else:
                     return Claim(self._reader, self.columns, lease)
+
+    def _in_rows(self, error: BatchTimeout, waited_s: float) -> BatchTimeout:
+        """Return the error of a take in terms of the table: a group is `size` rows."""
+        return replace(
+            error,
+            wanted=error.wanted * self.size,
+            available=error.available * self.size,
+            fates={name: groups * self.size for name, groups in error.fates.items()},
+            waited_s=waited_s,
+            table=self.stream.task.partition(":")[0],
+        )
 
     def _groups(self, name: str, rows: int) -> int:
         groups, rest = divmod(checked_int(name, rows, 1), self.size)
@@ -172,7 +193,7 @@ class ClaimingTask:
         return groups
 
 
-class Claim:
+class Claim(Entered):
     """Rows that a task has leased, held by a heartbeat until they are acknowledged or released.
 
     As a context manager it acknowledges at the end of the block; an exception requeues the rows and
@@ -192,9 +213,6 @@ class Claim:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.keys)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.lease.__exit__(kind, error, trace)

@@ -18,13 +18,14 @@ import msgspec
 from msgspec import Meta
 
 from redrb.connection import Client
+from redrb.connection.client import scan_hash
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys, bucket_of
 from redrb.stream.saving.checking import open_saved
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
 from redrb.stream.saving.records import TaskEnd
-from redrb.stream.saving.saving import replacing
+from redrb.stream.saving.saving import replaced
 from redrb.stream.task.entries import Count
 from redrb.table.calls import EndResume
 from redrb.table.payload import StoredValue, Wanted, read, store, unlink
@@ -32,7 +33,6 @@ from redrb.table.table import Table
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack
 
-PAGE: Final = 1000
 FRAME_BYTES: Final = 4 << 20
 """Bytes of a frame to aim at; a single row may be larger."""
 
@@ -115,7 +115,7 @@ def save_table(client: Client, name: str, path: Path, *, namespace: str) -> Save
         flat = [each.decode() for each in node.execute("HGETALL", f"{keys.prefix}{key}")]
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
-    with replacing(path) as file:
+    with replaced(path) as file:
         writer = SaveWriter(file)
         for rows, payload in _frames(client, node, keys):
             writer.write(Kind.ROWS, rows, payload)
@@ -139,10 +139,8 @@ def _frames(
 ) -> Iterator[tuple[list[SavedRow], bytes]]:
     """Yield rows, some at a time, with their values; each row once."""
     done: set[int] = set()
-    cursor = b""
-    while cursor != b"0":
-        cursor, flat = node.execute("HSCAN", f"{keys.prefix}rows", cursor or b"0", "COUNT", PAGE)
-        numbers = [number for number in map(int, flat[::2]) if number not in done]
+    for page in scan_hash(node, keys.rows):
+        numbers = [number for number in (int(field) for field, _ in page) if number not in done]
         done.update(numbers)
         for _ in range(_ATTEMPTS):
             rows, numbers = _rows(node, keys, numbers) if numbers else [], []
@@ -349,12 +347,8 @@ class _Area:
 
     def give_up(self) -> None:
         """Delete the index and its values."""
-        cursor = b""
-        while cursor != b"0":
-            cursor, flat = self._node.execute(
-                "HSCAN", f"{self._prefix}rows", cursor or b"0", "COUNT", PAGE
-            )
-            rows = (SavedRow(0, record, b"", 0, 0, {}, {}) for record in flat[1::2])
+        for page in scan_hash(self._node, f"{self._prefix}rows"):
+            rows = (SavedRow(0, record, b"", 0, 0, {}, {}) for _, record in page)
             places = (each for row in rows for each in row.segments)
             unlink(self._client, [self._keys.value(b, token, at) for token, at, b, *_ in places])
         self._node.execute("UNLINK", *(f"{self._prefix}{name}" for name in self._names))

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from redrb.checks import check_choice, checked_int, checked_int_or_none, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.request import Request
-from redrb.errors import BatchTimeout, ConfigError, EncodeError, StoreError, StoreUnavailable
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    EncodeError,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    UnknownTask,
+)
 from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.registry import Registry
@@ -75,6 +84,30 @@ class Restored:
     dropped: int
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _needs(role: str, what: str) -> Callable[[F], F]:
+    """Name the role that a method needs where the user of Redis may not do what it does."""
+
+    def decorated(method: F) -> F:
+        @wraps(method)
+        def call(table: Table, *arguments: Any, **options: Any) -> Any:
+            try:
+                return method(table, *arguments, **options)
+            except StoreDenied as error:
+                place = f"--table {table.name} --namespace {table.namespace}"
+                raise StoreDenied(
+                    f"table {table.name!r}: this user of Redis may not {what}, which needs the "
+                    f"role {role} for this table. `redrb acl --role {role} {place}` prints the "
+                    f"permissions of this role, and gives them to a user with --apply: {error}"
+                ) from error
+
+        return cast("F", call)
+
+    return decorated
+
+
 class Table:
     """Rows by key, whose columns arrive at different times, from any number of processes.
 
@@ -93,6 +126,7 @@ class Table:
         namespace: Namespace of the table.
     """
 
+    @_needs("observer", "open it")
     def __init__(
         self,
         client: Client,
@@ -127,7 +161,7 @@ class Table:
             StoreUnavailable: Redis stayed away.
         """
         check_client(client)
-        check_name("table", name)
+        self.name, self.namespace = check_name("table", name), namespace
         given = {
             "limit": checked_int_or_none("limit", limit, 1),
             "max_bytes": checked_int_or_none("max_bytes", max_bytes, 1),
@@ -136,7 +170,6 @@ class Table:
         if retain is not None and retain != "checkpoint":
             raise ConfigError(f'retain={retain!r:.80}: use "checkpoint" or None.')
         stored = {setting: str(value) for setting, value in given.items() if value is not None}
-        self.name, self.namespace = name, namespace
         self._client = client
         self._index = Index(client, name, namespace, stored, create=create)
         self._reader = Reader(client, self._index, Values(secret))
@@ -150,6 +183,7 @@ class Table:
         """The run in which this object was opened, or that it has begun; 0: none was begun."""
         return self._index.opened.run
 
+    @_needs("maker", "put rows")
     def put(
         self,
         keys: Sequence[str],
@@ -272,6 +306,7 @@ class Table:
                 return TagChanges(rows, () if page.whole else (*removed,), page.after, page.whole)
             ask = Tags(page.after, page.seen, page.whole)
 
+    @_needs("maker", "wait for changes")
     def watch(self, since: int, timeout: float | None = None) -> int:
         """Wait until the table has a change after `since`; returns the newest one.
 
@@ -318,6 +353,7 @@ class Table:
             key if number in present else None for key, number in zip(found, wanted, strict=True)
         ]
 
+    @_needs("trainer", "clear rows")
     def clear(self, keys: Sequence[str] | None = None) -> int:
         """Remove rows; groups of claims that name them end, waiting or leased, as evicted.
 
@@ -364,6 +400,7 @@ class Table:
             client.execute("SREM", trash, *found)
             pages = pages and pages - 1
 
+    @_needs("trainer", "register tasks")
     def register(self, task: str, columns: Sequence[str], group_size: int | None = None) -> None:
         """Let a task claim the rows that have some columns; those that are there count.
 
@@ -379,6 +416,21 @@ class Table:
         """
         self._claims.register(task, columns, group_size)
 
+    @_needs("trainer", "unregister tasks")
+    def unregister(self, task: str) -> int:
+        """Forget a task with all that it has claimed and consumed; rows stay as they are.
+
+        End the processes that claim for it first: a claim that waits registers its task anew.
+
+        Returns:
+            How many groups of rows waited or were leased.
+
+        Raises:
+            UnknownTask: There is no such task.
+        """
+        return self._claims.unregister(task)
+
+    @_needs("trainer", "claim rows")
     def claim(
         self,
         task: str,
@@ -436,6 +488,7 @@ class Table:
             if not page.more:
                 return total
 
+    @_needs("trainer", "begin runs")
     def begin_run(self) -> int:
         """Begin a run: objects opened before are refused when they write; returns its number.
 
@@ -443,6 +496,7 @@ class Table:
         """
         return self._index.begin_run()
 
+    @_needs("trainer", "set marks")
     def mark(self, name: str) -> int:
         """Name this moment, to which `restore` returns; returns its change.
 
@@ -463,6 +517,7 @@ class Table:
         """Return the marks to which the table can be restored, and their changes."""
         return dict(self._counts().marks)
 
+    @_needs("trainer", "restore rows")
     def restore(self, name: str, later: Later = "keep") -> Restored:
         """Return to a mark: what was consumed after it can be consumed again.
 
@@ -517,6 +572,7 @@ class Table:
         counts = self._counts()
         return TableStats(counts, {task: self._claims.stats(task) for task in counts.claims})
 
+    @_needs("admin", "change limits")
     def configure(self, *, limit: int | None = None, max_bytes: int | None = None) -> None:
         """Change limits of the table, for all processes; None leaves one as it is, 0 removes it."""
         given = {"limit": limit, "max_bytes": max_bytes}
@@ -528,11 +584,13 @@ class Table:
             settings = [word for pair in changes.items() for word in pair]
             self._index.client.execute("HSET", self._index.keys.task, *settings)
 
+    @_needs("admin", "delete it")
     def delete(self) -> int:
         """Delete the table and what its tasks have claimed; returns the number of its rows."""
         rows = 0
         for task in self._counts().claims:
-            self._claims.delete(task)
+            with suppress(UnknownTask):  # Redis has lost what it has claimed
+                self._claims.delete(task)
         more = True
         while more:
             page = self._index.call(Delete())

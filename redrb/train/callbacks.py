@@ -6,8 +6,8 @@ The hooks and their order are those of ColossalAI's `coati.ray.callbacks`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -104,8 +104,22 @@ class MakerCallback:
         """After the experience was handed to the sender, which sends it in the background."""
 
 
-def checked_callbacks(callbacks: Iterable[T], kind: type[T]) -> list[T]:
-    """Return callbacks in a list.
+class _Each:
+    """Has each hook of several callbacks: to call it calls theirs, in their order."""
+
+    def __init__(self, callbacks: Sequence[object]) -> None:
+        self._callbacks = callbacks
+
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            for callback in self._callbacks:
+                getattr(callback, hook)(*arguments)
+
+        return call
+
+
+def together(callbacks: Iterable[T], kind: type[T]) -> T:
+    """Return one callback whose hooks call those of all.
 
     Raises:
         ConfigError: A callback is not a `kind`.
@@ -116,7 +130,7 @@ def checked_callbacks(callbacks: Iterable[T], kind: type[T]) -> list[T]:
             raise ConfigError(
                 f"a callback is a {type(callback).__name__}: subclass redrb.{kind.__name__}."
             )
-    return checked
+    return cast("T", _Each(checked))
 
 
 def refuse_hooks(subclass: type, kind: type) -> None:

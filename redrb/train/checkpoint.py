@@ -9,7 +9,6 @@ read with `torch.load(weights_only=True)`: no code in them is run.
 from __future__ import annotations
 
 import copy
-import os
 import pickle  # noqa: TID251 (the name of an error; nothing is unpickled by us)
 import random
 import re
@@ -29,7 +28,7 @@ from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
-from redrb.staging import may_pass, staging, sync_folder
+from redrb.staging import may_pass, replacing
 from redrb.train.world import rank_here, world_size_here
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
@@ -249,14 +248,8 @@ class Checkpoints:
 
     def _write(self, step: int, content: Mapping[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        with staging(self.directory / "checkpoint") as folder:
-            part_file = folder / "part"
-            with part_file.open("wb") as file:
-                _save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part_file.replace(self._path(step))
-        sync_folder(self.directory)
+        with replacing(self._path(step), staged=self.directory / "checkpoint") as file:
+            _save(content, file)
         for old in self.steps()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 

@@ -47,7 +47,7 @@ class FreshBatches:
     stream: ExperienceStream
     size: int
     stop: Stop
-    callbacks: Sequence[TrainerCallback]
+    callbacks: TrainerCallback
     ack: Acknowledge
     device: torch.device
     pin_memory: bool
@@ -109,8 +109,7 @@ class FreshBatches:
                         raise
                     _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
                     self._close_loader()
-                    for callback in self.callbacks:
-                        callback.on_misfits(error)
+                    self.callbacks.on_misfits(error)
                     continue
                 except WrongStep as error:
                     # ranks go on at their next step, if the first one was already trained

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 from redrb.experience import Experience
+from redrb.scopes import Closing
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
 from redrb.train.announcements import JobEnd
-from redrb.train.callbacks import MakerCallback, checked_callbacks
+from redrb.train.callbacks import MakerCallback, together
 from redrb.train.following import MakerWeights
 from redrb.train.graceful_sending import GracefulSender
 from redrb.train.rights import BatchRights, Granted, TaskRights, rows_of, split_rows
@@ -61,7 +62,7 @@ def maker_stream(
     return stream
 
 
-class Maker:
+class Maker(Closing):
     """Makes experience in one process and sends it to any number of tasks.
 
     Subclasses call `_run` with their batches of prompts. `ExperienceMakerHolder` says what the loop
@@ -101,19 +102,13 @@ class Maker:
         self.name, self._stop = weights.maker, weights.stop
         self.experience_maker, self.generate_kwargs = experience_maker, generate_kwargs
         self._streams, self._weights = streams, weights
-        self._callbacks = checked_callbacks(callbacks, MakerCallback)
+        self._callbacks = together(callbacks, MakerCallback)
         tasks = [stream.task for stream in streams]
         self._job_end = JobEnd(weights, tasks, self._stop) if end_with_job else None
         sender = self._sender = ExperienceSender(streams, max_groups=max_unsent, offload=offload)
         rights = [TaskRights(each, self._stop, f"maker {self.name!r}") for each in streams]
         self._rights = BatchRights(rights, sender)
         self._graceful_sender = GracefulSender(sender, self._stop, stop_timeout=room_timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def policy_version(self) -> int | None:
@@ -160,8 +155,7 @@ class Maker:
                     waiting.enter_context(stream.worker.waiting("weights"))
                 if not self._weights.wait_until_initialised():
                     return
-            for callback in self._callbacks:
-                callback.on_loop_start()
+            self._callbacks.on_loop_start()
             with self._weights.prefetching():
                 drawn = iter(batches)
                 while not self._stop:
@@ -171,8 +165,7 @@ class Maker:
                         break
                     self._make_parts(inputs)
             self._graceful_sender.flush()
-            for callback in self._callbacks:
-                callback.on_loop_end()
+            self._callbacks.on_loop_end()
 
     def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
         """Announce the version of the weights; return it, and options for the experience maker."""
@@ -211,24 +204,20 @@ class Maker:
                 self._make_and_send(part, granted)
 
     def _make_and_send(self, inputs: Any, granted: Granted) -> None:
-        for callback in self._callbacks:
-            callback.on_batch_start()
+        self._callbacks.on_batch_start()
         for stream in self._streams:
             stream.worker.steps.begin()
         groups = 0
         for experience in self._made(inputs):
-            for callback in self._callbacks:
-                callback.on_send_start()
+            self._callbacks.on_send_start()
             rows = GroupedRows(experience)
             groups += len(rows.rows())
             granted.check(groups, self.experience_maker)
             self._graceful_sender.send(rows, granted.each)
-            for callback in self._callbacks:
-                callback.on_send_end()
+            self._callbacks.on_send_end()
         for stream in self._streams:
             stream.worker.steps.end()
-        for callback in self._callbacks:
-            callback.on_batch_end()
+        self._callbacks.on_batch_end()
 
     def _made(self, inputs: Any) -> Iterator[Experience]:
         """Yield the experience of a batch; groups that are ready later are other parts.
@@ -237,22 +226,18 @@ class Maker:
         """
         parts, exclusive = self._parts(inputs), self._weights.models.exclusive
         with exclusive():
-            for callback in self._callbacks:
-                callback.on_make_experience_start()
+            self._callbacks.on_make_experience_start()
             experience = next(parts, None)
             if experience is not None:
-                for callback in self._callbacks:
-                    callback.on_make_experience_end(experience)
+                self._callbacks.on_make_experience_end(experience)
         uses_models = getattr(self.experience_maker, "parts_use_models", False)
         while experience is not None:
             yield experience
             with exclusive() if uses_models else nullcontext():
                 experience = next(parts, None)
                 if experience is not None:
-                    for callback in self._callbacks:
-                        callback.on_make_experience_start()
-                    for callback in self._callbacks:
-                        callback.on_make_experience_end(experience)
+                    self._callbacks.on_make_experience_start()
+                    self._callbacks.on_make_experience_end(experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
         version, options = self._begin_batch()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +18,10 @@ from redrb.connection.stop import STOP_TIMEOUT_S, Stop, checked_stop_seconds
 from redrb.experience import Experience
 from redrb.experience.records import per_sample
 from redrb.keys import check_name, consumer_key
+from redrb.scopes import Closing
 from redrb.stream import ExperienceStream
 from redrb.train.broadcast import Broadcast
-from redrb.train.callbacks import TrainerCallback, checked_callbacks
+from redrb.train.callbacks import TrainerCallback, together
 from redrb.train.checkpoint import Checkpoints, Stateful, stateful_parts
 from redrb.train.fresh_batches import Acknowledge, FreshBatches
 from redrb.train.training_loop import TrainingLoop
@@ -57,7 +58,7 @@ def staleness(experience: Experience, current_version: int) -> dict[str, float]:
     return {"staleness_mean": sum(behind) / len(behind), "staleness_max": float(max(behind))}
 
 
-class Trainer(ABC):
+class Trainer(Closing):
     """Base of trainers whose experience is made in other processes.
 
     A subclass defines the training step, and sends the weights to the makers, which find the
@@ -132,12 +133,12 @@ class Trainer(ABC):
         self.device = default_device() if device is None else torch.device(device)
         self._rank, self._stream = rank, stream
         self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
-        checked = checked_callbacks(callbacks, TrainerCallback)
+        hooks = together(callbacks, TrainerCallback)
         batches = FreshBatches(
             stream=stream,
             size=checked_int("batch_size", batch_size, 1) * (world_size or 1),
             stop=self._stop,
-            callbacks=checked,
+            callbacks=hooks,
             ack=ack,
             device=self.device,
             pin_memory=pin_memory,
@@ -150,7 +151,7 @@ class Trainer(ABC):
         if checkpoint_dir is not None:
             owner = f"trainer {name!r}, task {stream.namespace}:{stream.task}"
             checkpoints = Checkpoints.of_rank(checkpoint_dir, owner, rank)
-        self._loop = TrainingLoop(self, batches, checkpoints, checkpoint_every, checked)
+        self._loop = TrainingLoop(self, batches, checkpoints, checkpoint_every, hooks)
         worker = stream.worker
         worker.steps.limit_s = checked_stop_seconds("step_limit", step_limit)
         worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
@@ -168,12 +169,6 @@ class Trainer(ABC):
         worker.begins()
         if rank is None:
             replace_predecessor(client, name, stream)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @abstractmethod
     def training_step(self, experience: Experience) -> Mapping[str, Any]:

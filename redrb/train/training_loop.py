@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,7 +62,7 @@ class TrainingLoop:
     batches: FreshBatches
     checkpoints: Checkpoints | None
     checkpoint_every: int
-    callbacks: Sequence[TrainerCallback]
+    callbacks: TrainerCallback
     position: Position = field(default_factory=Position)
     _resumed: bool = False
     _calls: int = 0
@@ -143,8 +143,7 @@ class TrainingLoop:
                 self._release()
 
     def _run(self) -> None:
-        for callback in self.callbacks:
-            callback.on_fit_start()
+        self.callbacks.on_fit_start()
         try:
             while self._episodes is None or self.position.episode < self._episodes:
                 if self._ends():
@@ -160,8 +159,7 @@ class TrainingLoop:
         unsaved = self.position.episode % self.checkpoint_every
         if self._ended or unsaved or self._leased:
             self._checkpoint()
-        for callback in self.callbacks:
-            callback.on_fit_end()
+        self.callbacks.on_fit_end()
 
     def _release(self) -> None:
         """Requeue batches that were not acknowledged: a resumed run trains them again."""
@@ -182,30 +180,24 @@ class TrainingLoop:
 
     def _episode(self) -> None:
         position = self.position
-        for callback in self.callbacks:
-            callback.on_episode_start(position.episode)
+        self.callbacks.on_episode_start(position.episode)
         while position.epoch < self._train_epochs:
-            for callback in self.callbacks:
-                callback.on_epoch_start(position.epoch)
+            self.callbacks.on_epoch_start(position.epoch)
             if position.epoch == 0:
                 self._train_fresh()
             else:
                 self._train_kept()
             if self._ended:
                 return
-            for callback in self.callbacks:
-                callback.on_epoch_end(position.epoch)
+            self.callbacks.on_epoch_end(position.epoch)
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
-        for callback in self.callbacks:
-            callback.on_update_start()
+        self.callbacks.on_update_start()
         try:
             self.trainer.send_weights()
         except StoreUnavailable as error:
             _log.error("makers keep their old weights until the next update: %s", error)
-        for callback in self.callbacks:
-            callback.on_update_end()
-        for callback in self.callbacks:
-            callback.on_episode_end(position.episode)
+        self.callbacks.on_update_end()
+        self.callbacks.on_episode_end(position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
         if self.checkpoints is not None and position.episode % self.checkpoint_every == 0:
             self._checkpoint()
@@ -232,8 +224,7 @@ class TrainingLoop:
             except BaseException as error:
                 if isinstance(error, RecordError) and reject_incomplete(error, experience, leases):
                     self._in_step = False
-                    for callback in self.callbacks:
-                        callback.on_misfits(error)
+                    self.callbacks.on_misfits(error)
                     # ranks end with the error: the others may wait in the step for this one
                     if fresh.rank is None and world_size_here() == 1:
                         continue
@@ -267,14 +258,12 @@ class TrainingLoop:
 
     def _step(self, experience: Experience) -> None:
         worker, self._in_step = self.batches.stream.worker, True
-        for callback in self.callbacks:
-            callback.on_batch_start()
+        self.callbacks.on_batch_start()
         metrics = dict(self.trainer.training_step(experience))
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         mean = {} if reward is None else {"reward": reward.float().nanmean()}
         worker.metrics = {**mean, **metrics}
-        for callback in self.callbacks:
-            callback.on_batch_end(metrics, experience)
+        self.callbacks.on_batch_end(metrics, experience)
         self.position.batch += 1
         self.position.step += 1
         self._in_step = False
@@ -308,8 +297,7 @@ class TrainingLoop:
                 outage.over()
             except LeaseLost as error:
                 _log.warning("another trainer will train a batch again: %s", error)
-                for callback in self.callbacks:
-                    callback.on_batch_lost(error)
+                self.callbacks.on_batch_lost(error)
             except StoreUnavailable as error:
                 if self.batches.stop:
                     raise

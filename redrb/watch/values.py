@@ -1,4 +1,4 @@
-"""The values of a table on all nodes: search for them, and removal of a table with all of them."""
+"""The values of a table on all nodes: search for them, and removal of a table or of its tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from itertools import islice
 from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.keys import TableKeys
-from redrb.registry import Registry
 
 PAGE = 1000
 """Values that are looked at, or deleted, together."""
@@ -35,13 +34,22 @@ def remove_table(client: Client, name: str, *, namespace: str) -> int:
     from redrb.table.payload import unlink
 
     table = Table(client, name, namespace=namespace, create=False)
-    tasks = list(table.stats().counts.claims)
     rows = table.delete()
     keys = TableKeys.of(namespace, name)
     for page in stored_values(client, keys):  # of processes that died before a row had them
         if client.at(keys.task).execute("EXISTS", keys.task):
             break  # somebody has created the table anew
         unlink(client, [key.decode() for key in page])
-    for task in tasks:
-        Registry(client, namespace).remove("task", f"{name}:{task}")
     return rows
+
+
+def remove_claims(client: Client, name: str, *, namespace: str) -> int:
+    """Unregister the task TABLE:TASK from its table; returns the groups of rows that it had.
+
+    Raises:
+        UnknownTask: There is no such table, or no such task.
+    """
+    from redrb.table import Table
+
+    table, _, task = name.partition(":")
+    return Table(client, table, namespace=namespace, create=False).unregister(task)

@@ -223,6 +223,19 @@ def test_a_look_reads_only_new_announcements(client: Client, namespace: str) -> 
         assert known().keys() == {"c"}
 
 
+def test_workers_that_are_over_are_not_counted(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        keys, at = stream._task.store.keys, stream._task.store.client
+        said = msgpack.packb({"role": "maker", "period_s": 60.0})
+        for name in ("a", "b"):
+            stream._task.store.call(Announce(name, ended=False), said)
+        long_ago_ms = int(at.execute("TIME")[0]) * 1000 - 600_001
+        at.execute("ZADD", f"{keys.prefix}workers", long_ago_ms, "a")
+        [task] = StateReader(client, namespace).look().tasks
+        assert ([one.name for one in task.workers], task.workers_total) == (["b"], 1)
+
+
 def test_an_observer_never_waits_for_a_stopped_server(
     own_server: Callable[..., Server], namespace: str
 ) -> None:

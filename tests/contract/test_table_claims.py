@@ -13,8 +13,9 @@ import torch
 
 import redrb
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, ConfigError
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost, UnknownTask
 from redrb.table import claims as claims_module
+from redrb.watch.state.reader import StateReader
 from tests.contract.test_table import names
 
 TableOpener = Callable[..., redrb.Table]
@@ -123,6 +124,16 @@ def wait_for_queue_of_task(table: redrb.Table, task: str) -> None:
     queue = f"{keys.prefix}claims:{task}:queue:default"
     while not table._index.client.execute("EXISTS", queue):
         pass
+
+
+def test_a_process_that_claims_is_seen_at_once(open_table, client, namespace):
+    table = open_table()
+    put(table, 2)
+    task = f"{table.name}:actor"
+    with pytest.raises(BatchTimeout):
+        table.claim("actor", ["x", "y"], timeout=0)
+    [worker] = StateReader(client, namespace, tasks=[task]).look().tasks[0].workers
+    assert (worker.role, worker.life) == ("trainer", "live")
 
 
 def test_release_fail_and_dead_letters(open_table):
@@ -288,6 +299,30 @@ def test_a_task_whose_groups_were_deleted_claims_all_rows_anew(open_table, size)
     assert again.consumed("actor") == 6
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_task_is_unregistered_and_begins_anew(open_table, size):
+    table, other = open_table(), open_table()
+    put(table, 4)
+    for task in ("actor", "critic"):
+        table.register(task, ["x"], size)
+    table.claim("actor", count=2, timeout=1).ack()
+    held = other.claim("actor", ["x"], 2, group_size=size, timeout=1)
+    put(table, 2, 4)
+    assert table.unregister("actor") == (2 + 2) // size
+    put(table, 2, 6)
+    assert list(table.stats().tasks) == ["critic"]
+    with pytest.raises(LeaseLost):
+        held.ack()
+    with pytest.raises(UnknownTask, match="actor"):
+        table.unregister("actor")
+    with pytest.raises(ConfigError, match="no task"):
+        table.consumed("actor")
+    assert drain(table, "critic", size) == names(8)
+    table.register("actor", ["x"], 1)
+    assert drain(table, "actor") == names(8)
+    assert table.stats().tasks["actor"].ledger.balanced
+
+
 def test_many_tasks(open_table, pages):
     pages(claims=3)
     table = open_table()
@@ -313,3 +348,17 @@ def test_a_timeout_has_the_whole_wait_and_names_columns_that_no_row_has(open_tab
         table.claim("train", ["x", "typo"], timeout=0.4)
     assert error.value.waited_s > 0.2  # more than one look
     assert "typo" in error.value.__notes__[-1]
+    table.put(["b", "c", "d"], {"x": torch.ones(3), "typo": torch.ones(3)})
+    table.register("pairs", ["x"], 2)
+    held = table.claim("pairs", count=2, timeout=1)
+    with pytest.raises(BatchTimeout) as error:
+        table.claim("pairs", count=4, timeout=0)
+    assert (error.value.wanted, error.value.available) == (4, 2)
+    text = str(error.value)
+    assert "table 'train'" in text
+    assert "2 of 4 rows that task 'pairs' can claim were there" in text
+    assert "release the claims of this process" in text
+    held.ack()
+    with pytest.raises(BatchTimeout, match=r"Of 4 rows .* 2 are acknowledged") as error:
+        table.claim("pairs", count=4, timeout=0)
+    assert "group" not in str(error.value)

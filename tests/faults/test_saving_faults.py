@@ -84,8 +84,8 @@ def test_the_files_of_killed_saves_are_deleted_and_others_stay(
     writing = """
 import sys
 from pathlib import Path
-from redrb.stream.saving.saving import replacing
-with replacing(Path(sys.argv[1])) as file:
+from redrb.stream.saving.saving import replaced
+with replaced(Path(sys.argv[1])) as file:
     file.write(b"half")
     print("writes", flush=True)
     sys.stdin.read()

@@ -18,7 +18,7 @@ import torch
 
 import redrb
 from redrb import BufferItem, Client, ExperienceStream, Lease
-from redrb.errors import ConfigError, EngineError, RecordError, SendFailed
+from redrb.errors import ConfigError, EngineError, RecordError, SendFailed, WeightError
 from redrb.train.broadcast import Broadcast
 from redrb.train.engines import (
     Engine,
@@ -773,7 +773,7 @@ def test_a_version_costs_its_delta(
     assert ways == ["full", "delta", "delta"]
 
 
-def test_an_adapter_is_refused_by_name(server, client, namespace, tmp_path):
+def test_an_adapter_whose_weights_are_not_published_is_refused(server, client, namespace, tmp_path):
     settings = {"layer": redrb.weights.LoraConfig(r=2, lora_alpha=2.0)}
     pair = {"layer.lora_A": torch.ones(2, 8), "layer.lora_B": torch.ones(8, 2)}
     redrb.WeightPublisher(client, "t", namespace=namespace).publish_lora((pair, settings))
@@ -781,7 +781,8 @@ def test_an_adapter_is_refused_by_name(server, client, namespace, tmp_path):
     async def update():
         async with vllm(server.url) as engine:
             weights = EngineWeights(client, "t", engine, tmp_path, namespace=namespace, model="")
-            with pytest.raises(ConfigError, match="version 1 of weights 't' is a LoRA adapter"):
+            message = "version 1 of weights 't' is an adapter whose weights are not published"
+            with pytest.raises(WeightError, match=message):
                 await weights.update(timeout=5)
 
     asyncio.run(update())
@@ -875,8 +876,9 @@ def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
 
 
 def test_the_example_of_the_documents_runs_as_printed(server, client, stream, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
-    [example] = re.findall(r"<!-- a test runs this example with.*?```python\n(.*?)```", page, re.S)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
+    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
+    example = f"{imports}\n{example}"
     example = example.replace("http://localhost:30000", server.url)
     example = example.replace("/dev/shm/policy", str(tmp_path))
     state = {f"actor.{name}": each for name, each in tiny_model(1).state_dict().items()}

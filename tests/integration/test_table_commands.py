@@ -99,6 +99,18 @@ def test_ls_stats_and_top_show_tables_and_the_tasks_that_claim(store, namespace,
     assert metrics["redrb_table_rows_consumed"] == [(at, eaten)]
 
 
+def test_stats_show_no_limits_and_marks_in_their_order(store, namespace, run):
+    table = Table(store, "train", namespace=namespace)
+    for name in ("b", "a"):
+        table.mark(name)
+    lines = run("stats", "train")[1].splitlines()
+    figures = {line[:18].strip(): line[18:].strip() for line in lines}
+    assert (figures["limit"], figures["max_bytes"]) == ("none", "none")
+    assert [name for name in figures if name.startswith("mark ")] == ["mark b", "mark a"]
+    table.configure(limit=5, max_bytes=3000)
+    assert "max_bytes          3.0 kB" in run("stats", "train")[1]
+
+
 def test_groups_of_rows_are_counted_in_rows(table, run):
     fill(table, 8)
     table.register("critic", ["tokens"], group_size=4)
@@ -158,7 +170,6 @@ def test_rm_deletes_a_table_with_its_values_and_tasks(store, namespace, table, c
     table.clear(keys[:1])  # retained
     orphan = TableKeys.of(namespace, "train").value(3, "dead", 0)
     store.execute("SET", orphan, b"x")
-    assert run("rm", "train:actor", "--yes")[0] == 2
     status, out, err = run("rm", "train", "--force")
     assert (status, "--yes" in err) == (2, True)  # no terminal
     assert f"rows               {max(count - 1, 0):,}" in out
@@ -169,6 +180,21 @@ def test_rm_deletes_a_table_with_its_values_and_tasks(store, namespace, table, c
     registry = Registry(store, namespace)
     assert (list(registry.names("task")), list(registry.names("table"))) == (["other"], [])
     assert run("rm", "train", "--yes")[0] == 2
+
+
+def test_rm_unregisters_a_task_that_claims_rows(store, namespace, table, count, run):
+    fill(table, count)
+    for task in ("actor", "critic"):
+        Table(store, "train", namespace=namespace, create=False).register(task, ["tokens"])
+    assert run("rm", "train:nobody", "--yes")[0] == 2
+    assert run("rm", "nothing:actor", "--yes")[0] == 2
+    status, out, err = run("rm", "train:actor", "--yes", "--force")
+    assert (status, err) == (0, "")
+    assert f"consumer group default: {count:,} waiting, 0 leased" in out
+    assert "deleted train:actor" in out
+    assert (list(table.stats().tasks), table.stats().counts.rows) == (["critic"], count)
+    assert list(Registry(store, namespace).names("task")) == ["train:critic"]
+    assert not [key for key in of_namespace(store, namespace) if b"actor" in key]
 
 
 def test_rm_names_those_who_use_a_table(store, namespace, run):

@@ -51,12 +51,16 @@ def open_as(log_in, namespace):
     return open_table
 
 
-def refused(store: Client, namespace: str, table: Table, acts: dict[str, Act]) -> None:
-    """Each of these is refused, and changes nothing."""
+def refused(
+    store: Client, namespace: str, table: Table, acts: dict[str, Act], role: str = "trainer"
+) -> None:
+    """Each of these is refused, names the role that may do it, and changes nothing."""
+    advice = f"`redrb acl --role {role} --table train --namespace {namespace}`"
     for name, act in acts.items():
         before = content(store, namespace)
-        with pytest.raises(StoreDenied):
+        with pytest.raises(StoreDenied, match=f"needs the role {role}") as error:
             act(table)
+        assert advice in str(error.value)
         assert content(store, namespace) == before, name
 
 
@@ -128,12 +132,14 @@ def test_an_observer_reads_and_writes_nothing(
     assert (shown.rows, shown.claims[0].waiting, shown.claims[0].consumed) == (2, 1, 1)
     assert content(store, namespace) == before
     assert not caplog.messages
-    acts = {
-        **CHANGES,
+    refused(store, namespace, table, CHANGES)
+    acts: dict[str, Act] = {
         "put": lambda table: table.put(["a"], {"x": [1]}),
         "watch": lambda table: table.watch(0, timeout=0),
     }
-    refused(store, namespace, table, acts)
+    refused(store, namespace, table, acts, "maker")
+    with pytest.raises(StoreDenied, match=r"may not open it.* --table train2"):
+        Table(log_in("observer", "--table", "train", tasks=()), "train2", namespace=namespace)
 
 
 def test_an_admin_does_all_of_it(store, namespace, owner, open_as):

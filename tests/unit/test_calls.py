@@ -26,7 +26,8 @@ def all_calls() -> list[type[Call[Any]]]:
     found, new = set(), [Call]
     while new:
         new = [each for one in new for each in one.__subclasses__()]
-        found |= {each for each in new if each.__module__.startswith("redrb.")}
+        ours = (each for each in new if each.__module__.startswith("redrb."))
+        found |= {each for each in ours if hasattr(each, "script")}
     return sorted(found, key=lambda call: call.script)
 
 

@@ -50,6 +50,17 @@ def test_groups_of_another_consumer_group_need_another_program() -> None:
         assert "drop_group()" in found.cause or kind == "idle-task"
 
 
+def test_rows_that_nobody_claims_need_another_program_or_none() -> None:
+    [found] = findings_of(TROUBLES["unclaimed-rows"]())
+    assert (found.subject, found.command) == (
+        "task train:math",
+        "redrb stats train:math --group=default",
+    )
+    assert "no process claims them" in found.summary
+    assert "`redrb rm TABLE:TASK` unregisters it" in found.cause
+    assert "redrb-trainer" not in found.cause
+
+
 @pytest.mark.parametrize(
     "code", ["starved-trainer", "slow-makers", "blocked-makers", "nobody-takes", "idle-task"]
 )

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from redrb.errors import ConfigError
+from redrb.scopes import Entered
 from redrb.staging import may_pass
 
 Say = Callable[[str], None]
@@ -91,7 +92,7 @@ class RecordFile:
 _log = logging.getLogger("redrb")
 
 
-class MetricsLog:
+class MetricsLog(Entered):
     """Appends one line for each event; safe among threads.
 
     Lines of a file that the disk does not take are dropped, and the first one is reported.
@@ -111,9 +112,6 @@ class MetricsLog:
         self._prints, self._printing = path == "-", threading.Lock()
         if path and not self._prints:
             self._file = RecordFile(Path(path), say)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

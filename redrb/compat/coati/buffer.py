@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -15,11 +15,12 @@ from redrb.connection import Client
 from redrb.connection.connecting import client_for
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
+from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
 from redrb.stream.task.settings import may_give_rights
 
 
-class DetachedReplayBuffer:
+class DetachedReplayBuffer(Entered):
     """Collects samples from any number of makers into full batches for a trainer.
 
     Source: `coati.ray.detached_replay_buffer`. There it is a queue inside one Ray actor; here it is
@@ -90,9 +91,6 @@ class DetachedReplayBuffer:
 
     def __repr__(self) -> str:
         return f"<redrb.DetachedReplayBuffer of {self.sample_batch_size} on {self.stream!r}>"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.close(trained=error is None)

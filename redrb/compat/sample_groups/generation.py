@@ -9,14 +9,16 @@ those that miles recycles, are entries of the task of returned groups themselves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redrb.compat.sample_groups.leases import acknowledge, forward, release, release_all
 from redrb.compat.sample_groups.packing import FORMAT, group_index, number, pack_group
-from redrb.errors import BatchTimeout, StoreUnavailable
+from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
+
+_log = logging.getLogger("redrb")
 
 _FIRST_NUMBER = 1 << 41
 """First number of returned groups that have none."""
@@ -201,3 +203,47 @@ def _tagged(items: list[BufferItem], of: int) -> list[BufferItem]:
     for item in items:
         item.tags = {"of": of}
     return items
+
+
+def acknowledge(lease: Lease, stream: ExperienceStream, ids: Sequence[int] | None = None) -> None:
+    """Acknowledge groups of a lease, also those that were lost and wait again.
+
+    Args:
+        ids: The groups; default: all.
+    """
+    layouts = lease.layouts
+    chosen = layouts if ids is None else ids
+    samples = {seq: layouts[seq].samples for seq in chosen if seq in layouts}
+    try:
+        if samples:
+            lease.ack(list(samples))
+    except LeaseLost:
+        stream.settle(samples, incarnation=lease.incarnation)
+
+
+def release(lease: Lease, ids: Sequence[int] | None = None) -> None:
+    """Requeue groups of a lease."""
+    try:
+        if lease:
+            lease.release(ids)
+    except LeaseLost as error:  # they wait again already
+        _log.warning("%s", error)
+
+
+def release_all(leases: Iterable[Lease]) -> None:
+    """Requeue the groups of leases."""
+    for lease in leases:
+        release(lease)
+
+
+def forward(
+    lease: Lease,
+    stream: ExperienceStream,
+    groups: Mapping[int, list[BufferItem] | None],
+    timeout: float | None = None,
+) -> None:
+    """Move groups of a lease to the next task, exactly once."""
+    try:
+        lease.forward(stream, groups, timeout=timeout)
+    except LeaseLost as error:  # another process generates these groups, and forwards them
+        _log.warning("task %r: %s", stream.task, error)

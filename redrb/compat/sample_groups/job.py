@@ -11,8 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from redrb.checks import checked_int, checked_timeout
-from redrb.compat.sample_groups.generation import Generation
-from redrb.compat.sample_groups.leases import acknowledge, release_all
+from redrb.compat.sample_groups.generation import Generation, acknowledge, release_all
 from redrb.compat.sample_groups.packing import (
     check_size,
     forget_numbers,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from redrb.errors import DecodeError
-from redrb.staging import staging, sync_folder
+from redrb.staging import replacing
 
 _log = logging.getLogger("redrb")
 
@@ -44,15 +43,8 @@ class TrainedFiles:
         if self._written is None:
             return
         self._written.mkdir(parents=True, exist_ok=True)
-        path = _path(self._written, rollout_id)
-        with staging(path) as folder:
-            part = folder / "part"
-            with part.open("wb") as file:
-                file.write(msgspec.json.encode(TrainedGroups(trained)))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        sync_folder(self._written)
+        with replacing(_path(self._written, rollout_id)) as file:
+            file.write(msgspec.json.encode(TrainedGroups(trained)))
 
     def read(self, rollout_id: int) -> dict[str, dict[int, int]]:
         """Return the groups of a checkpoint; none if it has no file.

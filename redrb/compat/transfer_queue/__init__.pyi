@@ -17,15 +17,15 @@ from .interface import kv_list as kv_list
 from .interface import kv_put as kv_put
 from .metadata import BatchMeta as BatchMeta
 from .metadata import KVBatchMeta as KVBatchMeta
+from .process import BaseSampler as BaseSampler
+from .process import GRPOGroupNSampler as GRPOGroupNSampler
+from .process import RankAwareSampler as RankAwareSampler
+from .process import SeqlenBalancedSampler as SeqlenBalancedSampler
+from .process import SequentialSampler as SequentialSampler
+from .process import StreamingDataLoader as StreamingDataLoader
+from .process import StreamingDataset as StreamingDataset
 from .session import close as close
 from .session import get_metrics_endpoint as get_metrics_endpoint
 from .session import init as init
-from .unsupported import BaseSampler as BaseSampler
-from .unsupported import GRPOGroupNSampler as GRPOGroupNSampler
-from .unsupported import RankAwareSampler as RankAwareSampler
-from .unsupported import SeqlenBalancedSampler as SeqlenBalancedSampler
-from .unsupported import SequentialSampler as SequentialSampler
-from .unsupported import StreamingDataLoader as StreamingDataLoader
-from .unsupported import StreamingDataset as StreamingDataset
 
 __version__: str

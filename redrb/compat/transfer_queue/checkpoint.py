@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from redrb.compat.transfer_queue.queue import CREATED, Partition, Queue
 from redrb.compat.transfer_queue.session import opened
 from redrb.errors import ConfigError
-from redrb.staging import staging, sync_folder
+from redrb.staging import replacing
 
 _FILE = "redrb.json"
 _VALIDATION = "val"
@@ -82,14 +81,8 @@ def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) 
     }
     path = Path(checkpoint_dir) / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with staging(path) as folder:
-        written = folder / _FILE
-        with written.open("w") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(path)
-    sync_folder(path.parent)
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=2).encode())
 
 
 def load(

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 
 from redrb.compat.transfer_queue.interface import get_columns, known, kv_batch_put
 from redrb.compat.transfer_queue.metadata import BatchMeta
+from redrb.compat.transfer_queue.process import absent
 from redrb.compat.transfer_queue.session import opened
-from redrb.compat.transfer_queue.unsupported import absent
 from redrb.compat.transfer_queue.values import Parser
 from redrb.errors import ConfigError
 

@@ -11,13 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from redrb.compat.transfer_queue.process import check_process
-from redrb.compat.transfer_queue.unsupported import absent
+from redrb.compat.transfer_queue.process import absent, check_process
 from redrb.errors import ConfigError
 
 
 class _Travels:
     """Base of what travels between processes: one that does not use redrb refuses it."""
+
+    keys: list[str]
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         check_process()
@@ -54,14 +63,6 @@ class KVBatchMeta(_Travels):
         self.tags = copy.deepcopy(self.tags)
         self.extra_info = copy.deepcopy(self.extra_info)
 
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.keys)
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def __str__(self) -> str:
         return (
             f"KVBatchMeta(size={self.size}, field_names={self.fields}, "
@@ -78,7 +79,8 @@ class KVBatchMeta(_Travels):
 
     def reorder(self, indexes: list[int]) -> None:
         """Put the rows into another order: row `indexes[i]` comes to place i."""
-        _check_order(indexes, self.size)
+        if sorted(indexes) != list(range(self.size)):
+            raise ConfigError(f"the order must have each number from 0 to {self.size - 1} once.")
         self.keys = [self.keys[place] for place in indexes]
         self.tags = [self.tags[place] for place in indexes]
 
@@ -180,17 +182,9 @@ class BatchMeta(_Travels):
         self.extra_info: dict[str, Any] = dict(extra_info or {})
 
     @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.global_indexes)
-
-    @property
     def is_ready(self) -> bool:
         """Whether there are rows, all of which have the columns."""
         return self.size > 0
-
-    def __len__(self) -> int:
-        return self.size
 
     def __str__(self) -> str:
         return (
@@ -263,11 +257,6 @@ def _parts(size: int, chunks: int) -> list[range]:
     base, longer = divmod(size, chunks)
     ends = [base * part + min(part, longer) for part in range(chunks + 1)]
     return [range(begin, end) for begin, end in pairwise(ends)]
-
-
-def _check_order(indexes: Sequence[int], size: int) -> None:
-    if sorted(indexes) != list(range(size)):
-        raise ConfigError(f"the order must have each number from 0 to {size - 1} once.")
 
 
 def _merged(infos: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from accelerate import DistributedType
 from transformers import TrainerCallback
@@ -13,6 +13,7 @@ from redrb.compat.trl.held_leases import HeldLeases
 from redrb.compat.trl.token_rows import TokenRow, check_group_size, token_row
 from redrb.errors import ConfigError, RecordError, WrongStep
 from redrb.experience import BufferItem
+from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease
 from redrb.train.fresh_batches import log_rejected
 from redrb.weights import WeightPublisher
@@ -127,7 +128,7 @@ def maker_reward(completions: Sequence[Any], **fields: Any) -> list[float | None
     return list(rewards)
 
 
-class TaskRollouts(TrainerCallback):  # type: ignore[misc]
+class TaskRollouts(TrainerCallback, Entered):  # type: ignore[misc]
     """Feeds a GRPOTrainer with groups of a task; give it as `rollout_func` and in `callbacks`.
 
     Each call takes as many groups as the trainer asks for prompts. Groups are acknowledged after
@@ -188,9 +189,6 @@ class TaskRollouts(TrainerCallback):  # type: ignore[misc]
         self._passes = 0  # forward passes of this process that are trained
         self._trained_at = 0  # passes after which all groups that were taken are trained
         self._rank_step: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._leases.end(error)

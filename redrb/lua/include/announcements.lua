@@ -24,6 +24,11 @@ local function announce(worker, packed, ended)
   end
 end
 
+-- How many workers are not over; those that are over stay until the next announcement of any worker.
+local function announced_count()
+  return redis.call('ZCOUNT', key('workers'), string.format('(%.0f', server_ms() - SILENT_MS), '+inf')
+end
+
 -- The server's ms of the announcement of each worker that has announced itself, or its end, since a time: the
 -- newest first, `most` at most of those that live and of those that have ended. And name and announcement of
 -- each, in one list.

@@ -76,7 +76,7 @@ return {cmsgpack.pack({
   figures = figures,
   groups = reported,
   odd_groups = odd,
-  workers_total = redis.call('ZCARD', key('workers')),
+  workers_total = announced_count(),
   seen_ms = seen,
   memory_bytes = memory,
 }), unpack(workers)}

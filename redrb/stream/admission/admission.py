@@ -7,13 +7,13 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Self
 
+from redrb.scopes import Entered
 from redrb.stream.admission.maker import Maker
 from redrb.stream.put.rights import Rights, RightsSource, too_few
 
 
-class Admission(RightsSource):
+class Admission(RightsSource, Entered):
     """Rights to begin groups: one for each; safe among threads.
 
     Leaving its block returns the rights that no put has used. Rights of a put that failed stay
@@ -48,9 +48,6 @@ class Admission(RightsSource):
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _drop, maker, series, self._left, maker.name)
         self._finalizer.atexit = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.cancel()

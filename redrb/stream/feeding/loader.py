@@ -16,12 +16,13 @@ from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import Experience, Status
 from redrb.experience.records import Side
 from redrb.forks import in_child
+from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.feeding.prefetcher import Placer, Prefetcher
 
 
-class ExperienceLoader:
+class ExperienceLoader(Entered):
     """Yields padded batches; the next ones are taken, decoded and copied while the step runs.
 
     A batch is acknowledged when the loop comes back for the next one, which is after its step.
@@ -104,9 +105,6 @@ class ExperienceLoader:
         in_child(self._forget_lease)
         self.wait_for_batch_s = self.last_wait_for_batch_s = 0.0
         self.batches = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

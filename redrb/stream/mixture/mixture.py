@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import Self
 
 from redrb.checks import checked_int
 from redrb.connection import Client
@@ -18,6 +17,7 @@ from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import BatchTimeout, ConfigError, StoreUnavailable
 from redrb.forks import in_child
 from redrb.keys import check_name
+from redrb.scopes import Closing
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.take.endings import end_parts
@@ -115,7 +115,7 @@ def _fraction(task: str, weight: object) -> Fraction:
 _log = logging.getLogger("redrb")
 
 
-class Mixture:
+class Mixture(Closing):
     """Several tasks from which one batch is taken, in given ratios.
 
     After every take of this object the number of groups that it has taken of each task differs from
@@ -182,12 +182,6 @@ class Mixture:
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def weights(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from redrb.connection.deadline import Deadline
 from redrb.errors import (
@@ -16,6 +16,7 @@ from redrb.errors import (
 )
 from redrb.experience import BufferItem
 from redrb.experience.records import Scalar
+from redrb.scopes import Entered
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
@@ -118,7 +119,7 @@ LEAVE_S = 1.0
 """How long a block that raised waits for room for its last put."""
 
 
-class Writer:
+class Writer(Entered):
     """Puts experience into a task without waiting for each put; made by `stream.writer()`.
 
     One put is on its way while the next one is made and encoded, so at most two are in memory, and
@@ -134,9 +135,6 @@ class Writer:
         self.in_flight = PutInFlight(producer, prepare)
         self._puts = 0
         self._stored: tuple[int, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
+from typing import IO, Any, BinaryIO, Final, NamedTuple, NoReturn
 
 import msgspec
 import xxhash
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 class SaveWriter:
     """Writes the frames of one file."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = xxhash.xxh3_128()
         self._write(PREFIX.pack(MAGIC, VERSION, 0))

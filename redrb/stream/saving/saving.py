@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Self, TypeAlias
+from typing import IO, Self, TypeAlias
 
 from redrb.errors import ConfigError, StoreError
-from redrb.staging import staging, sync_folder
+from redrb.staging import replacing
 from redrb.stream.saving.directory import saving_into
 from redrb.stream.saving.file import Kind, SaveWriter
 from redrb.stream.saving.records import TaskEnd
@@ -114,7 +114,7 @@ def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedT
     target = Path(path)
     for _ in range(_ATTEMPTS):
         try:
-            with replacing(target) as file:
+            with replaced(target) as file:
                 ending = _write(store, file, partitions)
         except TaskChanged:
             continue
@@ -122,7 +122,7 @@ def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedT
     raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
 
 
-def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
+def _write(store: TaskStore, file: IO[bytes], partitions: int) -> TaskEnd:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
     if reader.header.partitions != partitions:
         raise ConfigError(
@@ -154,16 +154,10 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file, in a folder of `staging`, that replaces `target` after the block."""
+def replaced(target: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `target` after the block; raises ConfigError."""
     try:
-        with staging(target) as folder:
-            fresh = folder / target.name
-            with fresh.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(target)
-            sync_folder(target.parent)
+        with replacing(target) as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}.") from error

@@ -7,9 +7,10 @@ has no record, and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
+from redrb.connection.client import scan_hash
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.calls import Notes, ReadRecords, ReadTask, TaskReply
@@ -33,8 +34,6 @@ PAGE_GROUPS = 32
 PAGE_BYTES = 4 << 20
 """Bytes of a page to aim at; a single group may be larger."""
 
-_SCAN_FIELDS = 500
-
 
 class TaskChanged(RedrbError):
     """The task was cleared while it was read: begin again."""
@@ -56,13 +55,18 @@ class TaskReader:
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival; raises TaskChanged."""
         stream, end = self._store.keys.stream, entry_id(self.header.last)
+        names = [group.name for group in self.header.groups]
         after, count = 0, 1
         while True:
             page = self._execute("XRANGE", stream, entry_id(after + 1), end, "COUNT", count)
             if not page:
                 return
             entries = list(map(parse_entry, page))
-            records = self._records([seq for seq, _ in entries])
+            read = ReadRecords(names, [str(seq) for seq, _ in entries])
+            reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
+            if reply.last < self.header.last:
+                raise TaskChanged("the task was cleared")
+            records = map(_record, [seq for seq, _ in entries], reply.notes, facts)
             for (_, payload), record in zip(entries, records, strict=True):
                 # it may have been deleted after it was read
                 stored = record and (record.needs or record.archived or not self.header.groups)
@@ -130,22 +134,10 @@ class TaskReader:
                     for status, (train_step, last) in pairs.items()
                 }
 
-    def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
-        names = [group.name for group in self.header.groups]
-        read = ReadRecords(names, list(map(str, seqs)))
-        reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
-        if reply.last < self.header.last:
-            raise TaskChanged("the task was cleared")
-        return list(map(_record, seqs, reply.notes, facts))
-
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
-        cursor = b"0"
-        while True:
-            cursor, flat = self._execute("HSCAN", key, cursor, "COUNT", _SCAN_FIELDS)
-            if flat:
-                yield _texts(flat)
-            if int(cursor) == 0:
-                return
+        for page in filter(None, scan_hash(self._store.client, key)):
+            with Reading("a hash of a task"):
+                yield {name.decode(): value.decode() for name, value in page}
 
     def _execute(self, *arguments: Argument) -> Reply:
         return self._store.client.execute(*arguments)
@@ -183,9 +175,3 @@ def _record(seq: int, notes: Notes, packed: bytes) -> GroupRecord | None:
     facts = unpack_facts(packed)
     facts.pop("current", None)  # the version when it was put: of a run that is over
     return GroupRecord(seq, cast("SavedFacts", facts), notes.archived, notes.needs)
-
-
-@Reading("a hash of a task")
-def _texts(flat: Sequence[bytes]) -> dict[str, str]:
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return {name.decode(): value.decode() for name, value in pairs}

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Self
 
 from redrb.checks import checked_int_or_none, checked_timeout
 from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
+from redrb.scopes import Entered
 from redrb.stream import ExperienceStream
 from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
@@ -26,7 +26,7 @@ MAX_GROUPS = 256
 """Default of `max_groups`."""
 
 
-class ExperienceSender:
+class ExperienceSender(Entered):
     """Puts experience in the background, so that a maker does not wait for Redis.
 
     Each group is put exactly once, in order for each stream, however long Redis is away. Memory is
@@ -88,9 +88,6 @@ class ExperienceSender:
 
     def __repr__(self) -> str:
         return f"<redrb.ExperienceSender {self.waiting_groups} groups waiting>"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from redrb.connection.deadline import Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
+from redrb.scopes import Closing
 from redrb.stream.steps import Steps
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
@@ -111,7 +112,7 @@ class InFlightTake:
         self._slot.abandon_take(self)
 
 
-class LeaseLoop:
+class LeaseLoop(Closing):
     """An iterator over leases, each taken while the one before is trained on.
 
     See `ExperienceStream.leases`. At the end of a `with` block, by `close`, and when nothing refers
@@ -146,12 +147,6 @@ class LeaseLoop:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the loop, and release the batches that it holds; closing twice does no harm."""

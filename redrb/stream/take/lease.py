@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
+from redrb.scopes import Entered
 from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -32,7 +33,7 @@ from redrb.stream.take.partition_lease import Expiry, PartitionLease
 Ids = TypeVar("Ids")
 
 
-class PartsLease(ABC, Generic[Ids]):
+class PartsLease(Entered, Generic[Ids]):
     """Groups held in one part or several, used as one batch; `Ids` names some of the groups.
 
     All parts are ended together. When another consumer has taken one of them over, the others are
@@ -50,9 +51,6 @@ class PartsLease(ABC, Generic[Ids]):
     def __len__(self) -> int:
         """Return the number of groups that are still leased."""
         return sum(map(len, self._parts))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self:

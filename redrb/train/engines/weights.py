@@ -20,6 +20,8 @@ from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 from redrb.weights.host.locks import FileLock
 from redrb.weights.host.versions import HostVersions
+from redrb.weights.lora.merging import merged
+from redrb.weights.lora.names import base_names, pairs
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.reading.standby import Held, next_move
@@ -47,6 +49,7 @@ class EngineWeights:
     The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
     It holds one version, and two during an update; makers of one machine share them. A maker that
     writes a version keeps a copy of the weights in memory, so that the next one costs its delta.
+    An adapter is merged into the weights that it belongs to, because servers load whole models.
 
     Attributes:
         client: Connection to Redis.
@@ -107,18 +110,12 @@ class EngineWeights:
 
         Raises:
             WeightTimeout: None was published in time.
-            ConfigError: The newest version is an adapter, or has no tensors of `model`.
+            ConfigError: The newest version has no tensors of `model`.
             EngineError: The server could not load it.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
         for left in reversed(range(_LOADINGS)):
             found = await self._newest(timeout)
-            if found.kind == "lora":
-                raise ConfigError(
-                    f"version {found.version} of weights {self.name!r} is a LoRA adapter, and "
-                    "servers load whole models: publish full versions, with "
-                    "update_lora_weights=False and no publish_lora."
-                )
             # all that the server is given with a version
             given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
             digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
@@ -194,20 +191,31 @@ class EngineWeights:
 
     def _write(self, found: WeightVersion, path: Path) -> None:
         """Write a version into a new folder."""
-        fetched = self._copy.fetch(self._catalogue, found.version)
-        if fetched.state is None or next_move(found, Held(fetched.described)) != "nothing":
+        fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
+        if fetched.state is None:
+            raise WeightError(
+                f"version {found.version} of weights {self.name!r} is an adapter whose weights are "
+                "not published: publish them too, with fully_update=True."
+            )
+        if next_move(found, Held(fetched.described)) != "nothing":
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
         state = dict(named_tensors(fetched.state))
-        chosen = {
+        own = {
             name.removeprefix(self._prefix): tensor
             for name, tensor in state.items()
             if name.startswith(self._prefix)
         }
+        chosen = {plain: own[name] for plain, name in base_names(own).items()}
         if not chosen:
             raise ConfigError(
                 f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
                 f"{', '.join(sorted(state)[:3])}: give model=."
             )
+        if fetched.adapter is not None:
+            configs = fetched.adapter.configs
+            for layer, (a, b) in pairs(fetched.adapter.tensors).items():
+                name = f"{layer.removeprefix(self._prefix)}.weight"
+                chosen[name] = merged(chosen[name], a, b, configs[layer])
         path.mkdir()
         for file in self._config.iterdir() if self._config else ():
             if file.is_file() and file.suffix not in (".safetensors", ".bin"):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain
 from typing import Final
 
 from redrb.connection import Client
+from redrb.connection.client import scan_hash
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.connection.transport import Pipeline, without_errors
 from redrb.keys import TableKeys
-from redrb.table.payload import by_node, exchange, unlink
+from redrb.table.payload import Wanted, by_node, exchange, read, unlink
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack
 from redrb.watch.state.findings.wording import counted, finding_of, listed, redrb_command, shown
@@ -70,12 +71,13 @@ def examine_table(client: Client, namespace: str, name: str) -> TableExamination
         if here().left_s < LEFT_S:
             return TableExamination(name, differences=differences, trash=trash, whole=False)
     lacking: list[bytes] = []
-    for number, record in _records(node, keys):
-        for key in _values(keys, record):
-            if key in stored:
-                stored[key] = True
-            else:
-                lacking.append(number)
+    for records in scan_hash(node, keys.rows):
+        for number, record in records:
+            for key in _values(keys, record):
+                if key in stored:
+                    stored[key] = True
+                else:
+                    lacking.append(number)
         if here().left_s < LEFT_S:
             return TableExamination(name, differences=differences, trash=trash, whole=False)
     orphans = _old(client, [key for key, used in stored.items() if not used])
@@ -114,53 +116,40 @@ def _trash(node: Client, keys: TableKeys) -> int:
     return int(node.execute("SCARD", keys.trash))
 
 
-def _records(node: Client, keys: TableKeys) -> Iterator[tuple[bytes, bytes]]:
-    """Yield number and record of each row, also of retained ones."""
-    cursor = b""
-    while cursor != b"0":
-        cursor, flat = node.execute("HSCAN", f"{keys.prefix}rows", cursor or b"0", "COUNT", PAGE)
-        yield from zip_longest(flat[::2], flat[1::2])
-
-
 def _values(keys: TableKeys, record: bytes) -> Iterator[str]:
     with Reading("the record of a row"):
         for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
             yield keys.value(bucket, token, place)
 
 
-def _each(client: Client, names: Sequence[str], *command: str) -> dict[str, Reply]:
-    """Return the reply to a command on each key, on all nodes."""
-    nodes = list(by_node(client, names).items())
-    requests = []
-    for node, places in nodes:
-        pipeline = Pipeline()
-        for place in places:
-            pipeline.add(*command, names[place])
-        requests.append(Request(node, pipeline, without_errors))
-    found: dict[str, Reply] = {}
-    for (_, places), replies in zip(nodes, exchange(requests), strict=True):
-        found |= zip((names[place] for place in places), replies, strict=True)
-    return found
-
-
 def _old(client: Client, names: Sequence[str]) -> Iterator[str]:
     """Yield values that nobody has used for long, and that are there."""
     for first in range(0, len(names), PAGE):
-        idle = _each(client, names[first : first + PAGE], "OBJECT", "IDLETIME")
-        yield from (name for name, idle_s in idle.items() if idle_s is not None and idle_s >= OLD_S)
+        page = names[first : first + PAGE]
+        requests, places = [], []
+        for node, of_node in by_node(client, page).items():
+            pipeline = Pipeline()
+            for place in of_node:
+                pipeline.add("OBJECT", "IDLETIME", page[place])
+            places += of_node
+            requests.append(Request(node, pipeline, without_errors))
+        for place, idle_s in zip(places, chain.from_iterable(exchange(requests)), strict=True):
+            if idle_s is not None and idle_s >= OLD_S:
+                yield page[place]
 
 
 def _gone(client: Client, node: Client, keys: TableKeys, numbers: Sequence[bytes]) -> Iterator[str]:
     """Yield the keys of rows whose values are gone, if they are as they were."""
     if not numbers:
         return
-    read = TagReader().read
-    records = node.execute("HMGET", f"{keys.prefix}rows", *numbers)
+    read_tags = TagReader().read
+    records = node.execute("HMGET", keys.rows, *numbers)
     tags = node.execute("HMGET", f"{keys.prefix}tags", *numbers)
     for record, packed in zip(records, tags, strict=True):
-        names = list(_values(keys, record)) if record else []
-        if packed and not all(_each(client, names, "EXISTS").values()):
-            yield read(packed)[0]
+        places = _values(keys, record) if record else ()
+        wanted = [Wanted(key, 0, 1, whole=False) for key in places]
+        if packed and None in read(client, wanted):
+            yield read_tags(packed)[0]
 
 
 def find(state: State, table: TableExamination) -> Iterator[Finding]:
@@ -185,7 +174,7 @@ def find(state: State, table: TableExamination) -> Iterator[Finding]:
 def delete_orphans(client: Client, namespace: str, table: TableExamination) -> tuple[str, bool]:
     """Delete old values that no row has, unless a row has them now."""
     keys, orphans = TableKeys.of(namespace, table.name), set(table.orphans)
-    for _, record in _records(client.at(keys.stream), keys):
+    for _, record in chain.from_iterable(scan_hash(client.at(keys.stream), keys.rows)):
         orphans.difference_update(_values(keys, record))
     names = list(_old(client, sorted(orphans)))
     for first in range(0, len(names), PAGE):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from redrb.checks import require_package
+from redrb.scopes import Entered
 
 _FLUSH_S: Final = 10
 
@@ -42,11 +43,8 @@ def numbers_of(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
             yield name, number
 
 
-class _Log:
+class _Log(Entered):
     """A place for the numbers of events: those of an event `step` are named `step/NAME`."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(failed=error is not None)

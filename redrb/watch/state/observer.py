@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final
 
 from redrb.connection import Client
 from redrb.errors import RedrbError
+from redrb.scopes import Closing
 from redrb.watch.state.findings import connection_finding, findings_of
 from redrb.watch.state.history import History
 from redrb.watch.state.model import Finding, State
@@ -39,7 +40,7 @@ class View:
     findings: tuple[Finding, ...] = ()
 
 
-class Observer:
+class Observer(Closing):
     """Reads the state of a namespace about once a second; safe among threads.
 
     While Redis is away the newest view stays, with its age and the reason.
@@ -60,12 +61,6 @@ class Observer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redrb-observer", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def newest(self) -> View:
         """Return the newest view; never blocks on Redis."""

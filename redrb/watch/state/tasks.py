@@ -57,16 +57,11 @@ _MOST_PARTITIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _ObservedPartition:
-    """What one partition of a task says."""
+    """What one partition of a task says, and what follows from it."""
 
-    fields: Mapping[str, str]
-    put: int
-    figures: Mapping[str, int]
+    found: Observed
     groups: Mapping[str, ConsumerGroupState]
-    odd_groups: int
     workers: tuple[WorkerState, ...]
-    workers_total: int
-    memory_bytes: int | None
 
 
 def read_tasks(
@@ -101,7 +96,7 @@ def read_tasks(
         ]
         if damage or not isinstance(part, _ObservedPartition):
             states.append(TaskState(name, readable=False, damage="".join(damage[:1])))
-        elif part.fields:
+        elif part.found.settings:
             try:
                 states.append(_task(name, readable))
             except StoreError as error:
@@ -137,17 +132,11 @@ def _observed(
 
 
 def _part(found: Observed, announced: Announced) -> _ObservedPartition:
-    known = announced.note(found)
-    read = (worker_state(*worker) for worker in known)
+    read = (worker_state(*worker) for worker in announced.note(found))
     return _ObservedPartition(
-        fields=found.settings,
-        put=found.put,
-        figures=found.figures,
+        found,
         groups={group.name: _group(group, found) for group in found.groups},
-        odd_groups=found.odd_groups,
         workers=tuple(worker for worker in read if worker is not None),
-        workers_total=found.workers_total,
-        memory_bytes=found.memory_bytes,
     )
 
 
@@ -164,31 +153,31 @@ def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
 
 
 def _partitions(part: _ObservedPartition) -> int:
-    count = part.fields.get("partitions") or "1"
+    count = part.found.settings.get("partitions") or "1"
     return min(int(count), _MOST_PARTITIONS) if count.isdecimal() else 1
 
 
 def _task(name: str, parts: Sequence[_ObservedPartition]) -> TaskState:
     """Return a task from its partitions; raises StoreError if its settings are damaged."""
     first = parts[0]
-    shown = summed_settings([shown_settings(part.fields) for part in parts])
-    put = sum(part.put for part in parts)
+    shown = summed_settings([shown_settings(part.found.settings) for part in parts])
+    put = sum(part.found.put for part in parts)
     names = sorted({name for part in parts for name in part.groups} - first.groups.keys())
     groups = tuple(
         _summed([_group_in(part, name) for part in parts]) for name in (*first.groups, *names)
     )
     stored = groups[0].stats if groups else StreamStats.of({})
-    memory = [part.memory_bytes for part in parts]
+    memory = [part.found.memory_bytes for part in parts]
     return TaskState(
         name=name,
-        incarnation=first.fields.get("incarnation", ""),
-        order=first.fields.get("order") or "fifo",
+        incarnation=first.found.settings.get("incarnation", ""),
+        order=first.found.settings.get("order") or "fifo",
         partitions=_partitions(first),
         settings={name: text for name, text in shown.items() if name not in _HIDDEN},
         groups=groups,
-        odd_groups=max(part.odd_groups for part in parts),
+        odd_groups=max(part.found.odd_groups for part in parts),
         workers=with_holdings(in_order(_merged([part.workers for part in parts])), groups),
-        workers_total=max(part.workers_total for part in parts),
+        workers_total=max(part.found.workers_total for part in parts),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
         memory_bytes=None if None in memory else sum(filter(None, memory)),
     )
@@ -198,8 +187,8 @@ def _group_in(part: _ObservedPartition, name: str) -> ConsumerGroupState:
     """Return a consumer group in one partition; where it has not joined, what it would find."""
     if name in part.groups:
         return part.groups[name]
-    stored = part.figures["stored"]
-    found = StreamStats.of({**part.figures, "put": stored, "waiting": stored})
+    stored = part.found.figures["stored"]
+    found = StreamStats.of({**part.found.figures, "put": stored, "waiting": stored})
     return ConsumerGroupState(name, found, Staleness(Histogram(unknown=stored)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from torch import Tensor
@@ -24,6 +24,18 @@ def lora_name(layer: str, half: str) -> str:
 def layer_name(name: str) -> str:
     """Return a layer's name in the model without LoRA, without PEFT's prefix."""
     return f"{name}.".removeprefix(PEFT_PREFIX).removesuffix(".")
+
+
+def base_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that tensors of a PEFT model have, by the names they have without LoRA.
+
+    Those of `lora_A` and `lora_B` are left out.
+    """
+    return {
+        layer_name(name).replace(".base_layer.", "."): name
+        for name in names
+        if _NAME.fullmatch(name) is None
+    }
 
 
 def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

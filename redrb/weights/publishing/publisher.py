@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
+from redrb.scopes import Closing
 from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
@@ -87,7 +88,7 @@ def lay_out(
 _ATTEMPTS = 3
 
 
-class WeightPublisher:
+class WeightPublisher(Closing):
     """The only publisher of the weights `name`; a new publisher takes over from the one before.
 
     Readers see either the version before or the whole new version, even if the publisher is killed;
@@ -139,12 +140,6 @@ class WeightPublisher:
         self._closed = False
         self._committer.take_over()
         Registry(client, namespace).add("weights", name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<redrb.WeightPublisher {self._name!r} on {self._client.where}>"

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.connection.transport import Reply
 from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
+from redrb.scopes import Entered
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
 from redrb.weights.wire.chunks import ChunkGoneError, Incoming, batches, fetch
@@ -195,16 +196,13 @@ class Catalogue:
         return Step(how, manifest, manifest.describe(self.name, created_s))
 
 
-class Pin:
+class Pin(Entered):
     """Keeps the versions that one fetch needs from being deleted, until the end of its `with`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._reader = uuid.uuid4().hex
         self._renewed = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         try:

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
@@ -21,6 +21,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
+from redrb.scopes import Closing
 from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.state_copies import FetchedVersion
 from redrb.weights.reading.targets import LoadTarget
@@ -302,7 +303,7 @@ class BackgroundFetch(ABC):
                 self._notify()
 
 
-class WeightStandby(BackgroundFetch):
+class WeightStandby(BackgroundFetch, Closing):
     """Keeps the newest version ready beside the model; `WeightSubscriber.standby` creates it.
 
     A thread waits for new versions and fetches them into the subscriber's copy while generation
@@ -328,12 +329,6 @@ class WeightStandby(BackgroundFetch):
         self._seen: int | None = None
         self._refused = 0  # the newest version, if it can never be fetched
         self._start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<redrb.WeightStandby {self._name!r} at version {self.version}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -59,12 +59,18 @@ class PrivateCopy:
         return self.follow(pin, steps, needed) if steps else None
 
     def fetch(
-        self, catalogue: Catalogue, version: int | None = None, *, only_adapter: bool = False
+        self,
+        catalogue: Catalogue,
+        version: int | None = None,
+        *,
+        only_adapter: bool = False,
+        with_base: bool = False,
     ) -> FetchedVersion:
         """Fetch a version, default the newest, by deltas if they lead to it from the content.
 
         Args:
             only_adapter: Fetch an adapter without its base, and nothing of another version.
+            with_base: Return the base of an adapter as the state, fetched if it is not held.
 
         Raises:
             WeightError: There is no such version.
@@ -77,6 +83,9 @@ class PrivateCopy:
                 known = f"the newest is {newest.version}" if newest else "nothing is published yet"
                 which = "" if version is None else f"version {version} of "
                 raise WeightError(f"no {which}weights {catalogue.name!r} to fetch: {known}.")
+            if with_base:
+                found = self.follow(pin, steps, lambda _: None)
+                return replace(found, state=self._replica.state if self._replica else None)
             if steps[-1].how == "lora":
                 steps = steps[-1:]
             elif only_adapter:

@@ -148,6 +148,9 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
     summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
+    if task.table:
+        kind = "unclaimed-rows"
+        summary = f"{counted(waiting, 'group')} of rows{name} wait, and no process claims them."
     yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 
 
