@@ -109,7 +109,10 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     page = (PAGES / f"{name}.md").read_text()
     port, own = str(free_port()), SERVER.search(page)
     tls = own is not None and "tls-port" in own[1]
-    program = programs()[with_tls()[0]] if tls else list(programs().values())[-1]
+    program = list(programs().values())[-1]
+    if tls:
+        need("openssl")
+        program = programs().get(with_tls()[0]) or need("redis-server")
     password = "change-me" if own is not None and "requirepass" in own[1] else ""
     script(tmp_path, "bin/redis-server", f'exec {program} "$@"')
     script(
@@ -159,6 +162,8 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
 @pytest.fixture
 def slurm(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     """Start the example for Slurm with stand-ins for Slurm's commands and the workers."""
+    need("openssl")
+    need("redis-cli")
     words = (PAGES.parents[1] / "examples" / "slurm" / "job.sbatch").read_text()
     port = str(free_port())
     script(tmp_path, "job.sbatch", words.replace("6379", port))
