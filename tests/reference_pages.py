@@ -26,6 +26,7 @@ from redrb.options import shown
 from redrb.recipe import GRPORecipe, PPORecipe
 from redrb.recipe.command_line import general_parser
 from redrb.recipe.job_settings import (
+    EngineSettings,
     JobSettings,
     MakerSettings,
     StepSettings,
@@ -297,6 +298,7 @@ UNITS = {
     "actor_learning_rate": "",
     "learning_rate": "",
     "entropy_coef": "",
+    "lora_rank": "",
     "gamma": "",
     "kl_coef": "",
     "lam": "",
@@ -418,6 +420,7 @@ OWNERS: dict[type, str] = {
     TrainerSettings: "The trainer",
     StepSettings: "The training step",
     LanguageRecipe: "Sampling from a causal model",
+    EngineSettings: "Sampling from an inference server",
     PPORecipe: "PPO",
     GRPORecipe: "GRPO",
 }
