@@ -148,6 +148,7 @@ def test_groups_are_sampled_with_the_published_weights_and_scored(
         assert item.extras == {"answer": item.extras["answer"]}
         assert item.tags["maker"] == "maker-1"
         assert item.policy_version == 1
+        assert not list((tmp_path / "versions").iterdir())  # no memory of /dev/shm is left
         start = len(item.sequences) - len(item.action_mask)
         text = recipe.decode(item.sequences[start:])
         assert item.reward == text.count(item.extras["answer"])
