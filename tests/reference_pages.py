@@ -87,10 +87,11 @@ def pages() -> dict[str, str]:
 
 def write() -> None:
     """Write all pages; pages of names that are gone are deleted."""
+    made = pages()
     for folder in ("api", "commands"):
         for page in (REFERENCE / folder).glob("*.md"):
             page.unlink()
-    for name, text in pages().items():
+    for name, text in made.items():
         (REFERENCE / name).parent.mkdir(parents=True, exist_ok=True)
         (REFERENCE / name).write_text(text)
 
@@ -298,7 +299,6 @@ UNITS = {
     "actor_learning_rate": "",
     "learning_rate": "",
     "entropy_coef": "",
-    "lora_rank": "",
     "gamma": "",
     "kl_coef": "",
     "lam": "",
@@ -321,6 +321,7 @@ UNITS = {
     "keep_groups": "groups",
     "capacity": "groups",
     "lease_ms": "ms",
+    "lora_rank": "dimensions",
     "limit": "groups",
     "maker_steps": "steps",
     "max_bytes": "bytes",
@@ -420,7 +421,7 @@ OWNERS: dict[type, str] = {
     TrainerSettings: "The trainer",
     StepSettings: "The training step",
     LanguageRecipe: "Sampling from a causal model",
-    EngineSettings: "Sampling from an inference server",
+    EngineSettings: "The inference server of makers",
     PPORecipe: "PPO",
     GRPORecipe: "GRPO",
 }

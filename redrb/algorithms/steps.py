@@ -92,10 +92,10 @@ class PPOStep(PolicyStep):
         """Take one step of both optimizers.
 
         Returns:
-            Metrics before the step, of all ranks; `docs/algorithms.md` has a table: `actor_loss`,
-            `critic_loss`, `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`,
-            `length_mean`, `length_max`, `reward`, `reference_kl` where the batch has `kl`, and the
-            norms `actor_grad_norm` and `critic_grad_norm` before scaling.
+            Metrics before the step, of all ranks; `docs/reference/algorithms.md` has a table:
+            `actor_loss`, `critic_loss`, `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`,
+            `ratio_max`, `length_mean`, `length_max`, `reward`, `reference_kl` where the batch has
+            `kl`, and the norms `actor_grad_norm` and `critic_grad_norm` before scaling.
 
         Raises:
             RecordError: A field that PPO needs is None or has another shape, or a gradient is not
@@ -214,10 +214,10 @@ class GRPOStep(PolicyStep):
         """Take one optimizer step.
 
         Returns:
-            Metrics before the step, of all ranks; `docs/algorithms.md` has a table: `actor_loss`,
-            `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`, `length_mean`,
-            `length_max`, `actor_grad_norm` before scaling, with a reference `reference_kl`, and
-            `reward` where the batch has one.
+            Metrics before the step, of all ranks; `docs/reference/algorithms.md` has a table:
+            `actor_loss`, `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`,
+            `length_mean`, `length_max`, `actor_grad_norm` before scaling, with a reference
+            `reference_kl`, and `reward` where the batch has one.
 
         Raises:
             RecordError: A field that GRPO needs is None or has another shape, or a gradient is not

@@ -3,7 +3,7 @@
     --data-source-path redrb.compat.miles.RedrbDataSource
     --custom-async-data-buffer-path redrb.compat.miles.RedrbDataBuffer
 
-Settings as for slime: docs/slime.md.
+Settings as for slime: docs/how-to/slime.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`RedrbDataPlaneClient`: NeMo RL's data plane on tables (docs/nemo-rl.md)."""
+"""`RedrbDataPlaneClient`: NeMo RL's data plane on tables (docs/how-to/nemo-rl.md)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     --rollout-function-path redrb.compat.slime.generate_rollout
 
 Settings are attributes of slime's arguments, which a `--custom-config-path` sets, or variables of
-the environment: docs/slime.md. slime is imported when it is needed, so that makers need only redrb.
+the environment: docs/how-to/slime.md. slime is imported when it is needed, so that makers need only
+redrb.
 """
 
 from __future__ import annotations

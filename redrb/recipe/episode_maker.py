@@ -45,14 +45,13 @@ def encoded_prompt(recipe: GRPORecipe, prompt: Prompt) -> dict[str, Any]:
     return {**prompt, "input_ids": recipe.encode(prompt).tolist()}
 
 
-def episode_of(recipe: GRPORecipe) -> Episode:
+def episode_of(
+    recipe: GRPORecipe, of_recipe: Callable[..., Any], most_s: float | None = None
+) -> Episode:
     """Return the recipe's episode with its time limit, and with the prompt's keys in its samples.
 
-    It has the parameter `partial` if the recipe's episode has it. A recipe without episodes samples
-    one completion, which is scored together with its group.
+    It has the parameter `partial` if the recipe's episode has it.
     """
-    of_recipe: Callable[..., Any] = getattr(recipe, "episode", completion)
-    most_s: float | None = getattr(recipe, "episode_timeout", None)
 
     @wraps(of_recipe)
     async def episode(prompt: dict[str, Any], *arguments: Any, **partial: Any) -> list[BufferItem]:
@@ -154,8 +153,10 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
     between two tokens; on a server at once. A recipe without episodes samples completions.
     """
 
-    def __init__(self, client: Client, recipe: GRPORecipe, write: Write) -> None:
-        """Open the task."""
+    def __init__(
+        self, client: Client, recipe: GRPORecipe, write: Write, episode: Episode | None = None
+    ) -> None:
+        """Open the task; without an episode, completions are scored together with their group."""
         self._client, self._recipe = client, recipe
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
@@ -172,11 +173,11 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
                 self._sampler = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
             else:
                 self._sampler = ServedEngine(recipe)
-            self._reward = None if hasattr(recipe, "episode") else recipe.scorer()
+            self._reward = None if episode else recipe.scorer()
             self._names = group_names(recipe)
             super().__init__(
                 stream,
-                episode_of(recipe),
+                episode or episode_of(recipe, completion),
                 self._sampler,
                 group_size=recipe.group_size,
                 groups=recipe.prompts_per_step,

@@ -70,9 +70,10 @@ class EpisodeRecipe(GRPORecipe):
 
     def maker(self, client: Client, write: Write) -> EpisodeRecipeMaker:
         """Return a maker that runs episodes."""
-        from redrb.recipe.episode_maker import EpisodeRecipeMaker
+        from redrb.recipe.episode_maker import EpisodeRecipeMaker, episode_of
 
-        return EpisodeRecipeMaker(client, self, write)
+        episode = episode_of(self, self.episode, self.episode_timeout)
+        return EpisodeRecipeMaker(client, self, write, episode)
 
     def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, Any] | None:
         """Return the mean reward of an episode of each held-out prompt; None without any.

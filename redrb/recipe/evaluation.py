@@ -107,7 +107,7 @@ def _evaluated(
     prompts: Sequence[Prompt],
 ) -> dict[str, Any]:
     engine = LocalEngine(sample, max_new_tokens=recipe.max_new_tokens)
-    runner = EpisodeRunner(episode_of(recipe), engine)
+    runner = EpisodeRunner(episode_of(recipe, recipe.episode, recipe.episode_timeout), engine)
     encoded = [encoded_prompt(recipe, prompt) for prompt in prompts]
 
     async def reward(prompt: dict[str, Any]) -> tuple[float, str]:

@@ -109,7 +109,7 @@ def test_makers_end_when_the_trainer_has_ended_the_job(job, monkeypatch):
 
 
 def test_the_end_as_the_documents_print_it(job, client, namespace):
-    page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from-coati.md").read_text()
     [example] = re.findall(r"```python\n(trainer\.fit.*?)```", page, re.DOTALL)
     exec(example.replace("1000", "0"), {"trainer": job.trainer()})
     newest = AnnouncementReader(client, trainer_key(namespace, "trainer_0")).newest()

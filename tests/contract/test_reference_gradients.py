@@ -1,6 +1,6 @@
 """Training out of a task takes the steps of the formulas, in float64 and without padding.
 
-The reference computes each sample alone, from the formulas of docs/algorithms.md.
+The reference computes each sample alone, from the formulas of docs/reference/algorithms.md.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -39,22 +37,6 @@ def test_the_readme_example_runs_as_printed() -> None:
     printed = run(example)
     assert "torch.Size([2, 12]) tensor([5, 3])" in printed
     assert "put=1, acked=1" in printed
-
-
-def test_the_blocks_of_algorithms_run_as_one_program() -> None:
-    page = (ROOT / "docs" / "algorithms.md").read_text()
-    printed = run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))).splitlines()
-    assert float(printed[0]) == pytest.approx(1)
-    assert len(printed) == 3
-    assert printed[2] == "torch.Size([2, 5, 3]) tensor([2, 5])"
-
-
-def test_the_example_of_makers_runs_as_printed() -> None:
-    page = (ROOT / "docs" / "makers.md").read_text()
-    [example] = re.findall(
-        r"<!-- a test runs this example as.*?```python\n(.*?)```", page, re.DOTALL
-    )
-    assert run(example) == "['c', 'd']\n"
 
 
 def test_the_readme_is_short() -> None:

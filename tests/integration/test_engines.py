@@ -876,8 +876,9 @@ def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
 
 
 def test_the_example_of_the_documents_runs_as_printed(server, client, stream, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
-    [example] = re.findall(r"<!-- a test runs this example with.*?```python\n(.*?)```", page, re.S)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
+    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
+    example = f"{imports}\n{example}"
     example = example.replace("http://localhost:30000", server.url)
     example = example.replace("/dev/shm/policy", str(tmp_path))
     state = {f"actor.{name}": each for name, each in tiny_model(1).state_dict().items()}

@@ -1,4 +1,4 @@
-"""The public interface of the package transfer_queue 0.1.11, with all rows in Redis (docs/verl.md).
+"""The public interface of transfer_queue 0.1.11, with all rows in Redis (docs/how-to/verl.md).
 
 Each partition is a `redrb.Table`. It needs neither Ray nor TransferQueue. `install` puts it in the
 place of the module `transfer_queue`; verl does that in each of its processes where the variable

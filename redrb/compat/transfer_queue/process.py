@@ -44,7 +44,8 @@ def absent(name: str) -> Callable[..., NoReturn]:
         raise ConfigError(
             f"redrb has no transfer_queue.{name}. It has the functions kv_*, init, close, "
             "get_client with the methods that verl calls, save_checkpoint and load_checkpoint: "
-            "docs/verl.md. With REDRB_TRANSFER_QUEUE unset the process uses TransferQueue itself."
+            "docs/how-to/verl.md. With REDRB_TRANSFER_QUEUE unset the process uses TransferQueue "
+            "itself."
         )
 
     return refuse
