@@ -66,6 +66,7 @@ bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shape
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.weights
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.tables
 
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)

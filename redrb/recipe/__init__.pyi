@@ -1,7 +1,6 @@
 from .answers import boxed as boxed
 from .answers import code_in as code_in
 from .answers import final_answer as final_answer
-from .answers import last_number as last_number
 from .answers import same_answer as same_answer
 from .episodes import EpisodeRecipe as EpisodeRecipe
 from .groups import Completion as Completion

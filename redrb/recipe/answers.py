@@ -29,12 +29,6 @@ def final_answer(text: str) -> str:
     return after.strip() if mark else boxed(before + after) or text.strip()
 
 
-def last_number(text: str) -> str | None:
-    """Return the last number in a text, such as "1,234", "-0.5" or "3/4"; None: there is none."""
-    found = _NUMBER.findall(text)
-    return found[-1] if found else None
-
-
 def same_answer(given: str | None, expected: str) -> bool:
     """Return whether two answers are the same number, or else the same text.
 

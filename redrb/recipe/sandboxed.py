@@ -18,58 +18,19 @@ from typing import Any
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """Name of the architecture in filters, and column of `_ALLOWED`."""
 
-# of Linux: asm/unistd_64.h and asm-generic/unistd.h; -1: the machine has no such call
-_ALLOWED = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "close": (3, 57),
-    "stat": (4, -1),
-    "fstat": (5, 80),
-    "lstat": (6, -1),
-    "lseek": (8, 62),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "pread64": (17, 67),
-    "access": (21, -1),
-    "sched_yield": (24, 124),
-    "mremap": (25, 216),
-    "madvise": (28, 233),
-    "nanosleep": (35, 101),
-    "getpid": (39, 172),
-    "exit": (60, 93),
-    "uname": (63, 160),
-    "getcwd": (79, 17),
-    "readlink": (89, -1),
-    "gettimeofday": (96, 169),
-    "sysinfo": (99, 179),
-    "getuid": (102, 174),
-    "getgid": (104, 176),
-    "geteuid": (107, 175),
-    "getegid": (108, 177),
-    "sigaltstack": (131, 132),
-    "gettid": (186, 178),
-    "time": (201, -1),
-    "futex": (202, 98),
-    "sched_getaffinity": (204, 123),
-    "getdents64": (217, 61),
-    "restart_syscall": (219, 128),
-    "clock_gettime": (228, 113),
-    "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115),
-    "exit_group": (231, 94),
-    "newfstatat": (262, 79),
-    "readlinkat": (267, 78),
-    "faccessat": (269, 48),
-    "getrandom": (318, 278),
-    "statx": (332, 291),
-    "rseq": (334, 293),
-    "faccessat2": (439, 439),
-}
+_ALLOWED = """
+    read 0 63, write 1 64, close 3 57, stat 4 -1, fstat 5 80, lstat 6 -1, lseek 8 62, mmap 9 222,
+    mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135,
+    rt_sigreturn 15 139, pread64 17 67, access 21 -1, sched_yield 24 124, mremap 25 216,
+    madvise 28 233, nanosleep 35 101, getpid 39 172, exit 60 93, uname 63 160, getcwd 79 17,
+    readlink 89 -1, gettimeofday 96 169, sysinfo 99 179, getuid 102 174, getgid 104 176,
+    geteuid 107 175, getegid 108 177, sigaltstack 131 132, gettid 186 178, time 201 -1,
+    futex 202 98, sched_getaffinity 204 123, getdents64 217 61, restart_syscall 219 128,
+    clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115, exit_group 231 94,
+    newfstatat 262 79, readlinkat 267 78, faccessat 269 48, getrandom 318 278, statx 332 291,
+    rseq 334 293, faccessat2 439 439
+"""
+"""Name and numbers of each call, in asm/unistd_64.h and asm-generic/unistd.h; -1: there is none."""
 
 _OPEN = ((2, 1), (257, 2)), ((56, 2),)
 """Numbers of `open` and `openat` with the place of their flags, by column."""
@@ -91,9 +52,10 @@ def filter_of(machine: str) -> bytes:
     code, column = _MACHINES[machine]
     steps = [(_LOAD, 0, 0, _MACHINE), (_IF_EQUAL, 1, 0, code), (_RETURN, 0, 0, _KILL)]
     steps.append((_LOAD, 0, 0, _NUMBER))
-    for numbers in _ALLOWED.values():
-        if numbers[column] >= 0:
-            steps += [(_IF_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ALLOW)]
+    for call in _ALLOWED.split(","):
+        number = int(call.split()[1 + column])
+        if number >= 0:
+            steps += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     for number, place in _OPEN[column]:
         steps += [
             (_IF_EQUAL, 0, 4, number),

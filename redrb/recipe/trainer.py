@@ -51,6 +51,9 @@ class RecipeTrainer(Trainer):
                 "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
                 "redrb.cli.processes.trainer, or leave it out."
             )
+        self._trains_lora = getattr(recipe, "lora_rank", 0) > 0
+        if recipe.shard and self._trains_lora:
+            raise ConfigError("--shard and --lora-rank do not go together: leave one of them out.")
         strategy = AccelerateStrategy(
             recipe.device or None,
             mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
@@ -108,8 +111,7 @@ class RecipeTrainer(Trainer):
     def send_weights(self) -> None:
         """Publish the recipe's models, and report the version."""
         began = time.perf_counter()
-        lora = getattr(self._recipe, "lora_rank", 0) > 0
-        self.push_weights(self._models, lora=lora)
+        self.push_weights(self._models, lora=self._trains_lora)
         self._reports.published(self.published, time.perf_counter() - began)
 
     def checkpointed(self) -> Mapping[str, Stateful]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redrb.recipe import boxed, code_in, final_answer, last_number, same_answer
+from redrb.recipe import boxed, code_in, final_answer, same_answer
 
 
 @pytest.mark.parametrize(
@@ -31,19 +31,6 @@ def test_boxed(text, found):
 )
 def test_the_answer_of_a_solution(text, found):
     assert final_answer(text) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("he has 1,234 pens.", "1,234"),
-        ("from 3 to -0.5", "-0.5"),
-        ("3/4 of it", "3/4"),
-        ("no", None),
-    ],
-)
-def test_the_last_number(text, found):
-    assert last_number(text) == found
 
 
 @pytest.mark.parametrize(
