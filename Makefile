@@ -72,11 +72,11 @@ bench: .venv/.dev  ## everything that docs/reference/performance.md shows: shape
 pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
 	$(BIN)/python docs/pictures/make_pictures.py
 
-docs: .venv/.docs  ## build the site of the documents in build/site
-	$(BIN)/mkdocs build --quiet
+docs: .venv/.docs  ## build the site in build/site: a dead link or a faulty docstring is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: .venv/.docs  ## show the site at http://127.0.0.1:8000, built anew at each change
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 wheel:  ## build sdist and wheel in dist, and try the wheel in a new environment: PYTHON=python3.12
 	@$(PYTHON) tests/wheels.py $(ARGS)

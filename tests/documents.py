@@ -54,12 +54,10 @@ class Block:
 
 def pages() -> list[Path]:
     """Return the pages that users read: README, and all of docs but those on redrb's own code."""
-    others = {DOCS / "contributing", DOCS / "decisions"}
-    inside = (page for page in sorted(DOCS.rglob("*.md")) if not others & set(page.parents))
-    return [
-        ROOT / "README.md",
-        *(page for page in inside if page.parent != DOCS or page.name == "index.md"),
-    ]
+    inside = (
+        page for page in sorted(DOCS.rglob("*.md")) if DOCS / "contributing" not in page.parents
+    )
+    return [ROOT / "README.md", *inside]
 
 
 def all_pages() -> list[Path]:

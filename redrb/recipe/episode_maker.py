@@ -196,6 +196,8 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             undo.pop_all()
 
     def __exit__(self, *_: object) -> None:
+        if isinstance(self._weights, ServedWeights):
+            self._weights.close()
         with Deadline(budget=self._stop):
             self._stream.close()
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -19,7 +20,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import redrb
-from redrb.connection.server_program import bundled_server
 from tests.samples import numbered
 from tests.servers import free_port, programs, with_tls
 from tests.tools import need
@@ -58,17 +58,25 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def background(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[None]:
-    """Run a program, and end it with all that it has started at the end of the block."""
-    with (folder / "server.log").open("w") as log:
+def started(
+    command: list[str], folder: Path, env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program, and end it with all that it has started at the end of the block."""
+    with (folder / "output").open("a") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+            command, cwd=folder, env=env, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        yield
+        yield process
     finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a program and what it has started, if any of it runs."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
 
 
 def await_server(client: redis.Redis) -> None:
@@ -101,7 +109,10 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     page = (PAGES / f"{name}.md").read_text()
     port, own = str(free_port()), SERVER.search(page)
     tls = own is not None and "tls-port" in own[1]
-    program = programs()[with_tls()[0]] if tls else list(programs().values())[-1]
+    program = list(programs().values())[-1]
+    if tls:
+        need("openssl")
+        program = programs().get(with_tls()[0]) or need("redis-server")
     password = "change-me" if own is not None and "requirepass" in own[1] else ""
     script(tmp_path, "bin/redis-server", f'exec {program} "$@"')
     script(
@@ -109,8 +120,13 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
         "bin/redis-cli",
         f'exec {need("redis-cli")} -p {port} {"--tls --cacert ca.pem" if tls else ""} "$@"',
     )
-    # an upgrade: a newer server, in the background
-    script(tmp_path, "NEW/redis-server", f'{bundled_server()} "$@" >new.log 2>&1 & sleep 1')
+    # in the background; tests/faults/test_upgrade.py changes the version, too
+    script(
+        tmp_path,
+        "NEW/redis-server",
+        f'{program} "$@" >new.log 2>&1 &\n'
+        "for _ in {1..200}; do redis-cli ping 2>&1 | grep -q PONG && exit 0; sleep 0.1; done",
+    )
     # doctor has found something: that is no failure of the page
     script(
         tmp_path,
@@ -125,7 +141,7 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     )
     if password:
         known["REDISCLI_AUTH"] = password
-    with background(["bash", "-ec", start], tmp_path, known):
+    with started(["bash", "-ec", start], tmp_path, known):
         certificate = {"ssl": True, "ssl_ca_certs": str(tmp_path / "ca.pem")} if tls else {}
         await_server(
             redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0), **certificate)  # type: ignore[arg-type]
@@ -134,24 +150,20 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
             known["REDRB_URL"] = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
         fill(known["REDRB_URL"])
         words = "\n".join(COMMANDS.findall(page)).replace("6379", port)
-        done = subprocess.run(
-            ["bash", "-exc", words],
-            cwd=tmp_path,
-            env=known,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
+        with started(["bash", "-exc", words], tmp_path, known) as run:
+            assert run.wait(100) == 0, (tmp_path / "output").read_text()[-4000:]
     assert not re.search(
-        r"^(ERR|NOAUTH|NOPERM|WRONGPASS)|Could not connect", done.stdout, re.MULTILINE
+        r"^(ERR|NOAUTH|NOPERM|WRONGPASS)|Could not connect",
+        (tmp_path / "output").read_text(),
+        re.MULTILINE,
     )
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     """Start the example for Slurm with stand-ins for Slurm's commands and the workers."""
+    need("openssl")
+    need("redis-cli")
     words = (PAGES.parents[1] / "examples" / "slurm" / "job.sbatch").read_text()
     port = str(free_port())
     script(tmp_path, "job.sbatch", words.replace("6379", port))
@@ -194,7 +206,7 @@ def test_the_script_for_slurm_ends_when_the_trainer_ends(
         try:
             assert job.wait(60) == status, job.stdout and job.stdout.read()
         finally:
-            _kill(job)
+            end(job)
     assert "-m redrb.cli.processes.trainer my_recipe.py" in (tmp_path / "trainer").read_text()
     assert (tmp_path / "makers").read_text() == "m\nm\n"
     assert not (tmp_path / "requeued").exists()
@@ -213,13 +225,7 @@ def test_the_script_for_slurm_ends_in_order_and_is_queued_again_at_its_time_limi
             job.stdout.read()
             job.wait(60)
         finally:
-            _kill(job)
+            end(job)
     assert (tmp_path / "saved").exists()
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
     assert list((tmp_path / "runs" / "grpo" / "redis").glob("appendonlydir/*"))
-
-
-def _kill(job: subprocess.Popen[str]) -> None:
-    """End a script and what it has started, if any of it runs."""
-    with suppress(ProcessLookupError):
-        os.killpg(job.pid, signal.SIGKILL)

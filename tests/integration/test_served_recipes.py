@@ -104,36 +104,41 @@ class Turns(EpisodeRecipe):
 
 
 def of(
-    kind: type[GRPORecipe], model: str, server: EngineServer, tmp_path: Path, **settings: Any
+    kind: type[GRPORecipe],
+    model: str,
+    server: EngineServer,
+    tmp_path: Path,
+    namespace: str = "served",
+    **settings: Any,
 ) -> GRPORecipe:
-    given = {
-        "engine": "vllm",
-        "max_staleness": -1,
-        "engine_folder": str(tmp_path / "versions"),
-        **settings,
-    }
-    recipe = kind(namespace="served", worker="maker-1", engine_url=server.url, **given)
+    given = {"engine": "vllm", "max_staleness": -1, **settings}
+    folder = str(tmp_path / "versions")
+    places = {"engine_url": server.url, "engine_folder": folder}
+    recipe = kind(namespace=namespace, worker="maker-1", **places, **given)
     object.__setattr__(recipe, "folder", model)
     return recipe
 
 
 def publish(client: redrb.Client, recipe: GRPORecipe, models: Any, **options: Any) -> None:
-    trainer = Broadcast(client, "served", recipe.weights_name, [], **options)
+    trainer = Broadcast(client, recipe.namespace, recipe.weights_name, [], **options)
     trainer.push(models, fully=True, lora_only=recipe.lora_rank > 0)
 
 
-def made(client: redrb.Client, recipe: GRPORecipe) -> list[list[redrb.BufferItem]]:
-    """Return the groups that a maker of the recipe makes of all prompts."""
+def made(
+    client: redrb.Client, recipe: GRPORecipe, owner: redrb.Client | None = None
+) -> list[list[redrb.BufferItem]]:
+    """Return the groups that a maker of the recipe makes of all prompts, taken by the owner."""
     events: list[str] = []
     maker = recipe.maker(client, lambda event, **_: events.append(event))
     assert isinstance(maker, EpisodeRecipeMaker)
-    stream = redrb.ExperienceStream(client, recipe.task_name, namespace="served")
-    stream.join_group()
-    with stream, maker:
-        maker.run([encoded_prompt(recipe, prompt) for prompt in recipe.prompts()])
+    task, namespace = recipe.task_name, recipe.namespace
+    with redrb.ExperienceStream(owner or client, task, namespace=namespace) as stream:
+        stream.join_group()
+        with maker:
+            maker.run([encoded_prompt(recipe, prompt) for prompt in recipe.prompts()])
         count = stream.count()
         with stream.take(count, timeout=0) as lease:
-            return lease.groups() if count else []
+            return lease.groups()
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -148,6 +153,7 @@ def test_groups_are_sampled_with_the_published_weights_and_scored(
         assert item.extras == {"answer": item.extras["answer"]}
         assert item.tags["maker"] == "maker-1"
         assert item.policy_version == 1
+        assert not list((tmp_path / "versions").iterdir())  # no memory of /dev/shm is left
         start = len(item.sequences) - len(item.action_mask)
         text = recipe.decode(item.sequences[start:])
         assert item.reward == text.count(item.extras["answer"])
@@ -263,3 +269,10 @@ def test_without_a_server_the_maker_has_its_own_model(server, client, model, tmp
     maker = recipe.maker(client, lambda *_: None)
     assert isinstance(maker, RecipeMaker)
     maker.close()
+
+
+def test_the_role_of_episode_makers_is_enough(log_in, store, server, model, namespace, tmp_path):
+    recipe = of(Letters, model, server, tmp_path, namespace)
+    publish(store, recipe, recipe.models())
+    client = log_in("episode-maker", tasks=(recipe.task_name,), weights=recipe.weights_name)
+    assert len(made(client, recipe, store)) == 2

@@ -147,6 +147,13 @@ class EngineWeights:
             else:
                 outage.over()
 
+    def close(self) -> None:
+        """Remove the version in the folder, unless another maker of this machine uses it."""
+        if self._used is not None:
+            self._used.release()
+            self._used = None
+            self._versions.remove_unused()
+
     async def _newest(self, timeout: float | None) -> WeightVersion:
         """Wait for a version in slices, since a thread that waits cannot be cancelled."""
         began = time.monotonic()
