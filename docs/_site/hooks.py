@@ -15,8 +15,15 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 NOTEBOOK = "notebooks/first_hour"
 
-WEIGHTS = {"tutorials": 2, "how-to": 2, "explanation": 2, "contributing": 0.2, "files": 0.2}
-"""Weight of pages in the search, by their folder: pages for users come first."""
+WEIGHTS = {
+    "reference/glossary": 4,
+    "tutorials/": 2,
+    "how-to/": 2,
+    "explanation/": 2,
+    "contributing/": 0.2,
+    "files/": 0.2,
+}
+"""Weight of pages in the search, by the begin of their path: those for users come first."""
 
 _texts: dict[str, str] = {}
 """The Markdown of each page, by its path."""
@@ -48,10 +55,18 @@ def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
         above = "../" * page.file.src_uri.count("/")
         return f"{above}index.md" if path == "README.md" else f"{above}files/{path}"
 
-    kind = page.file.src_uri.partition("/")[0]
-    page.meta.setdefault("search", {"boost": WEIGHTS.get(kind, 1)})
+    for begin, weight in WEIGHTS.items():
+        if page.file.src_uri.startswith(begin):
+            page.meta["search"] = {"boost": weight}
     _texts[page.file.src_uri] = LINK.sub(copied, markdown)
     return _texts[page.file.src_uri]
+
+
+def on_page_content(html: str, *, page: Any, **_others: Any) -> str:
+    """Leave examples and outputs out of the search, whose results they would fill."""
+    if page.file.src_uri.startswith("reference/"):
+        return html
+    return re.sub(r'<div (?=class="language-(?:python|text))', "<div data-search-exclude ", html)
 
 
 def on_nav(nav: Any, **_others: Any) -> Any:
