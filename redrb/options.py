@@ -68,10 +68,16 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{end} Help: {self.prog} --help\n")
 
     def _rest_of_list(self, options: argparse.Namespace, unknown: list[str]) -> list[str]:
-        """Add words after a flag to the list of positionals; returns those that belong nowhere."""
-        lists = [each for each in self._get_positional_actions() if each.nargs in ("*", "+")]
+        """Add words after a flag to the positionals; returns those that belong nowhere."""
+        lists = [each for each in self._get_positional_actions() if each.nargs in ("*", "+", "?")]
         if not lists or any(word.startswith("-") for word in unknown):
             return unknown
+        if lists[-1].nargs == "?":
+            if len(unknown) > 1 or getattr(options, lists[-1].dest) != lists[-1].default:
+                return unknown
+            for word in unknown:
+                setattr(options, lists[-1].dest, self._get_values(lists[-1], [word]))
+            return []
         try:
             more = self._get_values(lists[-1], unknown) if unknown else []
         except argparse.ArgumentError as error:

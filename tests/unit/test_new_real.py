@@ -131,3 +131,14 @@ def test_a_model_without_a_chat_template_is_named(tmp_path, monkeypatch):
     object.__setattr__(recipe, "tokenizer", character_tokenizer("abc"))
     with pytest.raises(Exception, match="no chat template"):
         recipe.encode(recipe.prompts()[0])
+
+
+def test_the_file_may_stand_behind_the_flags(tmp_path, monkeypatch, capsys):
+    written(tmp_path, monkeypatch)
+    words = ["new", "grpo", "--model", "m", "--dataset", "rows.jsonl"]
+    assert cli.main([*words, "last.py"]) == 0
+    assert "'m'" in (tmp_path / "last.py").read_text().replace('"', "'")
+    for more in (["a.py", "b.py"], ["c.py", "--json", "d.py"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words[:2], *more[:1], *words[2:], *more[1:]])
+        assert "there is no place for the argument" in capsys.readouterr().err
