@@ -73,7 +73,7 @@ class CommandParser(argparse.ArgumentParser):
         if not lists or any(word.startswith("-") for word in unknown):
             return unknown
         if lists[-1].nargs == "?":
-            if len(unknown) > 1 or getattr(options, lists[-1].dest) != lists[-1].default:
+            if len(unknown) > 1 or getattr(options, lists[-1].dest) is not None:
                 return unknown
             for word in unknown:
                 setattr(options, lists[-1].dest, self._get_values(lists[-1], [word]))

@@ -29,7 +29,6 @@ def add_to(commands: Commands) -> None:
         "file",
         type=Path,
         nargs="?",
-        default=Path("my_recipe.py"),
         help="file to write (default: my_recipe.py)",
     )
     real = parser.add_argument_group("a real model (grpo)")
@@ -53,7 +52,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    file: Path = options.file
+    file: Path = options.file or Path("my_recipe.py")
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
     is_real = any((options.model, options.dataset, options.engine, options.reward))
