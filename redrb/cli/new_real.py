@@ -71,9 +71,13 @@ One GPU:
     {shared}
   redrb run {file} --makers 1
 
-One node with eight GPUs, four of them for sampling. The server prints REDRB_URL for the others:
+One node with eight GPUs, four of them for sampling. In a terminal of its own, which stays open:
 
   redrb server ./data
+
+In another terminal, in the same folder:
+
+  export REDRB_URL=unix://$PWD/data/redis.sock
   for n in 0 1 2 3; do
     CUDA_VISIBLE_DEVICES=$n SERVE \\
       --port 800$n &

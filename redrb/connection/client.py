@@ -27,6 +27,9 @@ _FIRST_PAUSE_S = 0.02
 
 _LONGEST_PAUSE_S = 1.0
 
+_SHORT_S = 5.0
+"""Requests with less time are those of heartbeats and loops, which come again."""
+
 
 class Client(Entered):
     """A connection to Redis that streams, publishers and subscribers share; safe among threads.
@@ -202,9 +205,10 @@ class Client(Entered):
         if outage is not self._outage:
             self._back()
             self._outage = outage
-        outage.failed(
-            f"{type(error).__name__}; a request is repeated for {left_s:.0f} s more", who=self
-        )
+        repeated = f"a request is repeated for {left_s:.0f} s more"
+        if left_s < _SHORT_S:
+            repeated = f"a request ends in {left_s:.1f} s, and the next one tries again"
+        outage.failed(f"{type(error).__name__}; {repeated}", who=self)
 
     def _back(self) -> None:
         """Note that the server answers, or fails in another way."""

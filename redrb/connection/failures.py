@@ -23,6 +23,10 @@ _DENIED = (
     upstream.AuthorizationError,
     upstream.NoPermissionError,
 )
+_NOT_LOGGED_IN = (
+    upstream.AuthenticationError,
+    upstream.AuthenticationWrongNumberOfArgsError,
+)
 _UNREACHABLE = (upstream.ConnectionError, upstream.TimeoutError)
 _MOVING = (upstream.AskError, upstream.TryAgainError)  # MOVED too, when it leads nowhere
 _NOT_NOW = (
@@ -158,6 +162,13 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             return StoreDenied(
                 f"Redis at {where} refused a change: {reply}. Give the URL of a user with more "
                 "permissions: `redrb acl --role admin` prints those that every change needs."
+            )
+        if not isinstance(error, _NOT_LOGGED_IN):
+            return StoreDenied(
+                f"Redis at {where} refused access: {reply}. The login is right, and this user "
+                "lacks the permission. Give the URL of a user whose role has it: an observer "
+                "looks, an admin changes everything, and `redrb acl --role ROLE` prints what a "
+                "role needs."
             )
         return StoreDenied(
             f"Redis at {where} refused access: {reply}. Check user and password in the URL "

@@ -9,6 +9,7 @@ from redis.connection import SSLConnection
 
 from redrb.connection.client import Client
 from redrb.connection.url import Address, parse_address
+from redrb.environment import variable
 
 _FILES = {
     "ssl_ca_certs": "--cacert",
@@ -21,7 +22,8 @@ _FILES = {
 def cli_options(client: Client) -> tuple[str, ...]:
     """Return the options for the server of a client: of a cluster, a client of one node.
 
-    redis-cli reads the password from REDISCLI_AUTH. With Sentinels the server is the primary at
+    If there is a password, redis-cli reads it from REDISCLI_AUTH, or asks for it where this is not
+    set. With Sentinels the server is the primary at
     the moment, so its connection must have been used before.
     """
     address = parse_address(client.url)
@@ -60,6 +62,8 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
         yield from ("-h", str(options["host"]), "-p", str(options["port"]))
     if options.get("username"):
         yield from ("--user", options["username"])
+    if options.get("password") and not variable("REDISCLI_AUTH"):
+        yield "--askpass"
     if issubclass(options.get("connection_class", object), SSLConnection):
         yield from _tls(options)
 

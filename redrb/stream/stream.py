@@ -50,6 +50,7 @@ from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.rollout_reading import GroupReader
+from redrb.stream.task.never_full import set_command
 from redrb.stream.task.origin import Origin, SourceGroup
 from redrb.stream.task.settings import (
     LEASE_MS,
@@ -694,6 +695,7 @@ class ExperienceStream(OpenTask, Closing):
             if all(limits) and sum(limits) < least:
                 raise ConfigError(
                     f"task {self.task!r} holds at most {sum(limits)} groups: a batch of {count} "
-                    "can never be full. Take fewer, or raise the limit."
+                    "can never be full. Take fewer, or change the limit: "
+                    f"`{set_command(self.task, self.namespace, 'limit=none')}`."
                 )
         return request

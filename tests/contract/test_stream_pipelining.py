@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from typing import Any
 
@@ -15,6 +17,7 @@ from redrb import (
     ConfigError,
     ExperienceStream,
     LeaseLost,
+    RateLimit,
     StoreFull,
     make_experience_batch,
 )
@@ -385,5 +388,23 @@ def test_a_batch_that_can_never_be_full_is_refused(client, namespace):
     stream = ExperienceStream(client, "math", namespace=namespace, limit=2)
     with pytest.raises(ConfigError, match="at_least"):
         stream.leases(2, at_least=3)
-    with pytest.raises(ConfigError, match="never be full"):
+    with pytest.raises(ConfigError, match="never be full") as caught:
         next(stream.leases(3, timeout=0))
+    said = str(caught.value)
+    assert f" limit=2 was set by {socket.gethostname()}, process {os.getpid()}, at 20" in said
+    assert said.endswith(f"change it: `redrb set math limit=none --namespace {namespace}`.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"rate": RateLimit.queue(2)}, "rate=none"),
+        ({"capacity": 2, "eviction": "oldest"}, "capacity=3"),
+    ],
+)
+def test_the_setting_that_keeps_a_batch_from_being_full_is_named(
+    client, namespace, settings, change
+):
+    stream = ExperienceStream(client, "math", namespace=namespace, **settings)
+    with pytest.raises(ConfigError, match=f"redrb set math {change}"):
+        stream.take(3, timeout=0)

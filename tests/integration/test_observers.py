@@ -70,15 +70,16 @@ def printed(capsys):
     return run
 
 
-def check_redis_cli(url: str) -> None:
+def check_redis_cli(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """redis-cli, which comes with Debian's server, reaches each server as findings name it."""
+    monkeypatch.setenv("REDISCLI_AUTH", SECRET)  # else it asks
     program = need("redis-cli")  # all else was checked before
     with redrb.connect(url) as client:
         of_doctor = [server_of(each, {}) for each in client.primaries()]
         for server in (*StateReader(client, "default").look().servers, *of_doctor):
             said = subprocess.run(
                 [program, *server.cli, "INFO", "server"],
-                env=child_environment(REDISCLI_AUTH=SECRET),
+                env=child_environment(),
                 capture_output=True,
                 check=True,
                 text=True,
@@ -164,4 +165,4 @@ def test_an_observer_uses_all_that_looks(place, task, monkeypatch, printed):
             assert [letter["reason"] for letter in rollouts.json()] == ["nan"]
         finally:
             page.close()
-        check_redis_cli(os.environ["REDRB_URL"])
+        check_redis_cli(os.environ["REDRB_URL"], monkeypatch)

@@ -235,8 +235,17 @@ def test_the_users_of_a_second_machine(
             stream.put([redrb.BufferItem(None, None, reward=torch.tensor(1.0))])
         monkeypatch.setenv("REDRB_URL", f"redis://maker:of-maker@{place}")
         assert cli.main(["weights", "rm", "digits"]) == 1
-        assert "refused access: this user may not run UNLINK" in capsys.readouterr().err
-        assert cli.main(["set", "digits", "limit=4"]) == 0
+        refused = output_after("second-machine", "redrb weights rm digits")[0]
+        said = capsys.readouterr().err
+        assert said.startswith(refused.replace("A:6380", place).removesuffix(" ...")), said
+        assert "The login is right, and this user lacks the permission" in said
+        changes = re.findall(
+            r"^redrb (set digits limit=\w+)  #", page("second-machine"), re.MULTILINE
+        )
+        assert len(changes) == 2
+        for change in changes:
+            assert cli.main(change.split()) == 0
+            assert "user maker" in capsys.readouterr().out
         monkeypatch.setenv("REDRB_URL", f"redis://colleague:of-colleague@{place}")
         assert cli.main(["ls"]) == 0
         assert cli.main(["set", "digits", "limit=8"]) == 1

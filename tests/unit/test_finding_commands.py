@@ -98,14 +98,14 @@ def test_a_full_task_gets_twice_its_limit() -> None:
     ("url", "words"),
     [
         ("redis://h", "-h h -p 6379"),
-        ("rediss://:secret@h:7/2", "-h h -p 7 --tls"),
-        ("rediss://me:secret@h?ssl_ca_certs=/c%20a.pem", "-h h -p 6379 --user me --tls --cacert"),
+        ("rediss://:secret@h:7/2", "-h h -p 7 --askpass --tls"),
+        ("rediss://me:secret@h?ssl_ca_certs=/c%20a.pem", "-h h -p 6379 --user me --askpass --tls"),
         ("rediss://h?ssl_cert_reqs=none&ssl_ca_path=/ca", "--tls --insecure --cacertdir /ca"),
         ("rediss://h?ssl_certfile=/c.pem", "--tls --cert /c.pem --key /c.pem"),
         ("rediss://h?ssl_certfile=/c&ssl_keyfile=/k", "--tls --cert /c --key /k"),
         ("rediss://h?ssl_ca_data=secret", "--tls --cacert CA_FILE"),
-        ("unix://me:secret@/run/a.sock", "-s /run/a.sock --user me"),
-        ("rediss+cluster://me:secret@a:1,b:2", "-h a -p 1 --user me --tls"),
+        ("unix://me:secret@/run/a.sock", "-s /run/a.sock --user me --askpass"),
+        ("rediss+cluster://me:secret@a:1,b:2", "-h a -p 1 --user me --askpass --tls"),
         ("embedded:///data", ""),
     ],
 )
@@ -116,10 +116,23 @@ def test_redis_cli_gets_user_and_tls_and_no_password(url: str, words: str) -> No
     assert "secret" not in connection_finding("where", "timed out", url).command
 
 
+def test_redis_cli_asks_for_no_password_that_the_environment_has(monkeypatch) -> None:
+    monkeypatch.setenv("REDISCLI_AUTH", "secret")
+    assert cli_words("redis://me:secret@h", "PING") == (
+        "-h",
+        "h",
+        "-p",
+        "6379",
+        "--user",
+        "me",
+        "PING",
+    )
+
+
 def test_sentinels_are_asked_for_the_primary() -> None:
     url = "rediss+sentinel://me:secret@a:1,b:2/main/0?sentinel_username=s&sentinel_password=secret"
     command = connection_finding("main/0 of the Sentinels a:1,b:2", "timed out", url).command
-    assert command == "redis-cli -h a -p 1 --user s --tls SENTINEL MASTER main"
+    assert command == "redis-cli -h a -p 1 --user s --askpass --tls SENTINEL MASTER main"
 
 
 def test_commands_name_the_namespace_and_the_server() -> None:

@@ -124,12 +124,16 @@ def test_a_worker_alone_says_what_it_waited_for(command, words, status, said, na
     assert re.search(said, capsys.readouterr().err, re.DOTALL)
 
 
-def test_every_sample_carries_what_training_needs(namespace):
+def test_every_sample_carries_what_training_needs(namespace, capsys):
     url = f"fake://{namespace}"
     with redrb.connect(url) as client:
         with RecipeTrainer(client, Sorting(), lambda *_, **__: None) as training:
             training.begin()
         assert maker.main(["sorting", "--url", url, "--maker-steps", "1", "--worker", "m-x"]) == 0
+        assert (
+            capsys.readouterr().err.splitlines()[-1]
+            == "redrb-maker m-x ends: its 1 steps (--maker-steps) are done"
+        )
         with redrb.ExperienceStream(client, "sort") as stream:
             lease = stream.take(len(stream), timeout=10)
             groups, batch = lease.groups(), lease.batch()

@@ -6,6 +6,7 @@ Any number of makers may run; one may start late, end or die at any time.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -26,8 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_recipe("redrb-maker", __doc__, arguments, _begin, worker=name)
 
 
-def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], None]:
-    """Make the maker; its events count groups that are filtered."""
+def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str]:
+    """Make the maker; its work returns why it is over, "" after a signal.
+
+    Its events count groups that are filtered.
+    """
     from redrb.cli.processes.event_sinks import open_sinks
     from redrb.experience.faults import Fault, faults_reported
 
@@ -40,7 +44,14 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], Non
     scope.enter_context(faults_reported(filtered))
     maker = recipe.maker(client, write)
     scope.enter_context(maker)
-    return maker.run
+
+    def work() -> str:
+        maker.run()
+        if maker.stopped in signal.Signals.__members__:
+            return ""
+        return maker.stopped or f"its {recipe.maker_steps} steps (--maker-steps) are done"
+
+    return work
 
 
 def run() -> NoReturn:

@@ -36,6 +36,7 @@ from redrb.stream.take.partition_lease import Draw
 from redrb.stream.take.taker import batch_timeout
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting
+from redrb.stream.task.never_full import never_full
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -366,10 +367,7 @@ class Ranks:
         elif batch.outcome == "gone":
             self._task.reopen(refused_here=True)
         elif batch.outcome == "never":
-            raise ConfigError(
-                f"task {self._store.task!r} holds at most {batch.amount} groups: a batch of "
-                f"{take.count} can never be full. Take fewer, raise the limit, or widen the rate."
-            )
+            raise never_full(self._task, take.count, batch.amount)
         elif batch.outcome == "short":
             if last:
                 self._end(attempt, batch)

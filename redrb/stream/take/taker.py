@@ -15,6 +15,7 @@ from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.partition_lease import Draw, PartitionLease
+from redrb.stream.task.never_full import never_full
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 
@@ -260,10 +261,7 @@ class Taker:
         """Raise the error of a take that no waiting can help."""
         task = self._store.task
         if reply.outcome == "never":
-            raise ConfigError(
-                f"task {task!r} holds at most {reply.amount} groups: a batch of {request.count} "
-                "can never be full. Take fewer, raise the limit, or widen the rate."
-            )
+            raise never_full(self._task, request.least, reply.amount)
         if reply.outcome == "ranks":
             raise ConfigError(
                 f"task {task!r}: ranks take from consumer group {self._consumer.group!r}, and "

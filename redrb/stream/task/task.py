@@ -54,6 +54,8 @@ class Task:
     `reopen`, and `description` is another one from then on.
 
     Attributes:
+        name: Its name.
+        namespace: The namespace that it is in.
         description: The task's settings when it was last opened; replaced as a whole.
     """
 
@@ -87,7 +89,7 @@ class Task:
         self.name = store.task
         self.store = store
         self._client = client
-        self._namespace = namespace
+        self.namespace = namespace
         self._create = create
         self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
@@ -138,7 +140,7 @@ class Task:
         """Return the settings and the record of changes; raises UnknownTask if there is no task."""
         found = read_settings(self.store)
         if found is None:
-            raise unknown_task(self._client, self._namespace, self.name)
+            raise unknown_task(self._client, self.namespace, self.name)
         return found
 
     def configure(self, changes: Mapping[str, Any]) -> None:
@@ -147,7 +149,7 @@ class Task:
             self.reopen()  # this process has cleared the task
         stored = configure(self.store, changes)
         if stored is None:
-            raise unknown_task(self._client, self._namespace, self.name)
+            raise unknown_task(self._client, self.namespace, self.name)
         if "order" in changes:
             self._settings = replace(self._settings, order=changes["order"])
         self._declared |= {name: stored.settings[name] for name in stored_names(changes)}
@@ -170,7 +172,7 @@ class Task:
         stored = clear(self.store)
         self.description = replace(self.description, incarnation="")
         if not self.store.number:
-            forget_name(self._client, self._namespace, self.store)
+            forget_name(self._client, self.namespace, self.store)
         if self._versions and self._create:
             self.reopen()
         return stored
@@ -179,7 +181,7 @@ class Task:
         """Return tasks with groups and a similar name; searched at most once in half a minute."""
         searched, found = self._similar
         if time.monotonic() - searched >= SEARCH_AGAIN_S:
-            found = similar_tasks(self._client, self._namespace, self.name)
+            found = similar_tasks(self._client, self.namespace, self.name)
             self._similar = (time.monotonic(), found)
         return found
 
@@ -220,7 +222,7 @@ class Task:
                 setting_text(name, self._declared[name]),
                 "" if "partitions" not in self._declared else " (the part of the first partition)",
                 self.name,
-                self._namespace,
+                self.namespace,
             )
 
     def _open(self, incarnation: str) -> None:
@@ -246,9 +248,9 @@ class Task:
                 )
             raise
         if stored is None:
-            raise unknown_task(self._client, self._namespace, self.name)
+            raise unknown_task(self._client, self.namespace, self.name)
         if not self.store.number:
-            Registry(self._client, self._namespace).add("task", self.name)
+            Registry(self._client, self.namespace).add("task", self.name)
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)
         # the values that the settings given from here have now
