@@ -116,7 +116,9 @@ def test_redis_cli_gets_user_and_tls_and_no_password(url: str, words: str) -> No
     assert "secret" not in connection_finding("where", "timed out", url).command
 
 
-def test_redis_cli_asks_for_no_password_that_the_environment_has(monkeypatch) -> None:
+def test_redis_cli_asks_for_no_password_that_the_environment_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("REDISCLI_AUTH", "secret")
     assert cli_words("redis://me:secret@h", "PING") == (
         "-h",
