@@ -32,6 +32,10 @@ _LOST = (
     "the user is gone when Redis restarts: after the last change run ACL SAVE (with an aclfile) or "
     "CONFIG REWRITE on each server, replicas too; --apply runs ACL SAVE"
 )
+_DROPS = (
+    "a restart of this server will lose all data, since it reads its file with the rights of the "
+    "user default: give it `ACL SETUSER default off allcommands allkeys allchannels`, then ACL SAVE"
+)
 _OF_SERVERS: dict[Kept, str] = {
     "aclfile": "saved in its aclfile",
     "config": "gone when the server restarts, unless you run CONFIG REWRITE there now",
@@ -102,9 +106,13 @@ def _run(options: argparse.Namespace) -> int:
         print(f"redrb: {_LOST}", file=sys.stderr)
         return 0
     from redrb.connection import connect
+    from redrb.watch.doctor.servers import info_of, lacking_rights
 
     with connect(options.url) as client:
         kept = dict(_applied(client, command.split()))
+        for server in client.primaries():
+            if lacking_rights(server, info_of(server)):
+                print(f"redrb: {server.where}: {_DROPS}", file=sys.stderr)
     lines = [f"user {user} at {where}: {_OF_SERVERS[how]}" for where, how in kept.items()]
     show(result | {"servers": kept}, lines, as_json=options.json)
     return 0

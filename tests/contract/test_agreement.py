@@ -177,7 +177,7 @@ def test_the_settings_that_must_agree_are_those_of_the_recipe() -> None:
         def reward(self, completion: Any) -> float:
             return math.nan
 
-    assert agreed_settings(Sums()).keys() == language | {"beta", "scale_by_std"}
+    assert agreed_settings(Sums()).keys() == language | {"beta", "lora_rank", "scale_by_std"}
 
 
 @pytest.mark.usefixtures("no_grace")

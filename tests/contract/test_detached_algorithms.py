@@ -77,6 +77,7 @@ def learn(
     return rewards
 
 
+@pytest.mark.slow
 def test_ppo_learns(client: Client, namespace: str) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"client": client, "namespace": namespace}

@@ -10,6 +10,7 @@ from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import pytest
 from torch import nn
 
 import redrb
@@ -41,6 +42,7 @@ class Trainer(redrb.DetachedTrainer):
         self.push_weights({"actor": self.actor}, fully_update=fully_update)
 
 
+@pytest.mark.slow
 def test_makers_come_and_go_and_the_trainer_never_pauses(
     real_url: str, namespace: str, only_wakes: None
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 import redis
 
 import redrb
@@ -37,6 +38,7 @@ def test_no_group_is_lost_or_taken_twice_when_the_server_is_upgraded(namespace: 
         server.close()
 
 
+@pytest.mark.slow
 def test_a_replica_that_takes_over_loses_nothing_when_writes_were_paused(namespace: str) -> None:
     watched = Watched(next(iter(programs().values())))
     primary, replica = watched.servers

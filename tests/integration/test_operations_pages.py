@@ -213,6 +213,7 @@ def test_the_script_for_slurm_ends_when_the_trainer_ends(
     assert (tmp_path / "runs" / "grpo" / "password").stat().st_mode & 0o77 == 0
 
 
+@pytest.mark.slow
 def test_the_script_for_slurm_ends_in_order_and_is_queued_again_at_its_time_limit(
     slurm: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

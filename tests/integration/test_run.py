@@ -161,6 +161,7 @@ def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list
     assert figures["ledger_balanced"] is True
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_takes_its_workers_along_and_the_next_one_waits(
     folder: Path, runs: list[Run]
 ) -> None:

@@ -79,7 +79,7 @@ def test_old_values_of_no_row_are_deleted_and_new_ones_stay(store, namespace, do
 
 def test_an_old_value_that_a_row_has_meanwhile_is_not_deleted(store, namespace):
     table = fill(store, namespace)
-    key = table._index.find(["r0"])[0].places(["x"])[0].key
+    key = table._index.find(["r0"])[0].places["x"].key
     dumped = store.execute("DUMP", key)
     store.execute("RESTORE", key, 0, dumped, "REPLACE", "IDLETIME", OLD_S + 5)
     seen = tables.TableExamination("train", orphans=(key,))
@@ -89,7 +89,7 @@ def test_an_old_value_that_a_row_has_meanwhile_is_not_deleted(store, namespace):
 
 def test_rows_without_values_are_named(store, namespace, doctor, run):
     table = fill(store, namespace)
-    store.execute("DEL", table._index.find(["r1"])[0].places(["y"])[0].key)
+    store.execute("DEL", table._index.find(["r1"])[0].places["y"].key)
     found, _ = doctor()
     assert found == {"lost-values": "Rows that lack values: 1, such as r1."}
     assert "column y: gone" in run("inspect", "train", "r1")[1]

@@ -116,6 +116,7 @@ def test_a_first_stream(terminal: tuple[Terminal, Server], tmp_path: Path) -> No
     assert shell.run("again.py") == (0, "".join(f"{line}\n" for line in rest))
 
 
+@pytest.mark.slow
 @ONE_SERVER
 def test_an_own_loop_with_kills_and_a_restart(
     terminal: tuple[Terminal, Server], tmp_path: Path

@@ -90,6 +90,32 @@ def test_a_user_that_config_rewrite_keeps(own_server, tmp_path, printed):
     as_maker(server).close()
 
 
+@pytest.mark.parametrize(
+    ("rights", "lacks"), [("+ping", True), ("+@all", True), ("+@all ~*", False)]
+)
+def test_a_default_user_without_rights_loses_the_data(
+    own_server, tmp_path, printed, capsys, monkeypatch, rights, lacks
+):
+    users = tmp_path / "users"
+    users.write_text(f"user default on nopass {rights}\nuser admin on nopass ~* &* +@all\n")
+    server = own_server("--aclfile", str(users), "--appendonly", "yes")
+    url = server.url.replace("://", "://admin:any@")
+    with redrb.connect(url) as client:
+        is_valkey_9 = b"valkey_version:9" in client.execute("INFO", "server")
+        with ExperienceStream(client, "math") as stream:
+            stream.put(numbered(1))
+        stored = client.execute("DBSIZE")
+    monkeypatch.setenv("REDRB_URL", url)
+    assert main([*APPLY]) == 0
+    warned = "a restart of this server will lose all data" in capsys.readouterr().err
+    assert main(["doctor", "--over", "0.1", "--json"]) in (0, 1)
+    codes = {each["code"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    restart(server)
+    with redrb.connect(url) as client:
+        lost = client.execute("DBSIZE") < stored
+    assert lost == warned == ("unloadable-file" in codes) == (lacks and not is_valkey_9)
+
+
 def wrapped(folder: Path, program: str, settings: Path) -> Path:
     """Return a program that starts a server with a file of settings."""
     script = folder / "server"

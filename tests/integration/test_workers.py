@@ -43,6 +43,7 @@ def stats_of(url: str, run_id: str) -> redrb.StreamStats:
         return task_stats(client, "sort", namespace=run_id, group="default")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_makers_and_its_trainer_are_killed_and_ends_at_sigterm(
     start: Start, real_url: str, run_id: str
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_maker_that_waits_for_weights_ends_when_asked(start: Start) -> None:
     assert maker.error_output() == ""
 
 
+@pytest.mark.slow
 @on_one_server
 def test_a_second_trainer_takes_the_weights_over_and_the_first_says_so(
     start: Start, real_url: str, run_id: str

@@ -129,8 +129,29 @@ def kept_in(client: Client) -> Kept:
     return "config" if info_of(client).get("config_file") else "memory"
 
 
+def lacking_rights(client: Client, info: Mapping[str, str]) -> str:
+    """Return the rights of the user `default` if they make a server drop data when it starts.
+
+    Redis, and Valkey before version 9, run an append-only file as this user, and drop what a script
+    has written if the user may not do it. Raises StoreDenied.
+    """
+    is_fixed = int(info.get("valkey_version", "0").partition(".")[0]) >= 9
+    if is_fixed or info.get("aof_enabled") != "1":
+        return ""
+    lines = client.execute("ACL", "LIST")
+    [line] = [each for each in lines if each.startswith(b"user default ")]
+    rights = line.decode(errors="replace").split()[2:]
+    without_passwords = (each for each in rights if not each.startswith("#"))
+    return "" if {"+@all", "~*"} <= set(rights) else " ".join(without_passwords)
+
+
 def find_users(client: Client, server: ServerState) -> Iterator[Finding]:
-    """Yield the finding about one server's users, or raise StoreDenied."""
+    """Yield the findings about one server's users, or raise StoreDenied."""
+    rights = lacking_rights(client, info_of(client))
+    if rights:
+        text = f"The rights of the user default are: {rights}."
+        right = ("ACL", "SETUSER", "default", "off", "allcommands", "allkeys", "allchannels")
+        yield server_finding("unloadable-file", server, text, *right)
     kept = kept_in(client)
     if kept == "aclfile":  # whether ACL SAVE was run since the last change, no command tells
         return
