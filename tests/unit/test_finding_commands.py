@@ -72,6 +72,16 @@ def test_no_command_starts_a_worker_on_a_task_with_partitions(code: str) -> None
     assert "programs of your own work on it, which open it with partitions=4" in found.summary
 
 
+def test_a_limit_below_a_batch_is_removed_before_a_trainer_is_started() -> None:
+    state = with_stats(TROUBLES["blocked-makers"](), limit=4)
+    for groups, command in (("4", "redrb-trainer"), ("5", "redrb set math limit=none")):
+        task = replace(state.tasks[0], settings={"groups_per_version": groups})
+        [found] = findings_of(replace(state, tasks=(task,)))
+        assert found.code == "blocked-makers"
+        assert found.command.startswith(command)
+        assert ("no batch is ever full" in found.summary) == (groups == "5")
+
+
 def test_expiring_groups_are_bounded_or_may_be_staler() -> None:
     expiring = TROUBLES["expiring-groups"]()
     [found] = findings_of(expiring)

@@ -132,6 +132,10 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
             command, summary = _taking_command(state, task, task.main), summary + programs_of(task)
+            batch = task.number("groups_per_version") or 0
+            if 0 < stats.limit < batch:
+                command = redrb_command(state, "set", task.name, "limit=none")
+                summary += f" A version trains {batch:,} groups, so no batch is ever full."
             yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
