@@ -157,3 +157,17 @@ class Server:
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def await_server(client: redis.Redis) -> None:
+    """Wait until a server answers, if only with an error such as a missing password."""
+    for _ in range(400):
+        try:
+            client.ping()
+        except redis.AuthenticationError:
+            return
+        except (redis.ConnectionError, FileNotFoundError):
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the server did not start")

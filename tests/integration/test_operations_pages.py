@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from redis.retry import Retry
 
 import redrb
 from tests.samples import numbered
-from tests.servers import free_port, programs, with_tls
+from tests.servers import await_server, free_port, programs, with_tls
 from tests.tools import need
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
@@ -77,20 +76,6 @@ def end(process: subprocess.Popen[Any]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def await_server(client: redis.Redis) -> None:
-    """Wait until a server answers, if only with an error such as a missing password."""
-    for _ in range(400):
-        try:
-            client.ping()
-        except redis.AuthenticationError:
-            return
-        except (redis.ConnectionError, FileNotFoundError):
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the server did not start")
 
 
 def fill(url: str) -> None:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from torch.distributed.run import get_args_parser
 
@@ -25,7 +26,7 @@ from redrb.recipe import GRPORecipe
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
 from redrb.recipe.prompts import endless
-from tests.servers import Server, free_port, programs
+from tests.servers import Server, await_server, free_port, programs
 from tests.tools import need
 
 ROOT = Path(__file__).parents[2]
@@ -221,6 +222,8 @@ def test_the_users_of_a_second_machine(
     settings.write_text(settings.read_text().replace("6380", str(port)))
     server = subprocess.Popen([need("redis-server"), "redis.conf"], stdout=subprocess.DEVNULL)
     try:
+        with redis.Redis(port=port) as client:
+            await_server(client)
         place = f"localhost:{port}"
         monkeypatch.setenv("REDRB_URL", f"redis://admin:of-the-admin@{place}")
         for user, command in re.findall(ACCESS, page("second-machine")):
