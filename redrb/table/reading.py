@@ -147,8 +147,8 @@ class _Plan:
         if names is None:
             there = [{column for string in layout for column in string} for layout in layouts]
             names = [name for name, column in ids.items() if all(column in each for each in there)]
-        self.names = tuple(names)
         columns = {name: ids.get(name, -1) for name in names}
+        self.names = tuple(columns)
         self.places = {layout: _Places.of(layout, columns) for layout in layouts}
         lacking = {name for places in self.places.values() for name in places.lacking}
-        self.lacking = [name for name in names if name in lacking]
+        self.lacking = [name for name in columns if name in lacking]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+import msgpack
 import pytest
 import torch
 
@@ -354,6 +355,54 @@ def test_replaced_columns_leave_no_values(open_table, client):
     for value in range(3):  # more than one call deletes
         table.put(names(2048), {"x": [value] * 2048})
     assert table.stats().counts.trash == 0
+
+
+def test_a_get_names_columns_once_and_rows_in_pages(open_table, monkeypatch):
+    table = open_table()
+    table.put(names(9), {"x": torch.arange(9), "y": torch.arange(9) + 10})
+    table.put(names(4, 5), {"y": torch.arange(4)})  # these have two strings
+    assert {k: [e.item() for e in v] for k, v in table.get(["row6"], ["y", "x", "y"]).items()} == {
+        "y": [1],
+        "x": [6],
+    }
+    assert dict(table.get(["row1"], [])) == dict(table.get([])) == {}
+    assert table.get([], ["x"])["x"] == []
+    monkeypatch.setattr("redrb.table.index.MOST_ROWS", 3)
+    for count in (1, 2, 3, 4, 9):
+        found = table.get(names(count), ["y", "x"])
+        assert found.stacked("x").tolist() == list(range(count))
+        assert found.stacked("y").tolist() == [10, 11, 12, 13, 14, 0, 1, 2, 3][:count]
+
+
+def test_a_row_that_is_cleared_while_it_is_looked_for_is_missing(open_table, monkeypatch):
+    table = open_table()
+    table.put(["a", "b"], ones(2))
+    execute = Client.execute
+
+    def meanwhile(client, *words, **options):
+        if words[0] == "HMGET":
+            monkeypatch.setattr(Client, "execute", execute)
+            table.clear(["b"])
+        return execute(client, *words, **options)
+
+    monkeypatch.setattr(Client, "execute", meanwhile)
+    with pytest.raises(MissingRows, match="'b'"):
+        table.get(["a", "b"])
+    assert table.get(["a"])["x"][0].tolist() == [1, 1]
+
+
+def test_a_record_with_impossible_numbers_is_an_error_of_redrb(open_table, client):
+    table = open_table()
+    table.put(["a"], ones(1))
+    keys = table._index.keys
+    [record] = client.execute("HVALS", keys.rows)
+    change, segment = msgpack.unpackb(record)
+    for length in (-1, 1 << 60, "x", None, 1.5):
+        changed = [change, [*segment[:-1], length]]
+        client.execute("HSET", keys.rows, 1, msgpack.packb(changed))
+        with pytest.raises(StoreError, match="cannot be read"):
+            table.get(["a"])
+    client.execute("HSET", keys.rows, 1, record)
 
 
 def test_a_run_refuses_those_before_it(open_table, client, namespace):
