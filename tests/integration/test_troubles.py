@@ -81,7 +81,8 @@ def shows(code: str, subject: str, command: str) -> Callable[[Record], bool]:
 
 def at_work(record: Record) -> bool:
     """Return whether the workers of all tasks have announced what they hold."""
-    workers = {task["name"]: task["workers"] for task in record["state"]["tasks"]}
+    state = record["state"] or {"tasks": []}  # none before the first look
+    workers = {task["name"]: task["workers"] for task in state["tasks"]}
     takers = [one for task in ("stopped", "dead", "full") for one in workers.get(task, ())]
     return (
         len(workers) == TASKS
