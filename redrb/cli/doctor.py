@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     except StoreError as error:
         raise ConfigError(f"could not check: {error}") from error
-    show(_record(report), _lines(report), as_json=options.json)
+    show(_record(report), _lines(report, options.task), as_json=options.json)
     failing = _SEVERITIES[: _SEVERITIES.index(options.fail_on) + 1]
     return int(any(finding.severity in failing for finding in report.findings))
 
@@ -108,7 +108,7 @@ def _record(report: Report) -> dict[str, object]:
     }
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: Report, only: str) -> Iterator[str]:
     from redrb.watch.state.findings.wording import listed
 
     for ping in report.pings:
@@ -116,7 +116,9 @@ def _lines(report: Report) -> Iterator[str]:
             f"server {ping.server}: median reply {ping.median_s * 1e3:.1f} ms, slowest "
             f"{ping.worst_s * 1e3:.1f} ms, clock {ping.skew_s:+.2f} s"
         )
-    if report.state is not None:
+    if report.state is not None and only:
+        yield f"namespace {report.state.namespace}: {only} only"
+    elif report.state is not None:
         tasks = listed([task.name for task in report.state.tasks]) or "none"
         weights = listed([one.name for one in report.state.weights]) or "none"
         tables = listed([one.name for one in report.state.tables])

@@ -17,7 +17,7 @@ _shared: dict[tuple[str, str], Outage] = {}
 
 
 class Outage:
-    """A failure that lasts: logged once, then at growing intervals, then that it is over.
+    """A failure that lasts: logged once, then at growing intervals, then its end.
 
     Several objects may share one. It has no lock, which a fork could copy while it is held: when
     two threads fail at the same moment, both may log it.
@@ -68,7 +68,7 @@ class Outage:
         if began is None or len(self._failing):
             return
         self._began = None
-        _log.warning("it is over, after %.1f s: %s", time.monotonic() - began, self._what)
+        _log.warning("recovered after %.1f s: %s", time.monotonic() - began, self._what)
 
 
 def shared_outage(what: str, key: str) -> Outage:

@@ -103,6 +103,11 @@ class RecipeTrainer(Trainer):
         """The models without the wrappers of ranks."""
         return {name: unwrapped(model) for name, model in self._models.items()}
 
+    @property
+    def steps(self) -> int:
+        """Steps trained, those that a checkpoint holds included."""
+        return self._reports.steps
+
     def training_step(self, experience: Experience) -> dict[str, Any]:
         """Take the recipe's step and return its metrics, and how stale the samples are."""
         metrics = self._recipe.step(self._models, self._optimizers, experience)
@@ -134,13 +139,14 @@ class RecipeTrainer(Trainer):
         if world_size_here() > 1 and not (resumed and self._recipe.shard):
             give_all_ranks(self.plain_models, models)
         self._whole = None
+        self._reports.begin(self._loop.position.step)
         # weights that have reached the target stay the newest, because their reward is known
         reward = self.reward_at_end if rank_here() == 0 else None
         over = any_rank(reward is not None and reward >= self._recipe.target_reward)
         if any_rank(not published) or (resumed and not over):
             with Deadline(budget=self._stop):
                 self.send_weights()
-        self._reports.begin(self._loop.position.step)
+        self._reports.measure()
 
     def _publish_reference(self, models: dict[str, nn.Module]) -> bool:
         """Publish the reference policy if there is none; returns whether `models` are initialised.

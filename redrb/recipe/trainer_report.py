@@ -44,7 +44,7 @@ class TrainerReport(TrainerEvents):
             evaluation: Returns the recipe's evaluation of the current weights; None: it has none.
         """
         super().__init__(write)
-        self.trained = self.unpublished = 0
+        self.steps = self.trained = self.unpublished = 0
         self.reached = False
         self.reward: float | None = None
         self._trainer, self._recipe, self._evaluation = trainer, recipe, evaluation
@@ -53,12 +53,16 @@ class TrainerReport(TrainerEvents):
         self._waited_s = 0.0
         self._rewards: list[float] = []
 
-    def begin(self, steps: int = 0) -> None:
-        """Begin to measure after `steps` steps; evaluate the first weights.
+    def begin(self, steps: int) -> None:
+        """Write at which step and with which weights the trainer begins."""
+        self.steps = steps
+        self._write("start", step=steps, weight_version=self._trainer.weight_version)
+
+    def measure(self) -> None:
+        """Begin to measure; evaluate the first weights.
 
         It stops the trainer if the target is reached, or if the job has all its steps.
         """
-        self.steps = steps
         self._started = time.perf_counter()
         self.evaluate()
         self._stop_after_last_step()

@@ -118,7 +118,8 @@ class Heartbeat:
                 outage.leave(self)
 
     def _failed(self, why: object, key: str, traceback: Exception | None = None) -> None:
-        outage = shared_outage("heartbeat failed, leases may be taken over", key)
+        what = "a heartbeat failed; leases last for lease_ms after the one before"
+        outage = shared_outage(what, key)
         self._outages.add(outage)
         outage.failed(why, who=self, traceback=traceback)
 

@@ -40,6 +40,9 @@ MOST_BYTES = 1024
 """Most bytes of an announcement; metrics are left out of a larger one."""
 
 MOST_METRICS = 16
+EQUAL_REWARDS = "equal_rewards"
+"""Metric of trainers: steps until now in each of which all samples had the same reward."""
+
 _MOST_NAME = 64
 _LARGEST = sys.float_info.max
 

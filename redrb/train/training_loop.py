@@ -14,10 +14,20 @@ from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.checks import checked_int
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, StoreUnavailable
+from redrb.errors import (
+    BatchTimeout,
+    CheckpointFailed,
+    ConfigError,
+    LeaseLost,
+    PublisherFenced,
+    RecordError,
+    RedrbError,
+    StoreUnavailable,
+)
 from redrb.experience import Experience
 from redrb.stream import Lease
 from redrb.stream.ranks.calls import MOST_STEPS
+from redrb.stream.worker import EQUAL_REWARDS
 from redrb.train.callbacks import TrainerCallback
 from redrb.train.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.train.fresh_batches import FitEnded, FreshBatches, reject_incomplete
@@ -68,6 +78,7 @@ class TrainingLoop:
     _calls: int = 0
     _leased: list[Lease] = field(default_factory=list)  # trained, and not acknowledged yet
     _ended: bool = False  # asked to end, on any rank
+    _equal: int | torch.Tensor = 0  # steps until now, in each of which all rewards were equal
     _in_step: bool = False  # a step has begun and not ended, so that its effect is unknown
 
     def __post_init__(self) -> None:
@@ -152,7 +163,9 @@ class TrainingLoop:
         except BatchTimeout:
             self._checkpoint()  # finished steps survive this process
             raise
-        except StoreUnavailable:
+        except (CheckpointFailed, PublisherFenced):  # another trainer goes on from the checkpoints
+            raise
+        except RedrbError:
             if not self._in_step:
                 self._save()
             raise
@@ -261,8 +274,11 @@ class TrainingLoop:
         self.callbacks.on_batch_start()
         metrics = dict(self.trainer.training_step(experience))
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
-        mean = {} if reward is None else {"reward": reward.float().nanmean()}
-        worker.metrics = {**mean, **metrics}
+        figures = {}
+        if reward is not None:
+            self._equal = (self._equal + 1) * (reward.amax() == reward.amin())  # no wait for a GPU
+            figures = {"reward": reward.float().nanmean(), EQUAL_REWARDS: self._equal}
+        worker.metrics = {**figures, **metrics}
         self.callbacks.on_batch_end(metrics, experience)
         self.position.batch += 1
         self.position.step += 1

@@ -113,11 +113,11 @@ def test_an_outage_ends_when_its_kind_changes(client, caplog):
     again = "a request is repeated for N s more"
     assert logged == [
         f"{away}: ConnectionError; {again}",
-        f"it is over, after N s: {away}",
+        f"recovered after N s: {away}",
         f"{moves}: TryAgainError; {again}",
-        f"it is over, after N s: {moves}",
+        f"recovered after N s: {moves}",
         f"{away}: ConnectionError; {again}",
-        f"it is over, after N s: {away}",
+        f"recovered after N s: {away}",
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from redrb import Client, ExperienceStream, TaskMismatch, WeightSubscriber
+from redrb import Client, ConfigError, ExperienceStream, TaskMismatch, WeightSubscriber
 from redrb.cli.run.job import delete_namespace
 from redrb.recipe import option
 from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
@@ -133,3 +133,32 @@ def test_a_resume_into_an_emptied_redis_publishes_the_reference_policy_again(
     assert first.keys() == again.keys() == {"weight", "bias"}
     assert first["weight"] == 0.0
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_steps_before_an_error_are_in_a_checkpoint_and_the_next_trainer_says_where_it_begins(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    options = {"checkpoints": str(tmp_path), "checkpoint_every": 50, "max_staleness": -1}
+    recipe = Counting(namespace=namespace, order="fifo", **options)  # type: ignore[arg-type]
+    events: list[tuple[str, Any]] = []
+
+    def write(event: str, **values: object) -> None:
+        events.append((event, values.get("step")))
+        if event == "step" and values["step"] == 3:
+            trainer._stream.configure(limit=1)
+
+    with RecipeTrainer(client, recipe, write) as trainer:
+        trainer.begin()
+        for number in range(12):
+            trainer._stream.put(numbered(number))
+        with pytest.raises(ConfigError, match="limit"):
+            trainer.work()
+        trainer._stream.configure(limit=None)
+    trained = max(step for event, step in events if event == "step")
+    assert trained >= 3
+    events.clear()
+    with RecipeTrainer(client, recipe, write) as trainer:
+        trainer.begin()
+        weight: Any = trainer.plain_models["actor"].weight.detach()
+        assert float(weight) == trained
+    assert events[:2] == [("start", trained), ("publish", trained)]

@@ -136,6 +136,31 @@ def test_a_trainer_that_hangs_in_its_step(
             trainer.stop()
 
 
+class Steps(Hangs):
+    """A trainer whose steps do nothing."""
+
+    def training_step(self, experience: redrb.Experience) -> dict[str, float]:
+        return {}
+
+
+def test_rewards_that_are_all_equal(owner: Client, namespace: str, reader: StateReader) -> None:
+    options: dict[str, Any] = {"namespace": namespace, "lease_ms": LEASE_MS}
+    with (
+        Steps([], 2, client=owner, name="math", **options) as trainer,
+        ExperienceStream(owner, "math", **options) as maker,
+    ):
+        maker.put_many([[numbered(each // 2)] for each in range(6)])  # equal in each batch
+        maker.put_many([[numbered(0)] for _ in range(2 * (workers.EQUAL_STEPS - 3))])
+        trainer.fit(workers.EQUAL_STEPS, 1)
+        until(reader, "equal-rewards")
+        (found,) = [one for one in findings_of(reader.look()) if one.code == "equal-rewards"]
+        assert f"In each of its last {workers.EQUAL_STEPS} steps" in found.summary
+        assert "it is 0 now" in found.summary
+        maker.put_many([[numbered(0)], [numbered(1)]])
+        trainer.fit(1, 1)
+        until(reader, "equal-rewards", gone=True)
+
+
 def test_makers_behind_and_makers_without_weights(
     owner: Client, namespace: str, reader: StateReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

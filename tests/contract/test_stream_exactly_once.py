@@ -289,7 +289,7 @@ def test_a_retry_is_logged_with_what_it_waits_for(stream, line, caplog):
     with caplog.at_level(logging.WARNING, "redrb"):
         stream.put(numbered(1))
     assert re.search("is away: ConnectionError; a request is repeated for [0-9]+ s", caplog.text)
-    assert re.search("it is over, after [0-9.]+ s: Redis at .* is away", caplog.text)
+    assert re.search("recovered after [0-9.]+ s: Redis at .* is away", caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from redrb.watch.state.findings import findings_of
 from redrb.watch.state.histogram import Histogram
 from redrb.watch.state.model import SEVERITIES, WorkerState
 from redrb.watch.state.tasks import with_holdings
-from redrb.watch.state.workers import in_order
+from redrb.watch.state.workers import in_order, without_replaced
 from tests.finding_kinds import finding_kinds
 from tests.sample_state import sample_state
 from tests.troubled_states import (
@@ -160,14 +162,42 @@ def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
 
 
-def test_a_dead_worker_of_the_same_name_and_host_was_replaced() -> None:
-    dead = with_worker("maker", life="dead", seen_s=31.0, period_s=2.5, label="maker-1")
-    [task] = dead.tasks
-    [worker] = [each for each in task.workers if each.life == "dead" and each.label == "maker-1"]
-    for uptime_s, replaced in ((30.0, True), (3600.0, False)):
-        other = replace(worker, name="other", life="live", seen_s=1.0, uptime_s=uptime_s)
-        state = replace(dead, tasks=(replace(task, workers=(worker, other)),))
-        assert ("dead-worker" in {each.code for each in findings_of(state)}) is not replaced
+def _worker(name: str, life: str, age_s: float, label: str = "", **more: Any) -> WorkerState:
+    """Return a worker whose last heartbeat, or whose start, is so many seconds ago."""
+    age = {"uptime_s" if life == "live" else "seen_s": age_s}
+    given: dict[str, Any] = {"role": "maker", "life": life, "label": label or name, "period_s": 2.5}
+    return WorkerState(name, **given | age | more)
+
+
+@pytest.mark.parametrize(
+    ("workers", "left"),
+    [
+        # of the same name: also one that is late, and each that died before
+        ([("a", "dead", 31, "1"), ("b", "live", 30, "1")], "b"),
+        ([("a", "silent", 20, "1"), ("b", "live", 10, "1")], "b"),
+        ([("a", "dead", 90, "1"), ("b", "dead", 60, "1"), ("c", "live", 30, "1")], "c"),
+        ([("a", "dead", 31, "1"), ("b", "live", 3600, "1")], "ab"),
+        # of other names: each replaces one that is dead
+        ([("a", "dead", 31), ("b", "live", 30)], "b"),
+        ([("a", "silent", 20), ("b", "live", 10)], "ab"),
+        ([("a", "dead", 31), ("b", "live", 3600)], "ab"),
+        ([("a", "dead", 90), ("b", "dead", 60), ("c", "live", 30)], "ac"),
+        ([("a", "dead", 40), ("b", "dead", 90), ("c", "live", 80), ("d", "live", 30)], "cd"),
+        # one that replaced its own name replaces no other
+        ([("a", "dead", 90, "1"), ("b", "dead", 60, "2"), ("c", "live", 30, "2")], "ac"),
+    ],
+)
+def test_replaced_workers_are_not_shown(workers: Sequence[tuple[Any, ...]], left: str) -> None:
+    found = without_replaced([_worker(*each) for each in workers])
+    assert "".join(each.name for each in found) == left
+
+
+def test_a_worker_of_another_role_or_host_replaces_none_of_its_name() -> None:
+    for other in ({"role": "trainer"}, {"host": "h"}):
+        old, late = (_worker("a", life, 20, "1") for life in ("dead", "silent"))
+        new = _worker("b", "live", 10, "1", **other)
+        for each in (old, late) if "role" in other else (late,):
+            assert without_replaced([each, new]) == [each, new]
 
 
 def test_a_maker_that_waits_may_be_behind() -> None:

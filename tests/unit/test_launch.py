@@ -460,8 +460,10 @@ def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
     trainer: Any = SimpleNamespace(weight_version=21, reward_at_end=None, stop=reasons.append)
     report = TrainerReport(trainer, Sorting(steps=20), lambda: None, lambda *_, **__: None)
     report.begin(19)
+    report.measure()
     assert not report.reached
     report.begin(20)
+    report.measure()
     assert report.reached
     assert reasons == ["20 steps are done,"]
 

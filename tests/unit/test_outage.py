@@ -48,7 +48,7 @@ def test_an_outage_is_logged_at_growing_intervals(clock, caplog):
     away.over()
     away.over()
     assert [record.getMessage() for record in caplog.records] == [
-        "it is over, after 28799.0 s: Redis is away"
+        "recovered after 28799.0 s: Redis is away"
     ]
     away.failed("refused")
     assert caplog.records[-1].getMessage() == "Redis is away: refused"
@@ -68,5 +68,5 @@ def test_a_shared_outage_is_over_when_all_have_succeeded_or_are_gone(clock, capl
     members.pop()
     gc.collect()
     shared_outage("heartbeats fail", "a").over(who=members[0])
-    assert caplog.records[-1].getMessage().startswith("it is over, after 0.0 s")
+    assert caplog.records[-1].getMessage().startswith("recovered after 0.0 s")
     assert {record.levelno for record in caplog.records} == {logging.WARNING}

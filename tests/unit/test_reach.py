@@ -30,7 +30,7 @@ def test_a_node_is_logged_once_and_when_it_is_back(caplog):
     reach.find(2)
     assert reach.away == ()
     assert len(caplog.messages) == 2
-    assert caplog.messages[1].startswith("it is over, after")
+    assert caplog.messages[1].startswith("recovered after")
     assert caplog.messages[1].endswith(said)
 
 
@@ -40,4 +40,4 @@ def test_a_node_whose_partitions_moved_to_another_one_is_no_outage(caplog):
     reach.lose(0, StoreUnavailable("refused", where="a:1"))
     parts[0].client.node = "c:1"
     reach.find(1)
-    assert caplog.messages[-1].startswith("it is over, after")
+    assert caplog.messages[-1].startswith("recovered after")

@@ -78,6 +78,13 @@ def run_recipe(
     return 0
 
 
+def say_begun(program: str, recipe: Recipe, client: Client, how: str = "") -> None:
+    """Say on which task a worker begins, unless standard output shows its event `start`."""
+    if recipe.metrics != "-":
+        task = f"task {recipe.task_name!r} of namespace {recipe.namespace!r} at {client.where}"
+        print(f"{program} {recipe.worker} begins: {task}{how}", file=sys.stderr)
+
+
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """In this block SIGTERM and Ctrl-C end the process with status 0.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
-from redrb.cli.processes.lifetime import end, run_recipe
+from redrb.cli.processes.lifetime import end, run_recipe, say_begun
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -44,6 +44,7 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str
     scope.enter_context(faults_reported(filtered))
     maker = recipe.maker(client, write)
     scope.enter_context(maker)
+    say_begun("redrb-maker", recipe, client)
 
     def work() -> str:
         maker.run()

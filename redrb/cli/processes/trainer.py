@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from redrb import environment
-from redrb.cli.processes.lifetime import end, run_recipe
+from redrb.cli.processes.lifetime import end, run_recipe, say_begun
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -39,6 +39,9 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str
     write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
     trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
     trainer.begin()
+    if rank_here() == 0:
+        how = f", after {trainer.steps} steps, with weight version {trainer.weight_version}"
+        say_begun("redrb-trainer", recipe, client, how)
 
     def work() -> str:
         trainer.work()

@@ -165,7 +165,8 @@ class Backlog:
         """Keep an error, because of which groups were dropped, for the next call."""
         with self.changed:
             self._failures.append((error, dropped))
-        _log.error("a sender drops %d groups: %s", dropped, error)  # in case no call follows
+        what = f"drops {dropped} groups" if dropped else "cannot put"
+        _log.error("a sender %s: %s", what, error)  # in case no call follows
 
     def note_outage(self, sender: object, error: StoreError | None) -> None:
         """Keep the error because of which a thread cannot put now; None: it can again."""

@@ -22,7 +22,7 @@ from redrb.unpacking import Reading
 from redrb.watch.state.calls import Observe, Observed, ObservedGroup
 from redrb.watch.state.histogram import Histogram
 from redrb.watch.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
-from redrb.watch.state.workers import Announced, in_order, worker_state
+from redrb.watch.state.workers import Announced, in_order, without_replaced, worker_state
 
 
 def with_holdings(
@@ -167,6 +167,8 @@ def _task(name: str, parts: Sequence[_ObservedPartition]) -> TaskState:
         _summed([_group_in(part, name) for part in parts]) for name in (*first.groups, *names)
     )
     stored = groups[0].stats if groups else StreamStats.of({})
+    announced = _merged([part.workers for part in parts])
+    workers = without_replaced(announced)
     memory = [part.found.memory_bytes for part in parts]
     return TaskState(
         name=name,
@@ -176,8 +178,10 @@ def _task(name: str, parts: Sequence[_ObservedPartition]) -> TaskState:
         settings={name: text for name, text in shown.items() if name not in _HIDDEN},
         groups=groups,
         odd_groups=max(part.found.odd_groups for part in parts),
-        workers=with_holdings(in_order(_merged([part.workers for part in parts])), groups),
-        workers_total=max(part.found.workers_total for part in parts),
+        workers=with_holdings(in_order(workers), groups),
+        workers_total=max(part.found.workers_total for part in parts)
+        - len(announced)
+        + len(workers),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
         memory_bytes=None if None in memory else sum(filter(None, memory)),
     )

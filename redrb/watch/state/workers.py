@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +18,9 @@ SILENT_PERIODS = 1.3
 
 _ENDED_S = 540.0
 """By so much the time of a last announcement is set back: `include/announcements.lua`."""
+
+LATE = ("silent", "dead")
+"""Lives of workers whose heartbeat did not come."""
 
 MOST_WORKERS = 200
 FORGOTTEN_MS = 600_000
@@ -68,6 +71,34 @@ _MOST_NAME = 128
 def printable(text: str) -> str:
     """Return a text with U+FFFD for each character that a terminal could take for a command."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def without_replaced(workers: Sequence[WorkerState]) -> list[WorkerState]:
+    """Return the workers without those that died and were replaced.
+
+    A worker that began after the last heartbeat of one of its name on its host replaces all such,
+    as `redrb run` restarts it. Else a worker replaces one that is dead, of any name and host: names
+    of makers have their process ids.
+    """
+    gone = sorted((each for each in workers if each.life in LATE), key=lambda each: each.seen_s)
+    new = [each for each in workers if each.life == "live"]
+    replaced, used = set(), set()
+    for named in (True, False):
+        for old in gone:
+            for each in new:
+                if (
+                    old.name not in replaced
+                    and each.role == old.role
+                    and each.uptime_s <= old.seen_s + old.period_s
+                    and (
+                        old.label and (each.label, each.host) == (old.label, old.host)
+                        if named
+                        else old.life == "dead" and each.name not in used
+                    )
+                ):
+                    replaced.add(old.name)
+                    used.add(each.name)
+    return [each for each in workers if each.name not in replaced]
 
 
 def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from redrb.stream.worker import EQUAL_REWARDS
 from redrb.watch.state.findings.wording import (
     counted,
     finding_of,
@@ -23,6 +24,9 @@ BEHIND = 10
 LONGER = 10
 """A step hangs that lasts so many times longer than the longest one of late."""
 
+EQUAL_STEPS = 20
+"""Steps without a difference between rewards, after which it is no chance."""
+
 LEAST_HANG_S = 60.0
 """A step does not hang before, unless its owner has given a limit."""
 
@@ -37,9 +41,7 @@ def find(state: State) -> Iterator[Finding]:
 
 
 def _lives(state: State, task: TaskState) -> Iterator[Finding]:
-    dead = [
-        worker for worker in task.workers if worker.life == "dead" and not _replaced(task, worker)
-    ]
+    dead = [worker for worker in task.workers if worker.life == "dead"]
     taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
         "dead-worker",
@@ -106,16 +108,16 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
         summary,
         lambda worker: f"ps -o pid,stat,wchan,etime,time,args -p {worker.pid}",
     )
-
-
-def _replaced(task: TaskState, dead: WorkerState) -> bool:
-    """Return whether a worker of the same name and host began after a dead one was last seen."""
-    return any(
-        (worker.role, worker.label, worker.host) == (dead.role, dead.label, dead.host)
-        and worker.life == "live"
-        and worker.uptime_s <= dead.seen_s + dead.period_s
-        for worker in task.workers
-        if dead.label
+    equal = [each for each in task.workers if each.metrics.get(EQUAL_REWARDS, 0) >= EQUAL_STEPS]
+    yield from of_workers(
+        "equal-rewards",
+        task,
+        [worker for worker in equal if worker.life == "live"],
+        lambda worker: (
+            f"In each of its last {worker.metrics[EQUAL_REWARDS]:,.0f} steps all samples had the "
+            f"same reward; it is {worker.metrics.get('reward', 0):.3g} now."
+        ),
+        lambda _: redrb_command(state, "inspect", task.name),
     )
 
 
