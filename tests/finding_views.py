@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 
 from redrb.environment import PREFIX, child_environment
+from tests import warm
 from tests.dashboards import Dashboard
 
 REDRB = (sys.executable, "-m", "redrb.cli")
@@ -47,7 +48,7 @@ class FindingViews:
         self._start("page", self._events())
         common = ("--namespace", namespace, "--json", "--watch", EVERY_S)
         for view, words in (("top", ["top"]), ("doctor", ["doctor", "--over", "0.2"])):
-            process = subprocess.Popen(
+            process = warm.Popen(
                 [*REDRB, *words, *common],
                 env=child_environment(without=PREFIX, REDRB_URL=url),
                 stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 from redrb.environment import PREFIX, child_environment
+from tests import warm
 
 
 class WorkerProcess:
@@ -22,7 +23,7 @@ class WorkerProcess:
     def __init__(self, url: str, module: str, *arguments: str) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `kill`)
         command = [sys.executable, "-X", "faulthandler", "-m", module, "sorting", "--metrics", "-"]
-        self.popen = subprocess.Popen(
+        self.popen = warm.Popen(
             [*command, *arguments],
             env=child_environment(without=PREFIX, REDRB_URL=url),
             stdout=subprocess.PIPE,

@@ -24,6 +24,7 @@ from redrb.watch.doctor.checkup import Checkup, Report, report_on
 from redrb.watch.doctor.repairs import Repair, repair
 from redrb.watch.state.model import State, TaskState, WeightsState
 from redrb.watch.state.reader import server_state
+from tests import warm
 from tests.audit import kill_consumer
 from tests.clocks import ClockedServer
 from tests.clusters import RedisCluster
@@ -164,7 +165,7 @@ def test_leftovers_of_a_killed_process(owner: Client, namespace: str) -> None:
     with ExperienceStream(owner, "math", namespace=namespace, limit=4) as stream:
         stream.put_many([[numbered(number)] for number in range(4)])
         command = [sys.executable, "-c", WORKER, owner.url, namespace]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with warm.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "took\n"
             while not stream.stats().producers_waiting:

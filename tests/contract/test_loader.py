@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, Lease
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.take.calls import Beat
+from tests import warm
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -436,6 +436,6 @@ def test_a_process_that_ends_requeues_prefetched_batches(server_urls, namespace)
         filled(stream, 8)
         began = time.monotonic()
         command = [sys.executable, "-W", "error", "-c", ENDS, real_url, namespace]
-        subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+        warm.run(command, check=True, timeout=60, cwd=ROOT)
         assert time.monotonic() - began < 30
         assert stream.stats().ledger.waiting >= 6

@@ -27,6 +27,7 @@ from redrb.errors import RecordError
 from redrb.stream.mixture import Mixture, MixtureLease
 from redrb.stream.mixture.mixture import Ratio, Split
 from redrb.stream.task.store import TaskStore
+from tests import warm
 from tests.audit import audit
 from tests.samples import numbered, numbers
 from tests.scenes import holds_in_a_child, until
@@ -491,7 +492,7 @@ class Worker:
     """A process that takes: `python -m tests.contract.test_mixture ROLE URL NAMESPACE ...`."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-m", "tests.contract.test_mixture", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,

@@ -26,6 +26,7 @@ from redrb import (
 from redrb.connection.client import Sent
 from redrb.errors import RecordError, SendFailed
 from redrb.stream.sending import ExperienceSender
+from tests import warm
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -355,7 +356,7 @@ for n in range(100):
 def test_a_process_that_ends_sends_what_it_holds(server_urls, namespace):
     url = server_urls(next(iter(REAL)))
     command = [sys.executable, "-W", "error", "-c", MAKES, url, namespace, "0"]
-    subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+    warm.run(command, check=True, timeout=60, cwd=ROOT)
     with redrb.connect(url) as client:
         assert waiting(ExperienceStream(client, "math", namespace=namespace)) == list(range(100))
 
@@ -363,7 +364,7 @@ def test_a_process_that_ends_sends_what_it_holds(server_urls, namespace):
 def test_sigterm_at_the_bound_ends_in_time(server_urls, namespace):
     url = server_urls(next(iter(REAL)))
     command = [sys.executable, "-W", "error", "-c", MAKES, url, namespace, "5"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:
+    with warm.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout.readline() == "ready\n"
         time.sleep(0.3)  # the sender is at its bound
         maker.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, UnknownTask
 from redrb.table import claims as claims_module
 from redrb.watch.state.reader import StateReader
+from tests import warm
 from tests.contract.test_table import names
 
 TableOpener = Callable[..., redrb.Table]
@@ -194,7 +195,7 @@ def test_the_rows_of_a_killed_process_are_claimed_by_another(real_url, namespace
         put(table, 3)
         table.register("actor", ["x"])
         command = [sys.executable, "-c", CLAIMER, real_url, namespace]
-        with subprocess.Popen(
+        with warm.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None

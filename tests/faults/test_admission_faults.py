@@ -10,6 +10,7 @@ from pathlib import Path
 
 import redrb
 from redrb import ExperienceStream
+from tests import warm
 from tests.samples import numbered, numbers
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ sys.stdin.read()
 
 def start_maker(url: str, namespace: str, count: int) -> subprocess.Popen[str]:
     """Start a process that holds rights until it ends."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", MAKER, url, namespace, str(count)],
         cwd=ROOT,
         stdin=subprocess.PIPE,

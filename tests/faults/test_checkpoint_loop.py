@@ -2,13 +2,13 @@
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import redrb
+from tests import warm
 from tests.servers import programs
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "exactly-once.md"
@@ -27,9 +27,7 @@ def test_each_group_is_trained_once_by_a_loop_that_names_its_groups(own_server, 
     for each in (made + puts + killed, made + resumed):
         command = [sys.executable, "-c", each]
         ends.append(
-            subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-            )
+            warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         )
     assert [end.returncode for end in ends] == [-signal.SIGKILL, 0], ends
     assert ends[1].stdout == "2\n"

@@ -15,6 +15,7 @@ import redrb
 from redrb.connection import Client
 from redrb.train.engines import Generation, Trajectory
 from redrb.train.episodes import EpisodeMaker
+from tests import warm
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import (
     GROUP_SIZE,
@@ -61,7 +62,7 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         with stream.admit(1) as right:
             stream.put([begun.item(extras={"prompt": prompt}) for _ in range(2)], admission=right)
         server.stands_from = THROUGH
-        maker = subprocess.Popen(
+        maker = warm.Popen(
             [sys.executable, "-m", "tests.faults.episode_maker"]
             + [real_url, namespace, server.url],
             cwd=Path(__file__).parents[2],

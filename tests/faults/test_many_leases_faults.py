@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import redrb
+from tests import warm
 from tests.audit import audit
 from tests.faults.checkpoint_trainer import BATCH, STEPS
 from tests.samples import numbered
@@ -20,7 +20,7 @@ def train(url: str, namespace: str, directory: Path, dies_at: int, name: str) ->
     """Run a trainer in a process of its own; returns its exit status."""
     arguments = [url, namespace, str(directory), str(dies_at), name]
     command = [sys.executable, "-m", "tests.faults.checkpoint_trainer", *arguments]
-    return subprocess.run(command, check=False, timeout=120).returncode
+    return warm.run(command, check=False, timeout=120).returncode
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.errors import StoreUnavailable
+from tests import warm
 from tests.samples import numbered, numbers
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ stop_before_the_group_is_put()
 
 def killed_maker(url: str, namespace: str, *indices: int) -> None:
     """Put parts from a process that is killed then: with the last part before the group is put."""
-    maker = subprocess.Popen(
+    maker = warm.Popen(
         [sys.executable, "-c", MAKER, url, namespace, *map(str, indices)],
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -16,6 +16,7 @@ import pytest
 import redrb
 from redrb.stream.saving import saving
 from redrb.stream.saving.saving import save_task
+from tests import warm
 from tests.audit import audit
 from tests.samples import numbered
 
@@ -46,7 +47,7 @@ def test_a_resume_that_is_killed_at_any_time_changes_nothing(
         killed = 0
         for attempt in range(8):
             own = f"{namespace}-{attempt}"
-            process = subprocess.Popen(
+            process = warm.Popen(
                 [sys.executable, "-c", RESUME, real_url, own, path],
                 stdout=subprocess.PIPE,
                 text=True,
@@ -91,7 +92,7 @@ with replaced(Path(sys.argv[1])) as file:
     sys.stdin.read()
 """
     processes = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-c", writing, str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

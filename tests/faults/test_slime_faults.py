@@ -7,6 +7,7 @@ import sys
 import redrb
 from redrb import ExperienceStream
 from redrb.errors import BatchTimeout
+from tests import warm
 from tests.faults.slime_workers import BATCH, ROLLOUTS, SAVE_EVERY
 
 
@@ -35,7 +36,7 @@ def test_each_group_is_trained_once_in_a_history_although_all_are_killed(
     own_server, namespace, tmp_path
 ):
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
-    job = subprocess.Popen(
+    job = warm.Popen(
         [sys.executable, "-m", "tests.faults.slime_workers", server.url, namespace, tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ import sys
 
 import redrb
 from redrb import ExperienceStream
+from tests import warm
 from tests.samples import numbered
 
 GROUPS = 24
@@ -14,7 +15,7 @@ def test_every_group_is_trained_once_although_every_process_is_killed(real_url, 
     with redrb.connect(real_url) as client:
         with ExperienceStream(client, "prompts", namespace=namespace) as prompts:
             prompts.put_many([[numbered(n), numbered(n)] for n in range(GROUPS)])
-        pipeline = subprocess.Popen(
+        pipeline = warm.Popen(
             [sys.executable, "-m", "tests.faults.stage_workers", real_url, namespace],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ import pytest
 
 import redrb
 from redrb.environment import PREFIX, child_environment
+from tests import warm
 from tests.proxy import Proxy
 from tests.samples import numbered
 from tests.servers import programs
@@ -85,7 +86,7 @@ def test_a_stage_ends_in_time(own_server, namespace):
     """The time counts until the last stream is closed, and not only in `run`."""
     server = own_server()
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "workers.stage", "tests.contract.test_stage:score"]
         + ["--namespace", namespace, "--from", "a", "--to", "b"]
         + ["--stop-timeout", f"{STOP_TIMEOUT_S}"],

@@ -14,6 +14,7 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream
+from tests import warm
 from tests.audit import audit
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
@@ -28,7 +29,7 @@ class Worker:
     """A worker process, and what it has said."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-m", "tests.faults.stream_workers", *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,

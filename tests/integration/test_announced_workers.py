@@ -13,6 +13,7 @@ from pathlib import Path
 import redrb
 from redrb.watch.state.model import WorkerState
 from redrb.watch.state.observer import Observer, View
+from tests import warm
 from tests.conftest import REAL
 
 LEASE_MS = 1500
@@ -35,7 +36,7 @@ def test_processes_of_a_job_announce_themselves_and_their_end(
         ]
         words += ["--worker", worker, "--lease-ms", str(LEASE_MS), *options]
         with (tmp_path / f"{worker}.log").open("wb") as log:
-            return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+            return warm.Popen([sys.executable, *words], stdout=log, stderr=log)
 
     processes = [
         start("trainer", "trainer", "--target-reward", "1e9"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import redrb
+from tests import warm
 from tests.integration.detached_rank import STEPS
 from tests.samples import numbered
 from tests.servers import programs
@@ -43,7 +44,7 @@ def run(
     """
     meeting = directory.parent / uuid.uuid4().hex
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [
                 sys.executable,
                 SCRIPT,

@@ -6,7 +6,6 @@ import doctest
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from redrb.cli import __main__ as cli
 from redrb.environment import PREFIX, child_environment
-from tests import public_names
+from tests import public_names, warm
 from tests.documents import ROOT, Block, blocks, name_of, pages
 from tests.servers import Server, programs
 
@@ -70,7 +69,7 @@ def test_the_blocks_of_a_page_run_as_one_program(
     # other libraries warn of their own plans
     strict = [] if any(block.note.startswith("needs ") for block in run) else ["-W", "error"]
     (tmp_path / "page.py").write_text(program)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *strict, "page.py"],
         cwd=tmp_path,
         env=child_environment(
@@ -95,7 +94,7 @@ def test_the_blocks_of_a_page_run_as_one_program(
 def test_the_example_of_the_readme_prints_its_batch_and_ledger() -> None:
     (example,) = (block.text for block in blocks(ROOT / "README.md") if block.is_run)
     assert len(example.strip().splitlines()) <= 15
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-W", "error", "-c", example],
         capture_output=True,
         text=True,

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from redrb.environment import PREFIX, child_environment
+from tests import warm
 
 
 def test_sharded_ranks_evaluate_episodes_with_a_slow_tool(tmp_path: Path) -> None:
     environment = child_environment(without=PREFIX, OMP_NUM_THREADS="1")
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-m", "tests.integration.episodes_rank"]
             + [str(rank), str(tmp_path / "store")],
             env=environment,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import redrb
+from tests import warm
 from tests.servers import Server, programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize("own_server", list(programs())[-1:], indirect=True)
 def test_the_port_of_colossalais_examples_trains(own_server: Callable[..., Server]) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, EXAMPLES / "colossalai.py"],
         env={**os.environ, "REDRB_URL": own_server().url},
         capture_output=True,
@@ -40,7 +40,7 @@ def test_the_port_of_colossalais_examples_trains(own_server: Callable[..., Serve
 def test_trls_trainer_learns_from_a_maker_in_another_process(
     own_server: Callable[..., Server],
 ) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, EXAMPLES / "trl_grpo.py"],
         env={**os.environ, "REDRB_URL": own_server().url, "STEPS": "15"},
         capture_output=True,
@@ -64,7 +64,7 @@ def test_accelerates_ranks_end_together_when_the_groups_are_uneven(
     example = [str(EXAMPLES / "accelerate_loop.py")]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *example]
     for arguments in ([*example, "maker"], launch):
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, *arguments],
             env=environment,
             capture_output=True,

@@ -11,6 +11,7 @@ import redrb
 from redrb.watch.state.findings import findings_of
 from redrb.watch.state.model import State
 from redrb.watch.state.reader import StateReader
+from tests import warm
 from tests.samples import numbered
 
 BEGIN = """
@@ -50,7 +51,8 @@ print(redrb.watch.state.reader.StateReader(client, sys.argv[2]).look().tasks[0].
 @pytest.fixture
 def run(real_url, namespace):
     def run(program, lease_ms=600_000):
-        return subprocess.run(
+        start = subprocess.run if program == FORKS + SPAWNED else warm.run  # redrb is not loaded
+        return start(
             [sys.executable, "-c", BEGIN + program, real_url, namespace, str(lease_ms)],
             capture_output=True,
             text=True,

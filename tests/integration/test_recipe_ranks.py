@@ -12,6 +12,7 @@ import pytest
 import redrb
 from redrb.environment import PREFIX, child_environment
 from redrb.stream.task.lookup import task_stats
+from tests import warm
 from tests.servers import programs
 
 GROUPS = 4
@@ -37,13 +38,13 @@ def test_two_ranks_train_a_recipe(real_url: str, namespace: str, tmp_path: Path,
         [sys.executable, "-m", "redrb.cli.processes.maker", *flags],
     ]
     trainer, maker = (
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        warm.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         for command in commands
     )
     try:
         errors = trainer.communicate(timeout=240)[1]
         assert trainer.returncode == 0, errors
-        assert maker.communicate(timeout=120)[1].count("\n") <= 1  # learned that the job is over
+        assert maker.communicate(timeout=120)[1].count("\n") == 2  # learned that the job is over
         assert maker.returncode == 0
     finally:
         trainer.terminate()  # which ends its ranks

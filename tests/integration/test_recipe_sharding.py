@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import redrb
+from tests import warm
 from tests.conftest import REAL
 from tests.integration.recipe_rank import GROUPS, RECIPES, STEPS
 from tests.integration.steps_rank import Actor
@@ -54,7 +55,7 @@ def test_sharded_recipes_resume(
                 stream.put_many([group(number) for number in range((STEPS + 1) * GROUPS * 2)])
         command = [sys.executable, "-m", "tests.integration.recipe_rank", url, namespace, tmp_path]
         ranks = [
-            subprocess.Popen(
+            warm.Popen(
                 [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
             for rank in range(2)

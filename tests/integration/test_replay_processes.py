@@ -14,6 +14,7 @@ import pytest
 import redrb
 from redrb import ExperienceStream, Status
 from redrb.compat.xtuner import ReplayBuffer
+from tests import warm
 
 TASKS = ("math", "code")
 GROUPS = 30
@@ -91,7 +92,7 @@ async def hold(buffer: ReplayBuffer) -> None:
 def start(url: str, namespace: str, role: str, *arguments: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, url, namespace, role, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    return warm.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
 
 def said(process: subprocess.Popen[str]) -> list[int]:

@@ -22,6 +22,7 @@ from redrb.stream.mixture import Mixture
 from redrb.stream.task.lookup import task_stats
 from redrb.train.engines import Generation, Trajectory
 from redrb.train.episodes import EpisodeMaker
+from tests import warm
 from tests.contract.test_maker_holder import Holder, Linear, Trainer, prompts
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import GROUP_SIZE, engine_of, episode, opened
@@ -58,7 +59,7 @@ def start(namespace):
     with ExitStack() as scope:
 
         def begin(client, module, *words):
-            process = subprocess.Popen(
+            process = warm.Popen(
                 [sys.executable, "-m", module, *words, "--namespace", namespace],
                 env=child_environment(without=PREFIX, REDRB_URL=client.url),
                 stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ import redrb
 from redrb import ExperienceStream
 from redrb.cli.processes.stage import main
 from redrb.environment import PREFIX, child_environment
+from tests import warm
 from tests.contract.test_stage import score
 from tests.samples import numbered
 
@@ -52,7 +53,7 @@ def test_sigterm_ends_a_stage_whose_next_task_is_full(real_url, namespace):
     ):
         full.put(score([numbered(7)]))
         rollouts.put([numbered(1)])
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-m", "workers.stage", FUNCTION]
             + ["--to", "full", "--stop-timeout", "2"],
             env=environment,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import redrb
+from tests import warm
 from tests.conftest import REAL
 from tests.integration.steps_rank import GROUPS, STEPS, train
 from tests.networks import VOCABULARY
@@ -54,9 +55,7 @@ def test_ranks_train_as_one_process_trains_both_batches(
         stream.put_many([group(number) for number in range(STEPS * GROUPS)])
     command = [sys.executable, "-m", "tests.integration.steps_rank", url, namespace, tmp_path]
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        warm.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in ranks:

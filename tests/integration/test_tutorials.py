@@ -26,6 +26,7 @@ from redrb.recipe import GRPORecipe
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
 from redrb.recipe.prompts import endless
+from tests import warm
 from tests.servers import Server, await_server, free_port, programs
 from tests.tools import need
 
@@ -64,7 +65,7 @@ class Terminal:
 
     def start(self, program: str) -> subprocess.Popen[str]:
         self.started.append(
-            subprocess.Popen(
+            warm.Popen(
                 [sys.executable, program],
                 cwd=self.folder,
                 env=self.environment,

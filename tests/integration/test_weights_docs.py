@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from redrb.environment import PREFIX, child_environment, search_path
+from tests import warm
 from tests.servers import programs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +41,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
         [sys.executable, "-W", "error", "-c", of_language("python")],
         ["sh", "-ec", of_language("sh")],
     ):
-        done = subprocess.run(
+        done = (warm if words[0] == sys.executable else subprocess).run(
             words,
             env=environment,
             cwd=tmp_path,

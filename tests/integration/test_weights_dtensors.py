@@ -6,6 +6,7 @@ import sys
 import torch
 
 import redrb
+from tests import warm
 from tests.conftest import REAL
 from tests.integration.weight_ranks import whole
 
@@ -18,7 +19,7 @@ def test_a_sharded_model_is_gathered_published_and_read_whole_and_in_shards(
     real_url = server_urls(next(iter(REAL)))
     command = [sys.executable, "-m", "tests.integration.weight_ranks", real_url, namespace]
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [*command, str(rank), str(WORLD), str(tmp_path / "meeting"), str(STEPS)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
