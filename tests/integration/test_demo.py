@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
 
 from redrb.environment import child_environment
 from tests.servers import Server, programs
 
 
+@pytest.mark.slow
 def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "redrb.cli", "demo", "--json", "--out", str(tmp_path / "run")],
