@@ -56,7 +56,7 @@ def workers():
 
 
 @on_one_server
-@pytest.mark.parametrize("how", ["refused", "frozen"])
+@pytest.mark.parametrize("how", [pytest.param("refused", marks=pytest.mark.slow), "frozen"])
 def test_workers_end_in_time(server, workers, namespace, how):
     with Proxy("127.0.0.1", server.port) as proxy:
         port = proxy.port if how == "frozen" else server.port

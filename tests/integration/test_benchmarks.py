@@ -118,6 +118,7 @@ def test_the_page_counts_the_missed_targets_of_the_newest_results() -> None:
     assert f"misses it in {len(missed.splitlines()) - 2}." in page
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_runtime_ends_with_its_figures() -> None:
     said = benchmark(
         "benchmarks.runtime", "--json", "--rounds", "1", "--steps", "30", "--step-ms", "20"

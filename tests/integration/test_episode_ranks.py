@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from redrb.environment import PREFIX, child_environment
 from tests import warm
 
 
+@pytest.mark.slow
 def test_sharded_ranks_evaluate_episodes_with_a_slow_tool(tmp_path: Path) -> None:
     environment = child_environment(without=PREFIX, OMP_NUM_THREADS="1")
     ranks = [

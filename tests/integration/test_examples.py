@@ -55,6 +55,7 @@ def test_trls_trainer_learns_from_a_maker_in_another_process(
     assert "acked=60" in ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_server", list(programs())[-1:], indirect=True)
 def test_accelerates_ranks_end_together_when_the_groups_are_uneven(
     own_server: Callable[..., Server],

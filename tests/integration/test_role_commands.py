@@ -102,7 +102,9 @@ def test_a_maker_of_episodes(log_in, namespace, refused):
     assert refused() == set()
 
 
-@pytest.mark.parametrize(("role", "flags"), [("trainer", []), ("admin", ["--fresh"])])
+@pytest.mark.parametrize(
+    ("role", "flags"), [pytest.param("trainer", [], marks=pytest.mark.slow), ("admin", ["--fresh"])]
+)
 def test_a_run(role, flags, log_in, start, store, namespace, refused, tmp_path):
     folder = ["--makers", "1", "--target-reward", "4", "--out", str(tmp_path)]
     run = start(log_in(role, **JOB), "redrb.cli", "run", RECIPE, *folder, *flags)

@@ -29,6 +29,7 @@ def expected() -> list[str]:
     return [said.strip() for said in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
 def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
     assert {word for word, _ in BLOCKS} == {"python", "sh"}
