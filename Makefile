@@ -19,8 +19,8 @@ example: .venv/.dev  ## train examples/gsm8k on a CPU with a real vLLM, and draw
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt matplotlib
 	@$(BIN)/python examples/gsm8k/on_cpu.py $(abspath $(VLLM)) $(ARGS)
 
-test: .venv/.dev  ## run the tests, five at a time: they wait as much as they compute
-	@$(BIN)/python -m pytest -m "not slow" -n 5 --dist worksteal $(ARGS)
+test: .venv/.dev  ## run the tests, four at a time: they wait as much as they compute
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal $(ARGS)
 
 test-slow: .venv/.dev  ## run the tests that take longer
 	@$(BIN)/python -m pytest -m slow $(ARGS)
