@@ -318,31 +318,33 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     return whole
 
 
-class _Names(dict[bytes, str]):
-    def __missing__(self, stored: bytes) -> str:
-        self[stored] = name = stored.decode()
-        return name
-
-
-class _Known(dict[bytes, Any]):
-    def __missing__(self, stored: bytes) -> Any:
-        value = unpack(stored, "a tag of a row")
-        if not isinstance(value, list | dict):  # rows share no value that can change
-            self[stored] = value
-        return value
-
-
 class TagReader:
     """Reads the tags of rows; values that come again are unpacked once."""
 
     def __init__(self) -> None:
-        self._known, self._names = _Known(), _Names()
+        self._known: dict[bytes, Any] = {}
+        self._names: dict[bytes, str] = {}
 
     def read(self, stored: bytes) -> tuple[str, dict[str, Any]]:
         """Return key and tags of a row; raises DecodeError for what redrb did not write."""
-        found, names, known = unpack(stored, "tags of a row", raw=True), self._names, self._known
+        found = unpack(stored, "tags of a row", raw=True)
         try:
             key: str = found.pop(b"").decode()
-            return key, {names[name]: known[value] for name, value in found.items()}
+            return key, {
+                self._names.get(name) or self._name(name): self._known[value]
+                if value in self._known
+                else self._value(value, name, key)
+                for name, value in found.items()
+            }
         except (AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise DecodeError(f"the tags of a row are no record of redrb: {error}") from error
+
+    def _name(self, name: bytes) -> str:
+        self._names[name] = name.decode()
+        return self._names[name]
+
+    def _value(self, stored: bytes, name: bytes, key: str) -> Any:
+        value = unpack(stored, f"tag {name!r} of row {key!r}")
+        if not isinstance(value, list | dict):  # rows share no value that can change
+            self._known[stored] = value
+        return value
