@@ -117,9 +117,13 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "silent-worker": lambda: with_worker("trainer", life="silent", seen_s=9.0),
     "maker-behind": lambda: with_worker("maker", weight_version=37, behind=5),
     "waits-for-weights": lambda: with_worker("maker", waits_for="weights", waits_s=61.0),
+    "waits-for-engine": lambda: with_worker("maker", waits_for="engine", waits_s=21.0),
     "mixed-redrb": lambda: with_worker("maker", redrb="0.0.9"),
     "expiring-groups": lambda: with_rates(expired=0.3),
     "staleness-above-bound": lambda: with_waiting(Histogram.of({5: 1})),
+    "weights-behind-task": lambda: with_weights(
+        with_worker("maker", weights_name="actor"), version=1
+    ),
     "staleness-at-bound": lambda: with_waiting(
         Histogram.of({4: 1}), settings={"max_staleness": "4"}
     ),

@@ -71,6 +71,11 @@ class ServedEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.server.close()
 
+    @property
+    def away_s(self) -> float:
+        """Seconds for which requests that are under way have waited for the server; 0: none has."""
+        return self.server.away_s
+
     async def generate(
         self,
         tokens: Sequence[int],

@@ -166,6 +166,7 @@ class ExperienceStream(OpenTask, Closing):
         self.task, self.namespace, self.group = task, namespace, options.group
         home = partitions[0]
         self.worker = home.worker
+        self.worker.weights_name = weights or ""
         self._preparer, self._consumer, self._admitter = home.preparer, home.consumer, home.admitter
         self._producer: Puts = home.producer
         self._taker: Takes = home.taker

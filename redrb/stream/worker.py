@@ -32,8 +32,9 @@ from redrb.stream.task.task import Task
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
 """What a worker does with a task: it puts, takes, or does both."""
 
-WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights"]
-"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights."""
+WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights", "engine"]
+"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights, an
+inference server that is away."""
 
 _log = logging.getLogger("redrb")
 MOST_BYTES = 1024
@@ -129,6 +130,7 @@ class Worker:
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
         metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
             one element are read then.
+        engine: What it samples from; where that has `away_s`, it waits for the engine meanwhile.
         steps: Its steps: `steps.limit_s` is the time after which `redrb doctor`, top and the page
             say that a step hangs.
     """
@@ -142,6 +144,7 @@ class Worker:
         self.weights_name = ""
         self.weight_version = 0
         self.metrics: Mapping[str, Any] = {}
+        self.engine: object = None
         self.steps = Steps()  # replaced in a forked process
         self._task = task
         self._lease_ms = lease_ms
@@ -264,6 +267,9 @@ class Worker:
     def _said(self, now: float) -> Announcement:
         waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
         whole = self._whole or self
+        away_s = getattr(whole.engine, "away_s", 0.0)
+        if away_s > 0:
+            waits = "engine", now - away_s
         with self._lock:
             groups, samples = self._groups, self._samples
         return Announcement(

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -313,6 +314,17 @@ def test_a_worker_says_what_it_waits_for(client: Client, namespace: str) -> None
         stream.take(1, timeout=1.5)
     taking.join(10)
     assert not taking.is_alive()
+
+
+def test_a_maker_waits_for_an_inference_server_that_is_away(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, lease_ms=300) as stream:
+        stream.worker.engine = SimpleNamespace(away_s=40.0)
+        stream.put(numbered(1))
+        workers = announced(client, namespace, lambda found: "maker" in found)
+        assert workers["maker"][1].waits_for == "engine"
+        assert workers["maker"][1].waits_s >= 40
+        stream.worker.engine.away_s = 0.0
+        announced(client, namespace, lambda found: found["maker"][1].waits_for == "")
 
 
 def announced(

@@ -166,8 +166,13 @@ def test_a_request_is_given_up_by_its_failures_and_not_by_those_of_others(server
     async def sample():
         async with vllm(server.url, retry_s=0.3) as engine:
             server.failing = [503] * 10_000
+            assert engine.away_s == 0
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(engine.generate(PROMPT, max_new_tokens=2), 0.1)
+                waiting = asyncio.ensure_future(engine.generate(PROMPT, max_new_tokens=2))
+                while not engine.away_s:
+                    await asyncio.sleep(0.01)
+                await asyncio.wait_for(waiting, 0.1)
+            assert engine.away_s == 0  # nobody waits for it
             await asyncio.sleep(0.4)  # longer than a request may fail
             server.failing = [503]
             assert len((await engine.generate(PROMPT, max_new_tokens=2)).tokens) == 2

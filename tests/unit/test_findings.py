@@ -23,6 +23,7 @@ from tests.troubled_states import (
     with_stats,
     with_task,
     with_waiting,
+    with_weights,
     with_worker,
 )
 
@@ -162,9 +163,12 @@ def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
 
 
-def _worker(name: str, life: str, age_s: float, label: str = "", **more: Any) -> WorkerState:
-    """Return a worker whose last heartbeat, or whose start, is so many seconds ago."""
-    age = {"uptime_s" if life == "live" else "seen_s": age_s}
+def _worker(
+    name: str, life: str, age_s: float, label: str = "", ran_s: float = 1000.0, **more: Any
+) -> WorkerState:
+    """Return a worker whose start, or whose last heartbeat after `ran_s`, is `age_s` ago."""
+    live = {"uptime_s": age_s}
+    age = live if life == "live" else {"seen_s": age_s, "uptime_s": age_s + ran_s}
     given: dict[str, Any] = {"role": "maker", "life": life, "label": label or name, "period_s": 2.5}
     return WorkerState(name, **given | age | more)
 
@@ -182,6 +186,10 @@ def _worker(name: str, life: str, age_s: float, label: str = "", **more: Any) ->
         ([("a", "silent", 20), ("b", "live", 10)], "ab"),
         ([("a", "dead", 31), ("b", "live", 3600)], "ab"),
         ([("a", "dead", 90), ("b", "dead", 60), ("c", "live", 30)], "ac"),
+        # one that replaced another, and was replaced
+        ([("a", "dead", 90), ("b", "dead", 60, "", 20), ("c", "live", 30)], "c"),
+        ([("a", "dead", 90), ("b", "dead", 60, "", 20)], "b"),
+        ([("a", "dead", 90), ("b", "ended", 60, "", 20)], "b"),
         ([("a", "dead", 40), ("b", "dead", 90), ("c", "live", 80), ("d", "live", 30)], "cd"),
         # one that replaced its own name replaces no other
         ([("a", "dead", 90, "1"), ("b", "dead", 60, "2"), ("c", "live", 30, "2")], "ac"),
@@ -205,3 +213,33 @@ def test_a_maker_that_waits_may_be_behind() -> None:
         state = with_worker("maker", weight_version=37, behind=5, waits_for=waits_for, waits_s=1.0)
         found = {each.code for each in findings_of(state)}
         assert ("maker-behind" in found) is (waits_for == "")
+
+
+def test_groups_that_a_late_trainer_holds_are_not_taken_for_too_stale() -> None:
+    for life, found in (("live", ["staleness-above-bound"]), ("silent", ["silent-worker"])):
+        state = with_worker("trainer", life=life, leased=16, seen_s=9.0)
+        [task] = state.tasks
+        assert task.main is not None
+        old = replace(task.main.staleness, leased=Histogram.of({23: 16}))
+        task = replace(task, groups=(replace(task.main, staleness=old),))
+        shown = findings_of(replace(state, tasks=(task,)))
+        assert [each.code for each in shown if each.severity != "critical"] == found
+        assert not any("max_staleness=" in each.command for each in shown)
+
+
+def test_weights_that_began_anew_are_told_from_slow_makers() -> None:
+    state = with_weights(
+        with_worker("maker", weights_name="actor", weight_version=3, behind=39), version=3
+    )
+    [found] = findings_of(state)
+    assert (found.code, found.command) == ("weights-behind-task", "redrb rm math")
+    assert "actor is 3; the task knows version 42" in found.summary
+
+
+def test_only_programs_of_redrb_are_started_by_its_commands() -> None:
+    state = TROUBLES["blocked-makers"]()
+    [task] = state.tasks
+    for program, command in (("redrb-maker", "redrb-trainer RECIPE"), ("maker.py", "redrb stats")):
+        workers = tuple(replace(each, program=program) for each in task.workers)
+        [found] = findings_of(replace(state, tasks=(replace(task, workers=workers),)))
+        assert found.command.startswith(command)

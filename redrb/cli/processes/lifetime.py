@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from redrb import environment
-from redrb.errors import ConfigError, RedrbError, WeightMismatch
+from redrb.errors import ConfigError, RedrbError, StoreDenied, WeightMismatch
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -104,9 +104,11 @@ def leaving_on_signals() -> Iterator[None]:
 def exit_status(error: RedrbError) -> int:
     """Return the exit status of a worker that an error ends: 2 if a restart would not help, else 1.
 
-    A restart changes neither settings nor the shapes of published weights and of the model.
+    A restart changes neither settings, nor the shapes of published weights and of the model, nor
+    what the user of Redis may do.
     """
-    return WRONG_CONFIGURATION if isinstance(error, ConfigError | WeightMismatch) else 1
+    final = isinstance(error, ConfigError | WeightMismatch | StoreDenied)
+    return WRONG_CONFIGURATION if final else 1
 
 
 def end(status: int) -> NoReturn:

@@ -59,7 +59,7 @@ groups/s         between announcements of the worker; -: it made one so far
 life             live; silent: a heartbeat is overdue; dead; ended: it said so
 weights          weight version in use, and how far it was behind the newest
                  at the last heartbeat; "seen" says when that was
-waits for        batch, room, right or weights, and for how long
+waits for        batch, room, right, weights or engine, and for how long
 seen             time since the worker's last announcement
 
 Tab, Shift-Tab   next list: tasks, workers, findings

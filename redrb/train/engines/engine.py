@@ -129,6 +129,7 @@ class Engine(ABC):
             f"the inference server at {client.where} does not answer as it should"
         )
         self._in_flight: set[asyncio.Task[Sampled]] = set()
+        self._failing: dict[object, float] = {}  # since when, of each request that is repeated
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,6 +141,12 @@ class Engine(ABC):
     def has_lost_weights(self) -> bool:
         """Whether the server has other weights than those of the last update."""
         return self._lost
+
+    @property
+    def away_s(self) -> float:
+        """Seconds for which requests that are under way have waited for the server; 0: none has."""
+        now = time.monotonic()
+        return now - min(list(self._failing.values()), default=now)  # threads of heartbeats ask
 
     async def generate(
         self,
@@ -303,24 +310,27 @@ class Engine(ABC):
         ended: asyncio.Event | None = None,
     ) -> T:
         """Send a request, again while the server is away, for `seconds` or until `ended`."""
-        failing_since: float | None = None
-        for number in itertools.count():
-            try:
-                result = await request()
-            except EngineError as error:
-                if not error.is_outage:
-                    raise
-                now = time.monotonic()
-                failing_since = now if failing_since is None else failing_since
-                self._outage.failed(error)
-                if now - failing_since >= seconds or (ended is not None and ended.is_set()):
-                    raise
-                pause = min(_SHORTEST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
-            else:
-                self._outage.over()
-                return result
+        mine = object()
+        try:
+            for number in itertools.count():
+                try:
+                    result = await request()
+                except EngineError as error:
+                    if not error.is_outage:
+                        raise
+                    now = time.monotonic()
+                    since = self._failing.setdefault(mine, now)
+                    self._outage.failed(error)
+                    if now - since >= seconds or (ended is not None and ended.is_set()):
+                        raise
+                    pause = min(_SHORTEST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
+                else:
+                    self._outage.over()
+                    return result
+        finally:
+            self._failing.pop(mine, None)
         raise AssertionError("unreachable")
 
     @asynccontextmanager

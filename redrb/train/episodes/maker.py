@@ -113,6 +113,7 @@ class EpisodeMaker:
         )
         self._stream, self._engine, self._weights = stream, engine, weights
         stream.worker.role = "maker"  # it takes aborted groups as well
+        stream.worker.engine = engine
         if weights is not None:
             stream.worker.weights_name = weights.name
         self._slots = checked_int("groups", groups, 1)

@@ -78,16 +78,18 @@ def without_replaced(workers: Sequence[WorkerState]) -> list[WorkerState]:
 
     A worker that began after the last heartbeat of one of its name on its host replaces all such,
     as `redrb run` restarts it. Else a worker replaces one that is dead, of any name and host: names
-    of makers have their process ids.
+    of makers have their process ids. One that has died, too, or has ended, replaced another before.
     """
     gone = sorted((each for each in workers if each.life in LATE), key=lambda each: each.seen_s)
-    new = [each for each in workers if each.life == "live"]
+    new = sorted(workers, key=lambda each: -each.uptime_s)
     replaced, used = set(), set()
     for named in (True, False):
         for old in gone:
             for each in new:
                 if (
                     old.name not in replaced
+                    and each is not old
+                    and (each.life == "live" or not named)
                     and each.role == old.role
                     and each.uptime_s <= old.seen_s + old.period_s
                     and (

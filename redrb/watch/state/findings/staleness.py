@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from redrb.stream.task.ledger import Ledger
 from redrb.stream.task.settings import NO_BOUND
 from redrb.watch.state.findings.wording import counted, task_finding
-from redrb.watch.state.model import Finding, Staleness, State, TaskState
+from redrb.watch.state.model import Finding, Staleness, State, TaskState, WeightsState
+from redrb.watch.state.workers import LATE
 
 EXPIRED_SHARE = 0.05
 LEAST_EXPIRED = 20
@@ -17,9 +18,24 @@ def find(state: State) -> Iterator[Finding]:
     """Yield the findings about staleness."""
     for task in state.tasks:
         bound = task.max_staleness
-        if bound is not None and bound < NO_BOUND and task.main is not None:
+        found = outlived(state, task)
+        if found is not None and task.main is not None:
+            text = (
+                f"The newest version of weights {found.name} is {found.version:,}; the task knows "
+                f"version {task.main.stats.version:,} of them."
+            )
+            yield task_finding("weights-behind-task", state, task, text, "rm", task.name)
+        elif bound is not None and bound < NO_BOUND and task.main is not None:
             yield from _expiring(state, task, task.main.stats.ledger, bound)
             yield from _near(state, task, task.main.staleness, bound)
+
+
+def outlived(state: State, task: TaskState) -> WeightsState | None:
+    """Return the weights of a task that began anew while the task stayed; None: they did not."""
+    known = task.main.stats.version if task.main else 0
+    names = {worker.weights_name for worker in task.workers if worker.alive}
+    used = (each for each in state.weights if each.name in names)
+    return next((each for each in used if 0 < each.version < known), None)
 
 
 def _expiring(state: State, task: TaskState, ledger: Ledger, bound: int) -> Iterator[Finding]:
@@ -43,15 +59,18 @@ def _near(state: State, task: TaskState, staleness: Staleness, bound: int) -> It
         for place, groups in (("waiting", waiting), ("leased", staleness.leased))
         if groups.largest is not None and groups.largest > bound
     }
-    reached = max(above.values(), default=bound + 1)
-    words = ("set", task.name, f"max_staleness={reached}")
+    late = any(worker.leased for worker in task.workers if worker.life in LATE)
+    if late:  # these groups go to others
+        above.pop("leased", None)
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
         text = f"{' and '.join(texts)}; the bound is {bound:,}."
-        yield task_finding("staleness-above-bound", state, task, f"A{text[1:]}", *words)
+        summary = f"A{text[1:]}"
+        yield task_finding("staleness-above-bound", state, task, summary, "stats", task.name)
     elif waiting.largest == bound and "groups_per_version" not in task.settings:
         text = f"The stalest waiting group is {counted(bound, 'version')} old, the bound."
-        yield task_finding("staleness-at-bound", state, task, text, *words)
+        larger = f"max_staleness={bound + 1}"
+        yield task_finding("staleness-at-bound", state, task, text, "set", task.name, larger)
     if waiting.unknown and not waiting.total:
         text = f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known."
         yield task_finding("unknown-staleness", state, task, text, "weights", "ls")

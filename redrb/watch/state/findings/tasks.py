@@ -8,6 +8,7 @@ from redrb.watch.state.findings.wording import (
     command_line,
     counted,
     finding_of,
+    of_redrb,
     of_workers,
     programs_of,
     redrb_command,
@@ -159,7 +160,9 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
 
 
 def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:
-    """Return the command that starts a trainer; figures where redrb-trainer would not take."""
-    if group.name == GROUP_OF_TRAINERS and not task.table:
+    """Return the command that starts a trainer; figures where redrb-trainer is not the one."""
+    known = [worker for worker in task.workers if worker.program]
+    of_recipes = not known or any(map(of_redrb, known))
+    if group.name == GROUP_OF_TRAINERS and not task.table and of_recipes:
         return worker_command(state, task, "trainer")
     return redrb_command(state, "stats", task.name, f"--group={group.name}")

@@ -135,6 +135,12 @@ def subject_of(task: TaskState) -> str:
     return f"task {task.name}"
 
 
+def of_redrb(worker: WorkerState) -> bool:
+    """Return whether redrb's own commands start such a worker; yes where nothing is known of it."""
+    programs = ("redrb-", "redrb.cli.processes.", "workers.")
+    return worker.program.startswith(programs) or not worker.pid
+
+
 def of_workers(
     code: str, task: TaskState, workers: Sequence[WorkerState], summary: OfWorker, command: OfWorker
 ) -> Iterator[Finding]:

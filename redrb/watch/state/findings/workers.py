@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from redrb.stream.worker import EQUAL_REWARDS
+from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
     counted,
     finding_of,
+    of_redrb,
     of_workers,
     redrb_command,
     seconds,
@@ -24,6 +26,7 @@ BEHIND = 10
 LONGER = 10
 """A step hangs that lasts so many times longer than the longest one of late."""
 
+ENGINE_AWAY_S = 20.0
 EQUAL_STEPS = 20
 """Steps without a difference between rewards, after which it is no chance."""
 
@@ -70,8 +73,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
 
 def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
     """Return the command of redrb that starts a worker; that of another program is not known."""
-    of_redrb = worker.program.startswith(("redrb-", "redrb.cli.processes.", "workers."))
-    if of_redrb or not worker.pid:
+    if of_redrb(worker):
         return worker_command(state, task, worker.role)
     return f"ps -o pid,stat,etime,args -p {worker.pid}"
 
@@ -144,8 +146,17 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         lambda _: redrb_command(state, "weights", "ls"),
     )
-    bound = BEHIND if task.max_staleness is None else task.max_staleness
     figures = redrb_command(state, "stats", task.name)
+    yield from of_workers(
+        "waits-for-engine",
+        task,
+        [each for each in makers if each.waits_for == "engine" and each.waits_s >= ENGINE_AWAY_S],
+        lambda maker: f"Its inference server has not answered for {seconds(maker.waits_s)}.",
+        lambda _: figures,
+    )
+    bound = BEHIND if task.max_staleness is None else task.max_staleness
+    if outlived(state, task):
+        return
     # one that waits loads the newest weights before it begins
     behind = [maker for maker in makers if maker.behind > bound and not maker.waits_for]
     yield from of_workers(
