@@ -253,6 +253,9 @@ def _run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, str(Path.cwd()))
+        for name in (words[1], f"{words[1]}.__main__"):
+            if not hasattr(sys.modules.get(name), "__path__"):  # it is run, not imported
+                sys.modules.pop(name, None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]

@@ -138,7 +138,7 @@ def test_troubles_show_with_what_to_do(server: Server, namespace: str, start: St
             (
                 "blocked-makers",
                 "task blocked",
-            ): f"redrb-trainer RECIPE --task blocked --namespace {namespace}",
+            ): f"redrb stats blocked --group=default --namespace {namespace}",  # own programs
         }
         for (code, subject), command in expected.items():
             views.until(shows(code, subject, command), began + SOON_S)
