@@ -586,7 +586,10 @@ class Table:
 
     @_needs("admin", "delete it")
     def delete(self) -> int:
-        """Delete the table and what its tasks have claimed; returns the number of its rows."""
+        """Delete the table and what its tasks have claimed; returns the number of its rows.
+
+        Values of a put in whose middle a process was killed stay; `redrb rm` deletes these, too.
+        """
         rows = 0
         for task in self._counts().claims:
             with suppress(UnknownTask):  # Redis has lost what it has claimed

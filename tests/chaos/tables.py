@@ -9,6 +9,7 @@ from typing import Any
 import redrb
 from redrb.connection import Client
 from redrb.errors import ConfigError, MissingRows
+from redrb.watch.values import remove_table
 from tests.chaos import options
 from tests.chaos.makers import TIMEOUTS_S, Maker
 from tests.chaos.worker import Worker
@@ -106,6 +107,7 @@ def check(url: str, journals: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
 
 
 def delete(url: str) -> None:
-    """Delete the table."""
+    """Delete the table as `redrb rm` does: with values that a killed process had put for no row."""
     with redrb.connect(url, retry_s=options.RETRY_S) as client:
-        opened(client).delete()
+        opened(client)  # it is there, even if nobody has put
+        remove_table(client, TABLE, namespace=options.NAMESPACE)
