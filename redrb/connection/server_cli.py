@@ -23,8 +23,8 @@ def cli_options(client: Client) -> tuple[str, ...]:
     """Return the options for the server of a client: of a cluster, a client of one node.
 
     If there is a password, redis-cli reads it from REDISCLI_AUTH, or asks for it where this is not
-    set. With Sentinels the server is the primary at
-    the moment, so its connection must have been used before.
+    set. With Sentinels the server is the primary at the moment, so its connection must have been
+    used before.
     """
     address = parse_address(client.url)
     options = address.options

@@ -588,7 +588,8 @@ class Table:
     def delete(self) -> int:
         """Delete the table and what its tasks have claimed; returns the number of its rows.
 
-        Values of a put in whose middle a process was killed stay; `redrb rm` deletes these, too.
+        If a process was killed in the middle of a put, values that no row has may stay. `redrb rm`
+        deletes these, too.
         """
         rows = 0
         for task in self._counts().claims:

@@ -163,7 +163,9 @@ class TrainingLoop:
         except BatchTimeout:
             self._checkpoint()  # finished steps survive this process
             raise
-        except (CheckpointFailed, PublisherFenced):  # another trainer goes on from the checkpoints
+        except CheckpointFailed:
+            raise
+        except PublisherFenced:  # another trainer goes on from the checkpoints
             raise
         except RedrbError:
             if not self._in_step:

@@ -12,8 +12,16 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from redrb import Client, ConfigError, ExperienceStream, TaskMismatch, WeightSubscriber
+from redrb import (
+    Client,
+    ConfigError,
+    ExperienceStream,
+    TaskMismatch,
+    WeightPublisher,
+    WeightSubscriber,
+)
 from redrb.cli.run.job import delete_namespace
+from redrb.errors import PublisherFenced
 from redrb.recipe import option
 from redrb.recipe.task_settings import settings_of_maker, settings_of_trainer
 from redrb.recipe.trainer import RecipeTrainer
@@ -162,3 +170,24 @@ def test_steps_before_an_error_are_in_a_checkpoint_and_the_next_trainer_says_whe
         weight: Any = trainer.plain_models["actor"].weight.detach()
         assert float(weight) == trained
     assert events[:2] == [("start", trained), ("publish", trained)]
+
+
+def test_a_trainer_whose_weights_another_one_took_over_writes_no_checkpoint(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    options = {"checkpoints": str(tmp_path), "checkpoint_every": 50, "max_staleness": -1}
+    recipe = Counting(namespace=namespace, order="fifo", **options)  # type: ignore[arg-type]
+
+    def write(event: str, **values: object) -> None:
+        if event == "step" and values["step"] == 2:
+            other = WeightPublisher(client, recipe.weights_name, namespace=namespace)
+            other.publish(trainer.plain_models["actor"])
+
+    with RecipeTrainer(client, recipe, write) as trainer:
+        trainer.begin()
+        for number in range(12):
+            trainer._stream.put(numbered(number))
+        with pytest.raises(PublisherFenced):
+            trainer.work()
+        assert trainer._loop.checkpoints is not None
+        assert trainer._loop.checkpoints.steps() == []

@@ -23,6 +23,7 @@ from redrb.watch.doctor.checkup import Checkup
 from redrb.watch.state.findings import findings_of, tasks, workers
 from redrb.watch.state.rates import SHORTEST_S
 from redrb.watch.state.reader import StateReader
+from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
 from tests.servers import Server
 
@@ -151,7 +152,10 @@ def test_rewards_that_are_all_equal(owner: Client, namespace: str, reader: State
     ):
         maker.put_many([[numbered(each // 2)] for each in range(6)])  # equal in each batch
         maker.put_many([[numbered(0)] for _ in range(2 * (workers.EQUAL_STEPS - 3))])
-        trainer.fit(workers.EQUAL_STEPS, 1)
+        trainer.fit(workers.EQUAL_STEPS - 1, 1)
+        trainer.buffer.stream.worker.beat()
+        assert "equal-rewards" not in codes(reader)
+        trainer.fit(1, 1)
         until(reader, "equal-rewards")
         (found,) = [one for one in findings_of(reader.look()) if one.code == "equal-rewards"]
         assert f"In each of its last {workers.EQUAL_STEPS} steps" in found.summary
@@ -159,6 +163,28 @@ def test_rewards_that_are_all_equal(owner: Client, namespace: str, reader: State
         maker.put_many([[numbered(0)], [numbered(1)]])
         trainer.fit(1, 1)
         until(reader, "equal-rewards", gone=True)
+
+
+def test_weights_that_were_deleted_while_their_task_stayed(
+    owner: Client, namespace: str, reader: StateReader
+) -> None:
+    options: dict[str, Any] = {"namespace": namespace, "weights": "policy", "lease_ms": LEASE_MS}
+    values = {"a": torch.ones(3)}
+    with ExperienceStream(owner, "math", **options) as stream:
+        with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
+            for version in range(1, 4):
+                publisher.publish(values)
+                stream.put(numbered(version), policy_version=version)
+        stream.worker.beat()
+        assert "weights-behind-task" not in codes(reader)
+        remove_weights(owner, "policy", namespace=namespace)
+        with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
+            for _ in range(2):  # below the version of the task
+                publisher.publish(values)
+                stream.put(numbered(4), policy_version=1)
+                until(reader, "weights-behind-task")
+            publisher.publish(values)
+            until(reader, "weights-behind-task", gone=True)
 
 
 def test_makers_behind_and_makers_without_weights(

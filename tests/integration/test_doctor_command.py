@@ -109,6 +109,18 @@ def test_people_read_what_to_run(
     assert "\nfound: " in printed
 
 
+def test_doctor_of_one_task_says_so_and_speaks_of_no_weights(
+    owner: Client, real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
+        stream.put(numbered(1))
+        flags = ["--url", real_url, "--namespace", namespace, "--over", "0.2"]
+        assert main(["doctor", "math", *flags]) == 0
+        assert f"\nnamespace {namespace}: math only\n" in capsys.readouterr().out
+        assert main(["doctor", *flags]) == 0
+        assert f"\nnamespace {namespace}: tasks math; weights none\n" in capsys.readouterr().out
+
+
 def test_a_damaged_task_is_a_finding(owner: Client, namespace: str, doctor: Doctor) -> None:
     with ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put(numbered(1))

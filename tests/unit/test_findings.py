@@ -243,3 +243,13 @@ def test_only_programs_of_redrb_are_started_by_its_commands() -> None:
         workers = tuple(replace(each, program=program) for each in task.workers)
         [found] = findings_of(replace(state, tasks=(replace(task, workers=workers),)))
         assert found.command.startswith(command)
+
+
+def test_an_engine_may_be_away_for_a_moment() -> None:
+    for waits_s, found in (
+        (19.9, []),
+        (20.0, ["waits-for-engine"]),
+        (2000.0, ["waits-for-engine"]),
+    ):
+        state = with_worker("maker", waits_for="engine", waits_s=waits_s)
+        assert [each.code for each in findings_of(state)] == found

@@ -10,10 +10,13 @@ import torch
 
 import redrb
 from redrb.cli.processes import maker, trainer
+from redrb.cli.processes.lifetime import exit_status
+from redrb.errors import CheckpointFailed, ConfigError, StoreDenied, StoreUnavailable
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.recipe.examples.sorting import Sorting
 from redrb.recipe.examples.sorting.policy import Actor, Critic
 from redrb.recipe.trainer import RecipeTrainer
+from redrb.stream.sending.backlog import Backlog
 from redrb.train.broadcast import Broadcast
 
 UNABLE = """
@@ -122,6 +125,42 @@ def test_a_worker_alone_says_what_it_waited_for(command, words, status, said, na
     target = ["--target-reward", "2"] if command is trainer.main else []
     assert command(["sorting", "--url", f"fake://{namespace}", *words, *target]) == status
     assert re.search(said, capsys.readouterr().err, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "how"),
+    [
+        (maker.main, ["--weights-timeout", "0.3"], ""),
+        (trainer.main, ["--max-seconds", "0.3"], ", after 0 steps, with weight version 1"),
+    ],
+)
+@pytest.mark.parametrize("metrics", ["-", "file"])
+def test_a_worker_says_once_where_it_begins(
+    command, words, how, metrics, namespace, capsys, tmp_path
+):
+    place = metrics if metrics == "-" else str(tmp_path / metrics)
+    flags = ["--url", f"fake://{namespace}", "--metrics", place, "--target-reward", "2"]
+    command(["sorting", *words, *flags])
+    out, err = capsys.readouterr()
+    line = rf"redrb-\w+ \S+ begins: task 'sort' of namespace 'default' at \S+{re.escape(how)}\n"
+    assert len(re.findall(line, err)) == (metrics != "-")
+    assert out.count('"event": "start"') == (metrics == "-")
+
+
+def test_missing_rights_and_wrong_settings_need_no_restart():
+    for error, status in (
+        (StoreDenied("no"), 2),
+        (ConfigError("no"), 2),
+        (StoreUnavailable("away", where="here"), 1),
+        (CheckpointFailed("full"), 1),
+    ):
+        assert exit_status(error) == status
+
+
+def test_an_error_of_a_sender_that_drops_nothing_does_not_count(caplog):
+    for dropped, said in ((0, "a sender cannot put: no"), (3, "a sender drops 3 groups: no")):
+        Backlog(None, None).fail(StoreDenied("no"), dropped)
+        assert caplog.messages[-1] == said
 
 
 def test_every_sample_carries_what_training_needs(namespace, capsys):
