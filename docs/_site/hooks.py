@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
 
 
 def on_page_content(html: str, *, page: Any, **_others: Any) -> str:
-    """Leave examples and outputs out of the search, whose results they would fill."""
+    """Leave examples and outputs out of the search: they would fill its results."""
     if page.file.src_uri.startswith("reference/"):
         return html
     return re.sub(r'<div (?=class="language-(?:python|text))', "<div data-search-exclude ", html)
