@@ -8,6 +8,9 @@ from redrb.connection.transport import Pipeline, Reply
 _REPLICATION_MS = 1000
 """Longest wait of an attempt for replicas; then it is repeated, which stores nothing twice."""
 
+_ON_REPLICA = "WAIT cannot be used with replica instances"
+"""The reply of a primary that a failover made a replica between the write and this command."""
+
 
 class Replication:
     """Lets the server wait for replicas, in the same round trip."""
@@ -30,6 +33,10 @@ class Replication:
     def check(self, confirmed: Reply) -> None:
         """Raise a transient error if too few replicas have confirmed the request."""
         if isinstance(confirmed, Exception):
+            if _ON_REPLICA in str(confirmed):
+                raise NotReplicated(
+                    "it became a replica before a replica (min_replicas) had confirmed it"
+                ) from confirmed
             raise confirmed
         if confirmed < self.min_replicas:
             raise NotReplicated(
