@@ -132,7 +132,7 @@ def test_half_a_put_is_never_seen(open_table):
         writer.put(keys, {"x": [value] * count}, [{"v": value}] * count)
 
     def write_on() -> None:
-        for value in range(1, 13):
+        for value in range(1, 7):
             write(value)
         ended.set()
 

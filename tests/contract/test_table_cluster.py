@@ -91,7 +91,7 @@ def test_a_slot_of_values_moves(open_table, client, cluster):
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", list(REAL))
-@pytest.mark.parametrize("killed", ["index", "values"])
+@pytest.mark.parametrize("killed", ["index", pytest.param("values", marks=pytest.mark.slow)])
 def test_what_was_put_is_there_after_a_failover(program, killed, namespace):
     cluster = RedisCluster(REAL[program])
     try:

@@ -95,6 +95,7 @@ def test_the_redis_service_keeps_data_and_never_evicts(
     assert subprocess.run(cli, capture_output=True, text=True, check=True).stdout == "PONG\n"
 
 
+@pytest.mark.slow
 def test_the_workers_commands_train_together(
     services: dict[str, Any], compose_redis: Server, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def run(cells: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_loses_no_group(tmp_path: Path) -> None:
     printed = run(CODE[:JOB], tmp_path)
     assert "sequences (4, 12)" in printed

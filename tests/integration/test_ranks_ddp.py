@@ -99,6 +99,7 @@ def train(ranks: list[Rank], first: int, last: int, trained: dict[int, list[int]
 
 
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_at_its_step_and_it_goes_on_from_there(
     real_url: str, start: Start, tmp_path: Path
 ) -> None:

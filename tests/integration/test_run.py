@@ -119,6 +119,7 @@ def test_on_a_terminal_a_run_has_the_screen_of_top(folder: Path) -> None:
         assert not any(each.is_running() for each in children)
 
 
+@pytest.mark.slow
 def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list[Run]) -> None:
     first = Run(folder, "--steps", "1000000")
     runs.append(first)
@@ -247,6 +248,7 @@ def test_a_read_only_disk_of_checkpoints_costs_a_restart_of_the_trainer(
         assert re.search(r"ledger balanced +│ +yes", run.output), run.output
 
 
+@pytest.mark.slow
 def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(
     folder: Path, runs: list[Run]
 ) -> None:
@@ -259,6 +261,7 @@ def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(
     assert "all makers were given up" in run.output
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(folder: Path, runs: list[Run]) -> None:
     pipe = folder / "pipe"
     os.mkfifo(pipe)
