@@ -70,7 +70,7 @@ def table(figures: Mapping[str, Any], history: JobEvents, stats: StreamStats | N
         ("of them in full / as deltas", f"{kinds['full']:,} / {kinds['delta']:,}"),
         ("bytes of weights in full / sent", _sent(history)),
         (
-            "staleness, mean / max versions",
+            "staleness of trained samples, mean / max",
             f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
         ),
         ("trainer waited for data, of its time", f"{figures['trainer_wait_share']:.1%}"),

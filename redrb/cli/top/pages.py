@@ -196,7 +196,7 @@ def _rights(task: TaskState) -> str:
         return ""
     return (
         f"{amount(rights.held)} held of {amount(rights.most)}; "
-        f"{counted(rights.waiting, 'request')} wait; {amount(rights.lost)} lost by makers that died"
+        f"{counted(rights.waiting, 'request')} wait; {amount(rights.lost)} taken back from dead makers"
     )
 
 
