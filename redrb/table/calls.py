@@ -176,9 +176,10 @@ class Tags(Call[TagsPage], frozen=True):
 
 
 class Watch(Call[int], frozen=True):
-    """Queue for a change after another one; returns the newest."""
+    """Queue for a change after another one; returns the newest, -1 where the table is gone."""
 
     script: ClassVar = "table/watch"
+    incarnation: str
     waiter: str
     after: int
     ttl_ms: int
@@ -187,9 +188,10 @@ class Watch(Call[int], frozen=True):
 class Registered(Page, frozen=True):
     """Reply to `Register`: the columns and the size with which the task is registered."""
 
-    outcome: Literal["ok", "gone", "claims", "differs"] = "ok"
+    outcome: Literal["ok", "gone", "stale", "claims", "differs"] = "ok"
     columns: tuple[str, ...] = ()
     size: int = 1
+    run: int = 0
 
 
 class Register(Call[Registered], frozen=True):
@@ -197,6 +199,7 @@ class Register(Call[Registered], frozen=True):
 
     script: ClassVar = "table/register"
     incarnation: str
+    in_run: int
     task: str
     columns: list[str]
     size: int

@@ -13,7 +13,7 @@ from redrb.codec import encode_groups
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.transport import without_errors
-from redrb.errors import BatchTimeout, ConfigError
+from redrb.errors import BatchTimeout, ConfigError, StaleRun
 from redrb.experience import BufferItem
 from redrb.keys import check_name
 from redrb.lua.pages import PAGES
@@ -73,11 +73,11 @@ class Claims:
                 stream.join_group()
                 try:
                     self.fill(task, list(columns), size)
-                except ConfigError:
+                except (ConfigError, StaleRun):
                     stream.close()
                     raise
                 fill = partial(self.fill, task, list(columns), size)
-                known = ClaimingTask(self._reader, list(columns), size, stream, fill)
+                known = ClaimingTask(self._index, self._reader, list(columns), size, stream, fill)
                 self._open[task] = known
         elif group_size is not None and group_size != known.size:
             raise ConfigError(f"task {task!r} claims groups of {known.size} rows.")
@@ -93,8 +93,10 @@ class Claims:
     def fill(self, task: str, columns: list[str], size: int) -> None:
         """Register a task, and let the rows arrive that are complete."""
         while True:
-            call = Register(self._index.opened.incarnation, task, columns, size)
+            opened = self._index.opened
+            call = Register(opened.incarnation, opened.run, task, columns, size)
             reply = self._index.call(call, *_frame())
+            self._index.refuse(reply.outcome, reply.run)
             if reply.outcome == "gone":
                 self._index.reopen(call.incarnation)
                 continue
@@ -120,6 +122,7 @@ class Claims:
 
     def unregister(self, task: str) -> int:
         """Forget a task, so that no rows arrive any more, and delete what it has claimed."""
+        self._index.refuse_stale()
         node, prefix = self._index.client, self._index.keys.prefix
         kinds = ("claimed", "parts", "consumed", "spent")
         pipeline = node.transaction(f"{prefix}none")
@@ -144,13 +147,14 @@ class ClaimingTask:
 
     def __init__(
         self,
+        index: Index,
         reader: Reader,
         columns: list[str],
         size: int,
         stream: ExperienceStream,
         register: Callable[[], None],
     ) -> None:
-        self._reader, self.register = reader, register
+        self._index, self._reader, self.register = index, reader, register
         self.columns, self.size, self.stream = columns, size, stream
 
     def take(self, count: int, at_least: int | None, timeout: float | None) -> Claim:
@@ -173,7 +177,9 @@ class ClaimingTask:
                         raise self._in_rows(error, deadline.waited_s) from None
                     deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
                 else:
-                    return Claim(self._reader, self.columns, lease)
+                    claim = Claim(self._index, self._reader, self.columns, lease)
+                    claim.refuse_stale()
+                    return claim
 
     def _in_rows(self, error: BatchTimeout, waited_s: float) -> BatchTimeout:
         """Return the error of a take in terms of the table: a group is `size` rows."""
@@ -204,8 +210,8 @@ class Claim(Entered):
         lease: The lease on the groups that name them.
     """
 
-    def __init__(self, reader: Reader, columns: Sequence[str], lease: Lease) -> None:
-        self._reader, self._columns, self.lease = reader, columns, lease
+    def __init__(self, index: Index, reader: Reader, columns: Sequence[str], lease: Lease) -> None:
+        self._index, self._reader, self._columns, self.lease = index, reader, columns, lease
         self.keys: tuple[str, ...] = tuple(
             key for item in lease.items() for key in item.extras["rows"]
         )
@@ -215,6 +221,8 @@ class Claim(Entered):
         return len(self.keys)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.refuse_stale()
         self.lease.__exit__(kind, error, trace)
 
     def get(self, columns: Sequence[str] | None = None) -> Rows:
@@ -230,10 +238,20 @@ class Claim(Entered):
 
         Raises:
             LeaseLost: Another process has taken them over; they were not acknowledged.
+            StaleRun: A newer run has begun: they wait for its processes.
             StoreUnavailable: Redis stayed away: the rows are still leased, or will be claimed
                 again if this process dies.
         """
+        self.refuse_stale()
         self.lease.ack()
+
+    def refuse_stale(self) -> None:
+        """Release the rows and raise StaleRun if a newer run of the table has begun."""
+        try:
+            self._index.refuse_stale()
+        except StaleRun:
+            self.lease.release()
+            raise
 
     def release(self) -> None:
         """Let the rows wait again, unharmed."""

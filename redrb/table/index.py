@@ -34,7 +34,7 @@ from redrb.stream.put.pending import ProducerIdentity
 from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
-from redrb.table.calls import BeginRun, Changed, Open, Opened, Stored
+from redrb.table.calls import BeginRun, Changed, Open, Opened, Stored, Watch
 from redrb.unpacking import Reading, unpack
 
 W = TypeVar("W", Changed, Stored)
@@ -315,6 +315,22 @@ class Index:
         """Raise StaleRun where a newer run has begun."""
         if outcome == "stale":
             raise StaleRun(self.table, run=(opened or self.opened).run, newest=newest)
+
+    def newest_change(self, waiter: str = "", after: int = -1, ttl_ms: int = 0) -> int:
+        """Return the newest change; a waiter queues if it is `after`. A lost table is made anew."""
+        while True:
+            incarnation = self.opened.incarnation
+            newest = self.call(Watch(incarnation, waiter, after, ttl_ms))
+            if newest >= 0:
+                return newest
+            self.reopen(incarnation)
+
+    def refuse_stale(self) -> None:
+        """Raise StaleRun where a newer run has begun, before a change that no script refuses."""
+        [run] = self.client.execute("HMGET", self.keys.task, "run")
+        newest = int(run or 0)
+        if newest > self.opened.run:
+            self.refuse("stale", newest)
 
     @property
     def ttl_ms(self) -> int:

@@ -37,7 +37,6 @@ from redrb.table.calls import (
     Restore,
     Sweep,
     Tags,
-    Watch,
 )
 from redrb.table.claims import Claim, Claims
 from redrb.table.index import MOST_CELLS, MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
@@ -231,7 +230,7 @@ class Table:
             check_name("column", name)
         cells = [self._reader.values.encode_column(name, columns[name], rows) for name in names]  # type: ignore[index]
         if not rows:
-            return self._index.call(Watch("", -1, 0))
+            return self._index.newest_change()
         upload = Upload(self._client, self._index, rows, names, cells, packed)
         with Deadline(checked_timeout(timeout)):
             try:
@@ -313,12 +312,17 @@ class Table:
         Args:
             since: `change` of a look, or what `put` or `watch` has returned.
             timeout: Seconds to wait, None for ever; returns `since` when they are over.
+
+        A table that was deleted, or that Redis has lost, is created anew, as by a put.
+
+        Raises:
+            UnknownTask: It was deleted, and opened with `create=False`.
         """
         waiter, after = uuid.uuid4().hex, checked_int("since", since)
         with Deadline(checked_timeout(timeout)):
             while True:
                 last = here().over
-                newest = self._index.call(Watch(waiter, after, self._index.ttl_ms))
+                newest = self._index.newest_change(waiter, after, self._index.ttl_ms)
                 if newest != after or last:
                     return newest
                 self._index.wait(waiter)
@@ -370,7 +374,7 @@ class Table:
         """
         cleared = 0
         if keys is None:
-            until = self._index.call(Watch("", -1, 0))
+            until = self._index.newest_change()
             more = True
             while more:
                 done = self._clear([], until)
@@ -454,6 +458,7 @@ class Table:
 
         Raises:
             BatchTimeout: Too few rows were complete in time; none was claimed.
+            StaleRun: A newer run of the table has begun.
             ConfigError: The task is not registered, or is with other columns or group sizes.
         """
         with Deadline(checked_timeout(timeout)):
@@ -580,6 +585,7 @@ class Table:
             name: checked_int(name, value) for name, value in given.items() if value is not None
         }
         self._counts()
+        self._index.refuse_stale()
         if changes:
             settings = [word for pair in changes.items() for word in pair]
             self._index.client.execute("HSET", self._index.keys.task, *settings)
@@ -591,6 +597,7 @@ class Table:
         If a process was killed in the middle of a put, values that no row has may stay. `redrb rm`
         deletes these, too.
         """
+        self._index.refuse_stale()
         rows = 0
         for task in self._counts().claims:
             with suppress(UnknownTask):  # Redis has lost what it has claimed

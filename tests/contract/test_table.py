@@ -409,6 +409,7 @@ def test_a_run_refuses_those_before_it(open_table, client, namespace):
     before = open_table(retain="checkpoint")
     before.put(["a"], ones(1))
     before.mark("m")
+    before.register("actor", ["x"])
     driver = open_table()
     number = driver.begin_run()
     assert driver.run == number
@@ -420,6 +421,11 @@ def test_a_run_refuses_those_before_it(open_table, client, namespace):
         lambda table: table.clear(),
         lambda table: table.mark("n"),
         lambda table: table.restore("m"),
+        lambda table: table.register("other", ["x"]),
+        lambda table: table.claim("actor", ["x"], timeout=0),
+        lambda table: table.unregister("actor"),
+        lambda table: table.configure(limit=1),
+        lambda table: table.delete(),
     ]
 
     def refused(table: redrb.Table) -> None:
@@ -442,8 +448,60 @@ def test_a_run_refuses_those_before_it(open_table, client, namespace):
     assert third.begin_run() > second.run
     third.put(["a"], ones(1))
     third.mark("m")
+    third.register("actor", ["x"])
     for each in (before, worker, second):
         refused(each)
+
+
+def test_what_an_earlier_run_has_claimed_waits_for_the_newest(open_table):
+    before = open_table()
+    before.put(names(3), ones(3))
+    claims = [before.claim("actor", ["x"], timeout=0) for _ in range(2)]
+    driver = open_table()
+    driver.begin_run()
+    with pytest.raises(StaleRun):
+        claims[0].ack()
+    with pytest.raises(StaleRun), claims[1]:
+        pass
+    with driver.claim("actor", ["x"], 3, timeout=5) as claim:
+        assert sorted(claim.keys) == names(3)
+    assert driver.consumed("actor") == 3
+
+
+def test_a_claim_that_waits_when_a_run_begins_has_nothing(open_table):
+    before, driver = open_table(), open_table()
+    before.register("actor", ["x"])
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(before.claim, "actor", timeout=20)
+        while before.stats().tasks["actor"].consumers_waiting == 0:
+            time.sleep(0.01)
+        driver.begin_run()
+        driver.put(names(1), ones(1))
+        with pytest.raises(StaleRun):
+            waiting.result(20)
+    assert driver.claim("actor", ["x"], timeout=5).keys == ("row0",)
+
+
+def test_a_watcher_of_a_table_that_was_deleted_sees_the_next_one(open_table):
+    watcher, table = open_table(limit=100), open_table()
+    since = table.put(["a"], ones(1))
+    table.delete()
+    anew = watcher.watch(since, timeout=10)  # with the settings of here
+    assert anew > since
+    assert watcher.watch(anew, timeout=0.05) == anew
+    with ThreadPoolExecutor() as pool:
+        seen = pool.submit(watcher.watch, anew, timeout=20)
+        assert open_table(limit=100).put(["b"], ones(1)) == seen.result(20)
+
+
+def test_a_watcher_that_must_not_create_a_table_says_that_it_is_gone(open_table):
+    table = open_table()
+    watcher = open_table(create=False)
+    since = table.put(["a"], ones(1))
+    table.delete()
+    with pytest.raises(UnknownTask):
+        watcher.watch(since, timeout=1)
+    assert open_table(limit=7).tags().rows == {}
 
 
 def test_a_run_begins_after_redis_has_lost_the_table(open_table, client, namespace):

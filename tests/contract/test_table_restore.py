@@ -110,6 +110,23 @@ def test_two_marks_stay_and_what_they_need(table, client):
     assert table.stats().counts.retained == 0
 
 
+def test_a_mark_that_is_set_again_needs_nothing_of_before(table):
+    table.mark("last")
+    for number in range(3):
+        put(table, 1, number)
+        table.clear([f"row{number}"])
+        assert table.stats().counts.retained == 1
+        table.mark("last")
+        assert table.stats().counts.retained == 0
+    put(table, 1, 3)
+    table.clear()
+    assert table.restore("last", "drop").back == 0
+    put(table, 1, 4)
+    table.mark("last")
+    table.clear()
+    assert table.restore("last").back == 1
+
+
 def test_marks_that_are_newer_than_a_restored_one_are_gone(table):
     put(table, 2)
     table.mark("m1")

@@ -196,7 +196,8 @@ def _rights(task: TaskState) -> str:
         return ""
     return (
         f"{amount(rights.held)} held of {amount(rights.most)}; "
-        f"{counted(rights.waiting, 'request')} wait; {amount(rights.lost)} taken back from dead makers"
+        f"{counted(rights.waiting, 'request')} wait; "
+        f"{amount(rights.lost)} taken back from dead makers"
     )
 
 

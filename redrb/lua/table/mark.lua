@@ -23,6 +23,9 @@ for i = 1, #found, 2 do
     redis.call('HDEL', marks, found[i])
   end
 end
+if newest < 0 then
+  newest = change
+end
 redis.call('HSET', marks, ask.name, string.format('%d %d', change, number(task, 'number')))
 redis.call('HSET', task, 'kept_from', string.format('%d', newest)) -- rows cleared before that may go
 note_done(ask, change, 0)

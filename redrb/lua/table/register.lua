@@ -2,13 +2,14 @@
 -- KEYS[1] stream
 -- ARGV    the call `Register` of redrb/table/calls.py; the front and the back of its groups
 -- Returns its reply
---@include task table claims permissions
+--@include task table runs claims permissions
 
 check_permissions(gone)
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
-if redis.call('HGET', task, 'incarnation') ~= ask.incarnation then
-  return cmsgpack.pack({outcome = 'gone'})
+local refused = refusal(ask)
+if refused then
+  return cmsgpack.pack(refused)
 end
 local stored = redis.call('HGET', key('claims'), ask.task)
 local known = stored and cmsgpack.unpack(stored)
