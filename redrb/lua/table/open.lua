@@ -6,7 +6,7 @@
 --@include task table producers permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
-local created = redis.call('HEXISTS', task, 'number') == 0
+local created = not redis.call('HGET', task, 'number')
 if created and not ask.create then
   return cmsgpack.pack({outcome = 'unknown'})
 end
