@@ -70,6 +70,12 @@ class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             segments = unpack(self.record, "record of a row")[1:]
             return [(each[0], *map(int, each[1:4]), list(map(int, each[4:]))) for each in segments]
 
+    @property
+    def key(self) -> bytes:
+        """The key, which its tags hold."""
+        with Reading("the tags of a row"):
+            return bytes(unpack(self.tags, "tags of a row", raw=True)[b""])
+
 
 class SavedClaim(msgspec.Struct, frozen=True):
     """A task that claims rows."""
@@ -100,7 +106,8 @@ class SavedTable:
 def save_table(client: Client, name: str, path: Path, *, namespace: str) -> SavedTable:
     """Write a table to a file, page by page; puts may go on meanwhile.
 
-    A row that is there from the beginning to the end is in the file, as it was at one moment.
+    A row that is there from the beginning to the end is in the file, as it was at one moment. Of a
+    key that is cleared and put again meanwhile, the file has one row.
 
     Raises:
         UnknownTask: There is no such table.
@@ -137,8 +144,13 @@ def save_table(client: Client, name: str, path: Path, *, namespace: str) -> Save
 def _frames(
     client: Client, node: Client, keys: TableKeys
 ) -> Iterator[tuple[list[SavedRow], bytes]]:
-    """Yield rows, some at a time, with their values; each row once."""
+    """Yield rows, some at a time, with their values; each row once.
+
+    A key that is cleared and put again has a new row, while the file may have the old one: it was
+    there at the moment for which the file has it, so that the new one is left out.
+    """
     done: set[int] = set()
+    live: set[bytes] = set()  # keys
     for page in scan_hash(node, keys.rows):
         numbers = [number for number in (int(field) for field, _ in page) if number not in done]
         done.update(numbers)
@@ -160,6 +172,8 @@ def _frames(
                 whole = [(row, all_of) for row, all_of in found if None not in all_of]
                 # those of the others were replaced, or cleared, meanwhile
                 numbers += [row.number for row, all_of in found if None in all_of]
+                whole = [each for each in whole if not each[0].change or each[0].key not in live]
+                live.update(row.key for row, _ in whole if row.change)
                 yield (
                     [row for row, _ in whole],
                     b"".join(v or b"" for _, each in whole for v in each),
@@ -224,7 +238,10 @@ def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> Sa
         if outcome == "used":
             raise ConfigError(f"a table {name!r} was created meanwhile: nothing was resumed.")
         if outcome == "gone":
-            raise StoreError(f"the resumed rows of table {name!r} are gone, or twice: try again.")
+            raise StoreError(
+                f"the resumed rows of table {name!r} are gone, or {path} has some twice: "
+                "try again, or save anew."
+            )
     except BaseException as error:
         if not (isinstance(error, StoreUnavailable) and error.uncertain):
             with suppress(StoreError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +15,14 @@ import torch
 import redrb
 from redrb import Table
 from redrb.cli.__main__ import main
-from redrb.errors import ConfigError, DecodeError, StoreUnavailable
+from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys
 from redrb.table import saving
 from redrb.watch.doctor.tables import TableExamination, examine_table
 from redrb.watch.values import stored_values
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
+from tests.table_audit import audit_table
 
 
 def fill(table: Table, count: int) -> list[str]:
@@ -121,6 +125,60 @@ def test_puts_go_on_while_a_table_is_saved(store, namespace, file):
     rows = Table(store, "again", namespace=namespace).get(keys[:50], ["x", "text"])
     assert all(len(set(row.tolist())) == 1 or row[1] == row[0] + 1 for row in rows["x"])
     assert examine_table(store, namespace, "again") == TableExamination("again")
+
+
+def save_while_keys_come_again(table: Table, keys: list[str], file: Path) -> saving.SavedTable:
+    """Save a table; when all of it is written, keys are cleared and put, with a new one."""
+    scan, client = saving.scan_hash, table._index.client
+
+    def pages(*arguments: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+        """HSCAN may return rows that are put meanwhile, and rows twice."""
+        yield from scan(*arguments)
+        table.clear(keys)
+        table.put(["new", *keys], {"x": torch.full((1 + len(keys), 2), -1)})
+        yield from scan(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "scan_hash", pages)
+        return saving.save_table(client, "train", file, namespace=table._index.namespace)
+
+
+@pytest.mark.parametrize("retain", [None, "checkpoint"])
+def test_keys_are_cleared_and_put_again_while_a_table_is_saved(store, namespace, file, retain):
+    table = Table(store, "train", namespace=namespace, retain=retain)
+    keys = fill(table, 8)
+    table.claim("actor", count=2, timeout=0).ack()
+    table.claim("pairs", count=2, timeout=0).ack()
+    table.mark("m")
+    table.clear(keys[7:])
+    before, retained = content(table), int(retain is not None)
+    saved = save_while_keys_come_again(table, keys[:3], file)
+    assert (saved.rows, saved.retained) == (7 + 1, retained)
+    resumed = saving.resume_table(store, "again", file, namespace=namespace)
+    assert (resumed.rows, resumed.retained) == (saved.rows, retained)
+    again = Table(store, "again", namespace=namespace)
+    audit_table(store, again)
+    assert examine_table(store, namespace, "again") == TableExamination("again")
+    assert again.get(["new"], ["x"])["x"][0].tolist() == [-1, -1]
+    again.clear(["new"])
+    after = content(again)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed <= {"counts"}  # with retain, "new" is retained
+    assert after["counts"][:1] == before["counts"][:1] == [7]
+    if retained:
+        assert again.restore("m", later="drop").back == 1
+        assert again.numbers(keys) == list(range(1, 9))
+
+
+def test_a_file_that_has_a_key_twice_changes_nothing(store, namespace, file, monkeypatch):
+    table = Table(store, "train", namespace=namespace)
+    keys = fill(table, 8)
+    monkeypatch.setattr(saving.SavedRow, "key", property(lambda row: row.number))
+    assert save_while_keys_come_again(table, keys[:1], file).rows == 8 + 2
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="has some twice"):
+        saving.resume_table(store, "again", file, namespace=namespace)
+    assert not store.execute("KEYS", f"redrb:{{{namespace}:table:again*")
 
 
 def test_a_damaged_file_changes_nothing(store, namespace, file, tmp_path):
