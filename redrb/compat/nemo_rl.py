@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from redrb.compat.transfer_queue.checkpoint import load, save
 from redrb.compat.transfer_queue.queue import Queue
 from redrb.compat.transfer_queue.values import to_columns
 from redrb.connection import connect
-from redrb.errors import BatchTimeout, ConfigError, EncodeError, LeaseLost, MissingRows
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    EncodeError,
+    LeaseLost,
+    MissingRows,
+    StoreError,
+)
 from redrb.table import Claim
 
 _log = logging.getLogger("redrb")
@@ -38,8 +46,8 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
     """NeMo RL's data plane: each partition is a table, and each consumer task claims its rows.
 
     A claim is leased to this process. It is acknowledged when the same task claims again through
-    this client, and in `close`; so the claims of a process that dies are claimed by others.
-    Cleared samples need no acknowledgement.
+    this client, in whichever thread, and in `close`; so the claims of a process that dies are
+    claimed by others. Cleared samples need no acknowledgement.
 
     Args:
         cfg: NeMo RL's settings of its data plane; none has a meaning here.
@@ -64,7 +72,7 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         client = connect(url)
         namespace = namespace or environment.variable("REDRB_NAMESPACE") or "default"
         self._queue = Queue(client, namespace, environment.variable("REDRB_SECRET"))
-        self._claims: dict[tuple[str, str], Claim] = {}
+        self._claims: dict[tuple[str, str], list[Claim]] = {}
         self._lock = threading.Lock()
         self._closed = False
         if bootstrap:
@@ -121,9 +129,14 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
             if blocking:
                 raise
             return self._meta(partition_id, task_name, (), required_fields, [])
+        try:
+            tags, _ = partition.tags_and_columns(claim.keys)
+        except BaseException:  # nobody sees these samples: the next claim may not acknowledge them
+            with suppress(StoreError):
+                claim.release()
+            raise
         with self._lock:
-            self._claims[partition_id, task_name] = claim
-        tags, _ = partition.tags_and_columns(claim.keys)
+            self._claims.setdefault((partition_id, task_name), []).append(claim)
         return self._meta(partition_id, task_name, claim.keys, required_fields, tags)
 
     def get_data(self, meta: KVBatchMeta, select_fields: list[str] | None = None) -> TensorDict:
@@ -228,14 +241,19 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         self._queue.client.close()
 
     def _acknowledge(self, partition_id: str, task: str) -> None:
-        """Acknowledge what a task has claimed before through this client."""
+        """Acknowledge what a task has claimed before through this client, in all threads."""
         with self._lock:
-            claim = self._claims.pop((partition_id, task), None)
-        if claim is not None:
-            try:
-                claim.ack()
-            except LeaseLost as error:
-                _log.warning("task %s: another process claims its last batch, too: %s", task, error)
+            claims = self._claims.pop((partition_id, task), [])
+        try:
+            while claims:
+                try:
+                    claims[0].ack()
+                except LeaseLost as error:
+                    _log.warning("task %s: another process claims a batch, too: %s", task, error)
+                del claims[0]
+        finally:  # Redis stayed away: the next call acknowledges those that are left
+            with self._lock:
+                self._claims.setdefault((partition_id, task), []).extend(claims)
 
     def _meta(
         self,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import redrb
-from redrb.errors import BatchTimeout, ConfigError, EncodeError, StaleRun
+from redrb.errors import BatchTimeout, ConfigError, EncodeError, StaleRun, StoreUnavailable
+from redrb.table import Claim
+from tests.contract.test_table import WAIT_S
 
 METHODS = (
     "register_partition claim_meta get_data check_consumption_status put_samples get_samples "
@@ -158,6 +162,45 @@ def test_the_next_claim_and_close_acknowledge(driver: Any, make: Callable[..., A
     worker.close()
     worker.close()
     assert acknowledged() == 2
+
+
+def test_claims_of_several_threads_are_all_acknowledged(driver: Any) -> None:
+    put(driver, *map(str, range(48)))
+    start, found = threading.Barrier(4), list[str]()
+
+    def claim() -> None:
+        start.wait(WAIT_S)
+        while ids := driver.claim_meta("train", "read", ["x"], 2, blocking=False).sample_ids:
+            found.extend(ids)
+
+    with ThreadPoolExecutor(4) as pool:
+        for thread in [pool.submit(claim) for _ in range(4)]:
+            thread.result()
+    assert sorted(found) == sorted(map(str, range(48)))
+    driver.claim_meta("train", "read", ["x"], 1, blocking=False)
+    stats = driver._queue.partition("train").table.stats()
+    assert (stats.counts.claims["read"].consumed, stats.tasks["read"].ledger.leased) == (48, 0)
+
+
+def test_what_could_not_be_acknowledged_or_handed_over_is_not_lost(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = driver._queue.partition("train")
+    put(driver, "a", "b")
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away", where="there")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(partition, "tags_and_columns", away)
+        driver.claim_meta("train", "read", ["x"], 1)
+    assert driver.claim_meta("train", "read", ["x"], 1).sample_ids == ["a"], "nobody has seen it"
+    assert partition.table.consumed("read") == 0
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(Claim, "ack", away)
+        driver.claim_meta("train", "read", ["x"], 1)
+    assert driver.claim_meta("train", "read", ["x"], 1).sample_ids == ["b"]
+    assert partition.table.consumed("read") == 1
 
 
 def test_cleared_samples_end_their_claims(driver: Any) -> None:
