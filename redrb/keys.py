@@ -12,12 +12,12 @@ _NAME = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
 
 
 def check_name(argument: str, name: str) -> str:
-    """Return `name`, or raise ConfigError if a key may not contain it."""
+    """Return `name` as a plain str, or raise ConfigError if a key may not contain it."""
     if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
             f"{argument} {name!r} is not usable: write 1 to 128 letters, digits and . _ / @ + -"
         )
-    return name
+    return str.__str__(name)  # msgspec encodes no subclasses, such as numpy's
 
 
 def is_name(name: str) -> bool:

@@ -23,7 +23,7 @@ from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import remove_task
 from redrb.table.calls import Register
 from redrb.table.index import Index
-from redrb.table.reading import Reader
+from redrb.table.reading import Reader, checked_columns
 from redrb.table.rows import Rows
 
 REGISTER_AGAIN_S = 10.0
@@ -53,17 +53,17 @@ class Claims:
         self, task: str, columns: Sequence[str] | None, group_size: int | None
     ) -> ClaimingTask:
         """Return a task that claims, registered; raises ConfigError as `Table.register`."""
+        task = check_name("task", task)
+        names = None if columns is None else checked_columns(columns)
         known = self._open.get(task)
-        if known is None or (columns is not None and list(columns) != known.columns):
-            if columns is None:
+        if known is None or (names is not None and names != known.columns):
+            if names is None:
                 raise ConfigError(
                     f"table {self._index.table!r}: task {task!r} was not registered from here: "
                     "give the columns that it needs."
                 )
-            if isinstance(columns, str) or not columns:
+            if not names:
                 raise ConfigError(f"columns={columns!r:.80}: give the names of columns.")
-            for name in columns:
-                check_name("column", name)
             size = 1 if group_size is None else group_size
             checked_int("group_size", size, 1, PAGES["claim_size"])
             with self._lock:
@@ -72,12 +72,12 @@ class Claims:
                 )
                 stream.join_group()
                 try:
-                    self.fill(task, list(columns), size)
+                    self.fill(task, names, size)
                 except (ConfigError, StaleRun):
                     stream.close()
                     raise
-                fill = partial(self.fill, task, list(columns), size)
-                known = ClaimingTask(self._index, self._reader, list(columns), size, stream, fill)
+                fill = partial(self.fill, task, names, size)
+                known = ClaimingTask(self._index, self._reader, names, size, stream, fill)
                 self._open[task] = known
         elif group_size is not None and group_size != known.size:
             raise ConfigError(f"task {task!r} claims groups of {known.size} rows.")
@@ -85,7 +85,7 @@ class Claims:
 
     def register(self, task: str, columns: Sequence[str], group_size: int | None) -> None:
         """Register a task, also where Redis has lost one that is open here."""
-        known = self._open.get(task)
+        known = self._open.get(check_name("task", task))
         if self.open(task, columns, group_size) is known:
             known.stream.join_group()  # creates its stream anew where that is lost
             known.register()
@@ -122,6 +122,7 @@ class Claims:
 
     def unregister(self, task: str) -> int:
         """Forget a task, so that no rows arrive any more, and delete what it has claimed."""
+        task = check_name("task", task)
         self._index.refuse_stale()
         node, prefix = self._index.client, self._index.keys.prefix
         kinds = ("claimed", "parts", "consumed", "spent")
@@ -162,6 +163,10 @@ class ClaimingTask:
         groups = self._groups("count", count)
         self.stream.worker.begins()  # it may wait for long
         least = None if at_least is None else self._groups("at_least", at_least)
+        if least is not None and least > groups:
+            raise ConfigError(
+                f"claim({count}, at_least={at_least}): at_least is at most the count."
+            )
         with Deadline(timeout) as deadline:
             while True:
                 last = deadline.waits_s <= REGISTER_AGAIN_S

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
 from redrb.connection import Client
-from redrb.errors import MissingRows, StoreError
+from redrb.errors import ConfigError, MissingRows, StoreError
+from redrb.keys import check_name
 from redrb.table.index import Index, Layout, Row
 from redrb.table.payload import Wanted, read
 from redrb.table.rows import Cells, Rows
@@ -17,6 +18,13 @@ from redrb.unpacking import Reading
 
 MOST_LOOKS: Final = 100
 """Looks at rows of which others are replaced all the time, in one call."""
+
+
+def checked_columns(columns: object) -> list[str]:
+    """Return names of columns; raises ConfigError for others, and for a text."""
+    if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
+        raise ConfigError(f"columns={columns!r:.80}: give the names of columns.")
+    return [check_name("column", name) for name in columns]
 
 
 class Reader:
@@ -31,6 +39,7 @@ class Reader:
 
     def get(self, row_keys: tuple[str, ...], columns: Sequence[str] | None) -> Rows:
         """Return columns of rows; arguments and errors are those of `Table.get`."""
+        names = None if columns is None else checked_columns(columns)
         gone: set[str] = set()
         for _ in range(MOST_LOOKS):
             found = self._index.find(row_keys)
@@ -39,7 +48,7 @@ class Reader:
                 raise MissingRows(self._index.table, missing)
             rows = [row for row in found if row is not None]
             with Reading(f"the index of table {self._index.table!r}"):
-                plan = _Plan(rows, columns)
+                plan = _Plan(rows, names)
             for name in plan.lacking:
                 without = tuple(
                     key

@@ -12,6 +12,7 @@ from redrb.codec.dtypes import DTYPES
 from redrb.codec.plain.cells import ARRAY, TENSOR
 from redrb.codec.wire import batch_limit
 from redrb.errors import RecordError
+from redrb.experience.padding import check_side
 from redrb.experience.records import Side
 from redrb.table.values import Values, shaped
 
@@ -121,8 +122,10 @@ class Rows(Mapping[str, list[Any]]):
                 their end.
 
         Raises:
-            RecordError: A column holds other values than tensors of one dtype and rank.
+            RecordError: A column holds other values than tensors of one dtype and rank, or the side
+                is another.
         """
+        check_side(side)
         found = {}
         for name in self:
             joined = self._joined(name)

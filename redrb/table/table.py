@@ -41,7 +41,7 @@ from redrb.table.calls import (
 from redrb.table.claims import Claim, Claims
 from redrb.table.index import MOST_CELLS, MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
 from redrb.table.payload import unlink
-from redrb.table.reading import Reader
+from redrb.table.reading import Reader, checked_columns
 from redrb.table.rows import Rows
 from redrb.table.upload import Upload
 from redrb.table.values import TagReader, Values, pack_tags
@@ -160,7 +160,7 @@ class Table:
             StoreUnavailable: Redis stayed away.
         """
         check_client(client)
-        self.name, self.namespace = check_name("table", name), namespace
+        self.name, self.namespace = check_name("table", name), check_name("namespace", namespace)
         given = {
             "limit": checked_int_or_none("limit", limit, 1),
             "max_bytes": checked_int_or_none("max_bytes", max_bytes, 1),
@@ -170,8 +170,9 @@ class Table:
             raise ConfigError(f'retain={retain!r:.80}: use "checkpoint" or None.')
         stored = {setting: str(value) for setting, value in given.items() if value is not None}
         self._client = client
-        self._index = Index(client, name, namespace, stored, create=create)
-        self._reader = Reader(client, self._index, Values(secret))
+        values = Values(secret)
+        self._index = Index(client, self.name, self.namespace, stored, create=create)
+        self._reader = Reader(client, self._index, values)
         self._claims = Claims(client, self._index, self._reader)
 
     def __repr__(self) -> str:
@@ -217,18 +218,22 @@ class Table:
         rows = _checked_keys(keys)
         if len(rows) > MOST_ROWS:
             raise ConfigError(f"{len(rows)} rows in one put: give at most {MOST_ROWS}.")
-        if len(rows) * len(columns or ()) > MOST_CELLS:
+        given = {} if columns is None else columns
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"columns={columns!r:.80}: give a mapping of names to values.")
+        if len(rows) * len(given) > MOST_CELLS:
             raise ConfigError(
-                f"{len(rows)} rows of {len(columns or ())} columns in one put: give at most "
+                f"{len(rows)} rows of {len(given)} columns in one put: give at most "
                 f"{MOST_CELLS} values, rows times columns."
             )
-        if tags is not None and len(tags) != len(rows):
-            raise EncodeError(f"tags: give one mapping for each of the {len(rows)} rows.")
-        packed = [] if tags is None else list(map(pack_tags, rows, tags))
-        names = list(columns or {})
-        for name in names:
-            check_name("column", name)
-        cells = [self._reader.values.encode_column(name, columns[name], rows) for name in names]  # type: ignore[index]
+        packed: list[bytes] = []
+        if tags is not None:
+            each = _checked_list("tags", tags, "mappings, one for each row")
+            if len(each) != len(rows):
+                raise EncodeError(f"tags: give one mapping for each of the {len(rows)} rows.")
+            packed = list(map(pack_tags, rows, each))
+        names = checked_columns(given)
+        cells = [self._reader.values.encode_column(name, given[name], rows) for name in names]
         if not rows:
             return self._index.newest_change()
         upload = Upload(self._client, self._index, rows, names, cells, packed)
@@ -477,6 +482,7 @@ class Table:
 
     def consumed(self, task: str) -> int:
         """Return how many rows that are there a task has acknowledged."""
+        task = check_name("task", task)
         counts = self._counts()
         if task not in counts.claims:
             raise ConfigError(
@@ -486,9 +492,10 @@ class Table:
 
     def produced(self, columns: Sequence[str]) -> int:
         """Return how many rows have all of these columns; all rows are looked at, in pages."""
+        names = checked_columns(columns)
         total, after = 0, 0
         while True:
-            page = self._index.call(Produced(list(columns), after))
+            page = self._index.call(Produced(names, after))
             total, after = total + page.found, page.after
             if not page.more:
                 return total
@@ -507,7 +514,7 @@ class Table:
 
         The newest two marks stay. Call it right after the model's checkpoint was saved.
         """
-        check_name("mark", name)
+        name = check_name("mark", name)
 
         def request(writing: Writing) -> Request[Changed]:
             return self._index.request(Mark(**writing.names, name=name))  # type: ignore[arg-type]
@@ -540,6 +547,7 @@ class Table:
             ConfigError: There is no such mark.
             StaleRun: A newer run has begun.
         """
+        name = check_name("mark", name)
         check_choice("later", later, ("keep", "drop"))
         opened, back, dropped = self._index.opened, 0, 0
         ask = Restore(opened.incarnation, opened.run, name, later)
@@ -636,8 +644,7 @@ class TableStats:
 
 def _checked_keys(keys: object) -> tuple[str, ...]:
     """Return keys of rows; raises ConfigError for others than distinct texts."""
-    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
-        raise ConfigError(f"keys={keys!r:.80}: give a list of keys, which are texts.")
+    keys = _checked_list("keys", keys, "keys, which are texts")
     sizes = set(map(len, keys)) if set(map(type, keys)) <= {str} else {0}
     plain = all(0 < size <= MOST_KEY_BYTES for size in sizes) and all(map(str.isascii, keys))
     for key in () if plain else keys:
@@ -651,4 +658,11 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
             raise ConfigError(f"key {key!r:.80}: give texts of 1 to {MOST_KEY_BYTES} bytes.")
     if len(set(keys)) != len(keys):
         raise ConfigError("keys: a key is there twice; name each row once.")
-    return tuple(keys)
+    return tuple(keys if plain else map(str.__str__, keys))
+
+
+def _checked_list(name: str, values: object, what: str) -> Sequence[Any]:
+    """Return a list or another sequence; raises ConfigError for others, and for a text."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+        raise ConfigError(f"{name}={values!r:.80}: give a list of {what}.")
+    return values

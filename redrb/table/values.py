@@ -22,7 +22,7 @@ import numpy as np
 from redrb.codec.dtypes import DTYPES
 from redrb.codec.plain.cells import ARRAY, HEAD, TENSOR, read_cell, spread
 from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
-from redrb.errors import DecodeError, EncodeError
+from redrb.errors import ConfigError, DecodeError, EncodeError
 from redrb.unpacking import unpack
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class Values:
     """
 
     def __init__(self, secret: str | bytes | None = None) -> None:
+        if not isinstance(secret, str | bytes | bytearray | None):
+            raise ConfigError(f"secret is of type {type(secret).__name__}: give a text or bytes.")
         self._secret = secret.encode() if isinstance(secret, str) else secret
 
     def encode_column(self, name: str, values: Any, keys: Sequence[str]) -> list[tuple[Piece, ...]]:

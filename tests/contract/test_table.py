@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from redrb.errors import (
     DecodeError,
     EncodeError,
     MissingRows,
+    RecordError,
     RedrbError,
     StaleRun,
     StoreError,
@@ -100,6 +102,76 @@ def test_arguments_that_cannot_be_stored_change_nothing(open_table):
             table.register("actor", bad)
     assert table.stats().counts == before
     assert dict(table.get([], ["x"])) == {"x": []}
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "text"),
+    [
+        ("put", (["a"], ["x"]), {}, "give a mapping"),
+        ("put", (["a"], "x"), {}, "give a mapping"),
+        ("put", (["a"], 5), {}, "give a mapping"),
+        ("put", (["a"], None, 5), {}, "tags=5: give a list"),
+        ("put", (["a"], None, ({} for _ in "a")), {}, "tags=.* give a list"),
+        ("get", (["a"], 5), {}, "columns=5"),
+        ("get", (["a"], "x"), {}, "columns='x'"),
+        ("get", (["a"], [["x"]]), {}, "column"),
+        ("batch", (["a"], 5), {}, "columns=5"),
+        ("produced", (None,), {}, "columns=None"),
+        ("produced", ("abc",), {}, "columns='abc'"),
+        ("register", ("actor", "abc"), {}, "columns='abc'"),
+        ("register", ([], ["x"]), {}, "task"),
+        ("claim", ("actor", 5), {"timeout": 0}, "columns=5"),
+        ("claim", (5, ["x"]), {"timeout": 0}, "task 5"),
+        ("claim", ("actor", ["x"], 1), {"at_least": 3, "timeout": 0}, r"claim\(1, at_least=3\)"),
+        ("unregister", (None,), {}, "task None"),
+        ("consumed", ([],), {}, "task"),
+        ("mark", (None,), {}, "mark None"),
+        ("restore", (None,), {}, "mark None"),
+    ],
+)
+def test_arguments_of_other_types_say_what_to_give(open_table, method, arguments, options, text):
+    table = open_table()
+    table.put(["a"], ones(1))
+    before = table.tags()
+    with pytest.raises(ConfigError, match=text):
+        getattr(table, method)(*arguments, **options)
+    assert table.tags() == before
+    assert "5" not in table.stats().tasks
+
+
+def test_a_secret_of_another_type_is_refused_and_not_shown(client, namespace):
+    with pytest.raises(ConfigError, match="secret is of type int") as error:
+        redrb.Table(client, "train", namespace=namespace, secret=12345)  # type: ignore[arg-type]
+    assert "12345" not in str(error.value)
+    with pytest.raises(UnknownTask):
+        redrb.Table(client, "train", namespace=namespace, create=False)
+
+
+def test_a_batch_has_no_other_side(open_table):
+    table = open_table()
+    table.put(["a"], ones(1))
+    with pytest.raises(RecordError, match="'up'"):
+        table.batch(["a"], side="up")
+
+
+def test_keys_and_names_may_be_texts_of_numpy(client, namespace):
+    name, key, column, task = np.array(["train", "a", "x", "actor"])
+    table = redrb.Table(client, name, namespace=np.str_(namespace), retain="checkpoint")
+    table.put([key, "é"], {column: [1, 2]}, [{column: key}] * 2)
+    assert table.get([key], [column]) == {"x": [1]}
+    assert table.tags().rows["a"] == {"x": "a"}
+    assert table.columns([key]) == [{"x": 2}]
+    assert table.produced([column]) == 2
+    table.mark(column)
+    table.register(task, [column])
+    with table.claim(task, [column], timeout=0) as claim:
+        assert claim.keys == ("a",)
+    assert table.consumed(task) == 1
+    assert table.clear([key]) == 1
+    assert table.restore(column).back == 1
+    table.unregister(task)
+    for text in (table.name, table.namespace, *table.get([key, "é"]).row_keys):
+        assert type(text) is str
 
 
 def test_settings(open_table, client, namespace):
