@@ -41,16 +41,6 @@ _NUMPY: Final = {
 _UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
 """Errors of objects that msgpack does not hold, or not so that they can be read again."""
 
-_PICKLE_ERRORS: Final = (
-    pickle.PickleError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    EOFError,
-    RecursionError,
-    *_UNPACKABLE,
-)
-
 
 def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
     """Return what stands before the elements of a tensor or an array."""
@@ -136,7 +126,7 @@ class Values:
                 ) from error
             try:
                 pickled = pickle.dumps(value)
-            except _PICKLE_ERRORS as failed:
+            except Exception as failed:  # code of the object raises what it likes
                 raise EncodeError(
                     f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
                     f"cannot be pickled: {failed}"
@@ -175,7 +165,7 @@ class Values:
                 )
             try:
                 return pickle.loads(pickled)  # noqa: S301 (who signed it knows the secret)
-            except _PICKLE_ERRORS as error:
+            except Exception as error:  # code of the object raises what it likes
                 raise DecodeError(
                     f"{what} is a pickled Python object that cannot be loaded here: {error}. All "
                     "processes need the modules that define it."

@@ -204,6 +204,29 @@ def test_a_pickle_that_was_not_signed_so_is_never_loaded(monkeypatch):
     assert Trap.loaded
 
 
+class Fails:
+    """An object whose own code fails as it is pickled, or as it is loaded."""
+
+    def __init__(self, *, when: str) -> None:
+        self.when = when
+
+    def __getstate__(self) -> dict[str, str]:
+        if self.when == "pickled":
+            raise RuntimeError("no state")
+        return vars(self)
+
+    def __setstate__(self, state: object) -> None:
+        raise RuntimeError("no device")
+
+
+def test_an_error_of_an_objects_own_code_is_one_of_redrb():
+    with pytest.raises(EncodeError, match="Fails cannot be pickled: no state"):
+        stored([Fails(when="pickled")], SIGNED)
+    cells = stored([Fails(when="loaded")], SIGNED)
+    with pytest.raises(DecodeError, match="cannot be loaded here: no device"):
+        SIGNED.decode("x", "r0", cells[0])
+
+
 def test_a_pickle_that_cannot_be_loaded_says_why():
     pickled = b"cno_such_module\nThing\n."
     cell = bytes([PICKLE]) + SIGNED._sign("x", "r0", pickled) + pickled
