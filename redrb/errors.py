@@ -438,11 +438,14 @@ class BatchTimeout(RedrbError, TimeoutError):
             return "Acknowledge or release the claims of this process first, or ask for fewer."
         if fates.get("leased_elsewhere", 0) >= missing:
             return "Other processes claim enough rows: wait until they release them."
-        return (
+        counted = (
             f"Of {fates.get('put', 0)} rows that have all columns which the task needs, "
-            f"{fates.get('acked', 0)} are acknowledged: check that the processes run that put "
-            "these columns, or ask for fewer."
+            f"{fates.get('acked', 0)} are acknowledged"
         )
+        if fates.get("dead"):
+            look = f"`redrb dead ls {self.task} --namespace {self.namespace}`"
+            counted += f", and {fates['dead']} are dead letters ({look} has the reasons)"
+        return f"{counted}: check that the processes run that put these columns, or ask for fewer."
 
     def _advice_on_rights(self) -> str:
         waiting = f"{self.fates['makers_waiting']} makers wait for the right to begin groups: "
