@@ -453,7 +453,8 @@ class Table:
         """Lease rows that have all columns of a task, and that it has not consumed.
 
         Each row is claimed at least once by each task, until it is acknowledged; rows of a process
-        that died are claimed by others. Those that were complete first come first.
+        that died are claimed by others. Those that were complete first come first; rows that were
+        complete before the task was registered, about in the order in which they were added.
 
         Args:
             task: Name of the task; it is registered if `columns` are given.
