@@ -27,6 +27,7 @@ from redrb.errors import (
     EncodeError,
     LeaseLost,
     MissingRows,
+    StaleRun,
     StoreError,
 )
 from redrb.table import Claim
@@ -232,12 +233,18 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         load(self._queue, checkpoint_dir, "keep")
 
     def close(self) -> None:
-        """Acknowledge the claims of this client, and close its connection."""
+        """Acknowledge the claims of this client, and close its connection.
+
+        Where a newer run has begun, they wait for its workers instead.
+        """
         if self._closed:
             return
         self._closed = True
         for partition_id, task in list(self._claims):
-            self._acknowledge(partition_id, task)
+            try:
+                self._acknowledge(partition_id, task)
+            except StaleRun as error:
+                _log.warning("%s", error)
         self._queue.client.close()
 
     def _acknowledge(self, partition_id: str, task: str) -> None:
