@@ -258,7 +258,8 @@ class OpenTask:
 
         Returns:
             How many letters this call has requeued. Ids without a letter of this consumer group,
-            and letters without a payload, are left out.
+            and letters without a payload, are left out. Letters of a table's claims of which a row
+            was cleared are deleted, and count as evicted.
 
         Raises:
             ConfigError: The task has another order since a letter was given up, and Redis cannot

@@ -181,6 +181,75 @@ def test_cleared_rows_are_not_claimed(open_table):
     assert (ledger.acked, ledger.evicted) == (3, 2)
 
 
+def bury(table: redrb.Table, rows: list[str]) -> list[int]:
+    """Claim a group of rows and reject it; returns the ids of all dead letters."""
+    claim = table.claim("actor", count=len(rows), timeout=0)
+    assert claim.keys == tuple(rows)
+    claim.lease.reject("bad")
+    return [letter.id for letter in stream_of(table).dead_letters()]
+
+
+def stream_of(table: redrb.Table) -> redrb.ExperienceStream:
+    return table._claims._open["actor"].stream
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_dead_letter_of_a_cleared_row_is_not_claimed_again(open_table, size):
+    table = open_table()
+    table.register("actor", ["x"], size)
+    put(table, 2 * size)
+    ids = bury(table, names(size))
+    table.clear(["row0"])
+    put(table, size)  # the key again, in a group of other rows
+    if size > 1:
+        table.put(["row9"], {"x": [0]})
+    assert stream_of(table).requeue(ids) == 0
+    ledger = table.stats().tasks["actor"].ledger
+    assert (ledger.dead, ledger.evicted, ledger.waiting) == (0, 1, 2)
+    assert list(stream_of(table).dead_letters()) == []
+    assert drain(table, "actor", size) == [*names(size, size), "row0", *["row9"][: size - 1]]
+    assert table.consumed("actor") == 2 * size
+    table.clear()
+    assert table.consumed("actor") == 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_requeued_group_ends_with_its_rows(open_table, size):
+    table = open_table()
+    table.register("actor", ["x"], size)
+    put(table, 3 * size)
+    for first in (0, size):
+        bury(table, names(size, first))
+    for again in range(2):  # the second time they have other ids than at first
+        ids = [letter.id for letter in stream_of(table).dead_letters()]
+        assert stream_of(table).requeue(ids) == 2
+        if not again:
+            bury(table, names(size))
+            bury(table, names(size, size))
+    table.clear(["row0"])  # while it waits
+    claim = table.claim("actor", count=size, timeout=0)
+    table.clear([f"row{size}"])  # while it is leased
+    claim.ack()
+    assert drain(table, "actor", size) == names(size, 2 * size)
+    assert table.consumed("actor") == size
+    assert table.stats().tasks["actor"].ledger.evicted == 2
+
+
+def test_no_cleared_row_is_consumed_that_another_consumer_group_needs(open_table, namespace):
+    table = open_table()
+    table.register("actor", ["x"])
+    put(table, 2)
+    name = f"{table.name}:actor"
+    with redrb.ExperienceStream(table._client, name, namespace=namespace, group="other") as other:
+        other.join_group()
+        claim = table.claim("actor", count=2, timeout=0)
+        table.clear(["row0"])
+        claim.ack()
+        assert table.consumed("actor") == 1
+        other.take(2, timeout=0).ack()
+        assert table.consumed("actor") == 1
+
+
 CLAIMER = """
 import sys, redrb
 table = redrb.Table(redrb.connect(sys.argv[1]), "train", namespace=sys.argv[2])

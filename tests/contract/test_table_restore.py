@@ -11,7 +11,7 @@ import pytest
 import redrb
 from redrb.errors import ConfigError, StoreUnavailable
 from tests.contract.test_table import names
-from tests.contract.test_table_claims import drain, put
+from tests.contract.test_table_claims import bury, drain, put, stream_of
 from tests.table_audit import audit_table, values_of
 
 TableOpener = Callable[..., redrb.Table]
@@ -234,3 +234,26 @@ def test_without_retention_consumption_alone_is_restored(open_table):
     table.clear(["row0"])
     assert table.restore("m").back == 0
     assert drain(table, "actor") == ["row1", "row2"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_row_that_comes_back_is_claimed_once_beside_its_dead_letter(table, size):
+    table.register("actor", ["x"], size)
+    put(table, 3 * size)
+    table.mark("m")
+    early = bury(table, names(size))
+    table.clear(["row0"])
+    both = bury(table, names(size, size))  # of rows that stay
+    table.restore("m")
+    assert stream_of(table).requeue(early) == 0  # before `register` lets row0 arrive again
+    late = [letter for letter in both if letter not in early]
+    bury(table, names(size, 2 * size))
+    table.clear([f"row{size}"])
+    table.restore("m")
+    table.register("actor", ["x"], size)
+    assert stream_of(table).requeue(late) == 0  # after it
+    rest = sorted(drain(table, "actor", size))
+    assert rest == names(2 * size)
+    assert stream_of(table).requeue([x.id for x in stream_of(table).dead_letters()]) == 1
+    assert drain(table, "actor", size) == names(size, 2 * size)
+    assert table.consumed("actor") == 3 * size

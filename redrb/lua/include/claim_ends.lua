@@ -1,5 +1,5 @@
 -- Rows are removed, or lose columns: what the tasks know that claim them.
---@include task table facts pools groups pending restore_area claims
+--@include task table facts pools groups pending restore_area claims consumption
 
 -- Forget that rows have arrived for a task.
 local function forget_arrival(name, size, numbered, seqs)

@@ -10,8 +10,6 @@
 -- with the numbers g * size + 1 to (g + 1) * size.
 --@include task table facts pools restore_area arrival
 
-local CLAIMER = 'default' -- the consumer group of all claims
-
 local function claims()
   local found, all = redis.call('HGETALL', table_prefix .. 'claims'), {} -- bound: PAGE.claims
   for i = 1, #found, 2 do

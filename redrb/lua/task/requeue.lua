@@ -1,11 +1,11 @@
 -- Let dead letters of a consumer group wait again there, each in its old place. A group that no other
 -- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival; stages know it by
--- its first id (include/dead_letters.lua).
+-- its first id (include/dead_letters.lua). A claimed group whose rows were cleared ends as evicted.
 -- KEYS[1] stream
 -- ARGV    the call `Requeue` of redrb/stream/task/calls.py
 -- Returns its reply; there is more if it has read its bytes of letters, or has removed entries of failed
 --         transactions. Repeated, it requeues none again.
---@include task put_record facts pools history groups dead_letters puts waking permissions
+--@include task put_record facts pools history groups dead_letters puts waking consumption permissions
 
 check_permissions(stream)
 begin_writing()
@@ -79,6 +79,7 @@ local function store_again(letter, seq)
   redis.call('ZADD', key('buried'), source, member)
   redis.call('HSET', puts, 'last', string.format('%d', added))
   store_facts(member, facts)
+  note_seq(group, added, facts)
   add(task, 'bytes', rules().max_bytes > 0 and facts.size or 0)
   local arrival = rules().order == 'fifo' and facts.score or seq
   redis.call('ZADD', key('behind'), arrival, member) -- it is evicted by its old arrival
@@ -98,7 +99,15 @@ local function need_again(letter, seq, facts)
   return member, facts
 end
 
+-- Returns 1, or 0 if the group has ended.
 local function requeue_letter(letter)
+  local state = key('group', group)
+  add(state, 'dead', -1)
+  if not has_its_rows(group, letter.seq, letter.stored or unpack_facts(letter.facts)) then
+    add(state, 'evicted', 1)
+    delete_letter(letter.id, group)
+    return 0
+  end
   local member, facts
   if letter.stored then
     member, facts = need_again(letter, letter.seq, letter.stored)
@@ -109,8 +118,6 @@ local function requeue_letter(letter)
     redis.call('HSET', key('reads', group), member, letter.reads)
   end
   enter(group, pool_of(group, letter.status), {member}, {facts})
-  local state = key('group', group)
-  add(state, 'dead', -1)
   add(state, 'unread', -tonumber(letter.unread))
   add(state, 'taken', -tonumber(letter.rejected))
   return delete_letter(letter.id, group)
