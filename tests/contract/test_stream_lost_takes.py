@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,12 +15,17 @@ import redrb
 from redrb import ExperienceStream, Lease, Mixture
 from redrb.connection import Client
 from redrb.connection.client import Sent
-from redrb.errors import BatchTimeout, StoreError, StoreUnavailable
+from redrb.connection.request import Request
+from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.lua.calls import Found
+from redrb.stream.partitions import collector
+from redrb.stream.take import in_flight, taker
 from redrb.stream.take.calls import Drop, Take, TakeRequest
+from redrb.stream.take.in_flight import LeaseLoop
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 LATER_S = 5.0
 """Longest time until groups are back; a beat comes every 10 s, so it cannot be an ordinary one."""
@@ -157,6 +165,135 @@ def test_a_loop_that_is_kept_ends_with_its_stream(stream, other):
     stream.close()
     assert len(other.take(4, timeout=LATER_S)) == 4
     loop.close()
+
+
+def trained_with_the_next_one_ahead(stream: ExperienceStream) -> tuple[LeaseLoop, Lease]:
+    """Return a loop and its first lease; the batch after it is leased as well."""
+    stream.put_many([[numbered(n)] for n in range(4, 8)])
+    loop = stream.leases(4, timeout=0)
+    lease = next(loop)
+    until(lambda: stream.stats().ledger.leased == 8)
+    return loop, lease
+
+
+def test_a_lost_lease_in_pages_keeps_no_batch_that_was_taken_ahead(stream, other, pages):
+    pages(ended=3)  # the next take acknowledges the last page, another request those before
+    loop, lease = trained_with_the_next_one_ahead(stream)
+    assert other.settle({lease.ids[0]: 1}, incarnation=lease.incarnation) == 1
+    with pytest.raises(LeaseLost) as kept:
+        next(loop)
+    assert numbers(other.take(7, timeout=LATER_S)) == [1, 2, 3, 4, 5, 6, 7]
+    assert kept.value.ids
+
+
+def test_an_outage_between_pages_keeps_no_batch_that_was_taken_ahead(
+    stream, other, pages, monkeypatch
+):
+    pages(ended=3)
+    loop, _ = trained_with_the_next_one_ahead(stream)
+    real = Client.exchange
+
+    def broken(client: Client, pipeline: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return real(client, pipeline)
+        raise Broken("Connection closed by server.")
+
+    monkeypatch.setattr(Client, "exchange", broken)
+    with pytest.raises(StoreUnavailable):
+        next(loop)
+    monkeypatch.setattr(Client, "exchange", real)
+    assert len(other.take(8, timeout=LATER_S)) == 8
+
+
+def test_an_interrupt_before_the_next_take_keeps_no_batch_that_was_taken_ahead(
+    stream, other, monkeypatch
+):
+    loop, _ = trained_with_the_next_one_ahead(stream)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taker.Taker, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(loop)
+    assert len(other.take(8, timeout=LATER_S)) == 8
+
+
+def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
+    stream, other, monkeypatch
+):
+    real = Request.begin
+
+    def interrupted(request: Request[Any]) -> None:
+        real(request)
+        until(lambda: other.stats().ledger.leased == 4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Request, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream._taker.send(TakeRequest(4, 4))
+    monkeypatch.undo()
+    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
+    assert stream._consumer._slots == set()
+
+
+class InterruptAt:
+    """In its block, the line of that number which this thread runs in the files is interrupted."""
+
+    FILES = (in_flight.__file__, taker.__file__, collector.__file__)
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.at = ""
+
+    def __enter__(self) -> InterruptAt:
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self.before)
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        if event == "line" and not self.at:
+            self.left -= 1
+            if self.left < 0:
+                self.at = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_an_interrupt_at_any_line_keeps_no_batch(impatient, namespace, monkeypatch, partitions):
+    monkeypatch.setattr(collector, "LEAST_SHARE", 1)  # all partitions are asked at once
+    number, interrupted = 0, True
+    with ExperienceStream(impatient, "lines", namespace=namespace, partitions=partitions) as stream:
+        stream.put_many([[numbered(n)] for n in range(8)])
+        while interrupted:
+            interrupted = False
+            stream.put_many([[numbered(n)] for n in range(8)])
+            loop = stream.leases(4, timeout=0)
+            next(loop)
+            kept = None
+            try:
+                with InterruptAt(number) as interrupt:
+                    next(loop)
+            except KeyboardInterrupt as error:
+                kept, interrupted = error, True  # with the frames of all callers
+            loop.close()  # as when a `for` drops it
+            for partition in stream._partitions:
+                partition.consumer.nudge()  # the next beat, at once
+            end = time.monotonic() + LATER_S
+            while stream.stats().ledger.leased:
+                assert time.monotonic() < end, interrupt.at
+                time.sleep(0.002)
+            del kept
+            number += 1
+        assert number > 20
+        audit(stream)
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):

@@ -81,7 +81,7 @@ class Collection:
 
     Attributes:
         waiter: Name of the take in the queues of the partitions.
-        parts: Leased groups, in the order in which they were leased.
+        leases: Leased groups of partitions, in the order in which they were leased.
         short: Partition -> its last reply, if it had too few groups.
         left: Partition -> groups that wait there still, as far as is known.
         expired: Groups that turned out to be too stale.
@@ -90,7 +90,7 @@ class Collection:
 
     request: TakeRequest
     waiter: str = field(default_factory=lambda: f"take-{uuid.uuid4().hex}")
-    parts: list[PartitionLease] = field(default_factory=list)
+    leases: list[Lease | None] = field(default_factory=list)
     short: dict[int, TakeReply] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     expired: int = 0
@@ -99,6 +99,11 @@ class Collection:
     def __len__(self) -> int:
         """Return the number of groups that are leased."""
         return sum(map(len, self.parts))
+
+    @property
+    def parts(self) -> list[PartitionLease]:
+        """The parts of the batch."""
+        return [part for lease in self.leases if lease is not None for part in lease.parts]
 
     @property
     def missing(self) -> int:
@@ -116,7 +121,8 @@ class Collection:
 
     def release(self) -> None:
         """Requeue the groups of an incomplete batch."""
-        parts, self.parts = self.parts, []
+        parts = self.parts
+        self.leases.clear()
         with Deadline(SHORT_OUTAGE_S):
             errors = end_parts("release", [(part, part.ids) for part in parts])
         for part in parts:
@@ -210,8 +216,14 @@ class Collector:
         self._acknowledge(ack)
         collection = Collection(request)
         shares = self._first_shares(collection)
-        sent = [(number, self._send(collection, number, share)) for number, share in shares.items()]
-        return InFlightCollection(self, collection, sent)
+        take = InFlightCollection(self, collection, [])
+        try:
+            for number, share in shares.items():
+                take.sent.append((number, self._send(collection, number, share)))
+            return take
+        except BaseException:
+            take.abandon()
+            raise
 
     def receive(
         self,
@@ -226,6 +238,7 @@ class Collector:
             self._receive(collection, sent)
             self._sweep(collection)
         except BaseException:
+            _abandon(sent)
             collection.release()
             raise
         if collection.missing:
@@ -321,11 +334,10 @@ class Collector:
             with Deadline(at_most=GRACE_S):  # it may have to connect
                 for number, share in shares.items():
                     sent.append((number, self._send(collection, number, share)))
+            self._receive(collection, sent, patient=patient)
         except BaseException:
-            for _, take in sent:
-                take.abandon()
+            _abandon(sent)
             raise
-        self._receive(collection, sent, patient=patient)
 
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
         whole = collection.request
@@ -339,39 +351,36 @@ class Collector:
         *,
         patient: bool = False,
     ) -> None:
-        """Read the replies to takes, and note the parts; `patient`: wait for lost partitions."""
+        """Read the replies to takes, and note the parts; the caller abandons them after an error.
+
+        Args:
+            patient: Wait for lost partitions.
+        """
         short = Deadline(repeat_s=None if patient else SHORT_OUTAGE_S)
-        try:
-            while sent:
-                number, take = sent.pop()
-                collection.left[number] = 0
-                if not patient and number in self._reach.away:  # found by another reply
-                    take.abandon()
-                    continue
-                try:
-                    with short:
-                        full = take.receive()
-                except StoreUnavailable as error:
-                    self._reach.lose(number, error)
-                    if patient:
-                        raise
-                    continue
-                self._reach.find(number)
-                reply = take.seen
-                if reply is None:
-                    continue
-                if reply.outcome in ("gone", "more"):
-                    del collection.left[number]  # it is asked again
-                else:
-                    collection.note(number, reply)
-                self._partitions[number].taker.accept(collection.request, reply)
-                lease = take.lease() if full else None
-                if lease is not None:
-                    collection.parts += lease.parts
-        except BaseException:
-            for _, take in sent:
+        for number, take in reversed(sent):
+            collection.left[number] = 0
+            if not patient and number in self._reach.away:  # found by another reply
                 take.abandon()
-            raise
+                continue
+            try:
+                with short:
+                    full = take.receive()
+            except StoreUnavailable as error:
+                self._reach.lose(number, error)
+                if patient:
+                    raise
+                continue
+            self._reach.find(number)
+            reply = take.seen
+            if reply is None:
+                continue
+            if reply.outcome in ("gone", "more"):
+                del collection.left[number]  # it is asked again
+            else:
+                collection.note(number, reply)
+            self._partitions[number].taker.accept(collection.request, reply)
+            if full:  # without a name, which an interrupt on the next line would leave to its error
+                collection.leases.append(take.lease())
 
     # waiting
 
@@ -484,17 +493,23 @@ class Collector:
         )
 
 
+def _abandon(sent: list[tuple[int, InFlightTake]]) -> None:
+    """Let the heartbeat threads release what was sent and has no lease; never blocks."""
+    for _, take in sent:
+        take.abandon()
+
+
 @dataclass(eq=False, repr=False)
 class InFlightCollection:
     """Takes of some partitions that were sent and whose replies are read later."""
 
     _collector: Collector
     _collection: Collection
-    _sent: list[tuple[int, InFlightTake]]
+    sent: list[tuple[int, InFlightTake]]
 
     def receive(self) -> bool:
         """Read the replies; returns whether the batch is full and leased."""
-        return self._collector.receive(self._collection, self._sent)
+        return self._collector.receive(self._collection, self.sent)
 
     def lease(self) -> Lease | None:
         """Return the lease on the batch received."""
@@ -502,6 +517,6 @@ class InFlightCollection:
 
     def abandon(self) -> None:
         """Let the heartbeat threads read the replies and release the groups; never blocks."""
-        sent, self._sent = self._sent, []
-        for _, take in sent:
-            take.abandon()
+        for part in self._collection.parts:
+            part.abandon()
+        _abandon(self.sent)

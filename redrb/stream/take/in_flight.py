@@ -52,7 +52,10 @@ class Takes(Protocol):
 
 @dataclass(eq=False, repr=False)
 class InFlightTake:
-    """A take that was sent and whose reply is read later; `before` is the lease that it ends."""
+    """A take that was sent and whose reply is read later; `before` is the lease that it ends.
+
+    It has the slot until its lease exists, its reply leased nothing, or an error gave the slot up.
+    """
 
     _taker: Taker
     _slot: Slot
@@ -60,7 +63,8 @@ class InFlightTake:
     _sent: Request[TakeReply]
     _before: PartitionLease | None
     seen: TakeReply | None = None
-    _reply: TakeReply | None = None
+    _unread: bool = True
+    _reply: TakeReply | None = None  # of a batch that was received and has no lease yet
 
     def receive(self) -> bool:
         """Read the reply; returns whether the batch was full and is leased.
@@ -69,38 +73,42 @@ class InFlightTake:
             LeaseLost: Another consumer has taken the lease to acknowledge over; nothing was taken.
         """
         try:
+            self._unread = False
             reply = self.seen = self._sent.result()
             if self._before is not None:
                 self._taker.note_acknowledged(self._before, self._slot, reply)
+            if reply.outcome == "taken":
+                self._reply = reply
+            else:
+                self._slot.free()
+            return self._reply is not None
         except LeaseLost:  # the batch is released
             self._slot.free()
             raise
         except BaseException:
+            self._reply = None
             self._slot.give_up()
             raise
-        if reply.outcome == "taken":
-            self._reply = reply
-        else:
-            self._slot.free()
-        return self._reply is not None
 
     def lease(self) -> Lease | None:
         """Return the lease on the batch received; None if a group of it could not be decoded."""
-        reply, self._reply = self._reply, None
-        if reply is None:
-            return None
         try:
+            reply, self._reply = self._reply, None
+            if reply is None:
+                return None
             return self._taker.claimed(self._slot, self._request, reply)
         except BaseException:
             self._slot.give_up()
             raise
 
     def release(self) -> None:
-        """Read the reply, and release the batch."""
-        with Deadline(repeat_s=RELEASE_RETRY_S):
-            full = self.receive()
-        if full and self._reply is not None:
-            ids = [seq for seq, _ in self._reply.entries]
+        """Read the reply if it is unread, and release the batch if it has no lease."""
+        if self._unread:
+            with Deadline(repeat_s=RELEASE_RETRY_S):
+                self.receive()
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            ids = [seq for seq, _ in reply.entries]
             try:
                 self._slot.release(ids)
             except BaseException:
@@ -154,7 +162,10 @@ class LeaseLoop(Closing):
 
 
 class _Batches:
-    """Holds the lease that is trained on, and the take in flight of the next one."""
+    """Holds the lease that is trained on, and the take in flight of the next one.
+
+    An error or an interrupt may come at any line, and `abandon` must find all that is leased.
+    """
 
     def __init__(self, taker: Takes, request: TakeRequest, timeout: float | None) -> None:
         self._taker = taker
@@ -162,6 +173,7 @@ class _Batches:
         self._timeout = timeout
         self._lease: Lease | None = None
         self._in_flight: TakeUnderWay | None = None
+        self._received: TakeUnderWay | None = None  # until its lease exists
 
     def next(self) -> Lease:
         """Acknowledge the last lease, send the take after the next one, and return the next."""
@@ -173,26 +185,30 @@ class _Batches:
         done = self._lease or None  # the user may have ended it
         while True:
             lease = None
-            received, self._in_flight = self._in_flight, None
+            received = self._received = self._in_flight
+            self._in_flight = None
             if received is not None and not received.receive():
-                received = None
+                received = self._received = None
             if received is None:
-                lease = self._taker.take(self._request, done)
+                lease = self._lease = self._taker.take(self._request, done)
                 done = None
             self._in_flight = self._taker.send(self._request, done)
             done = None
             if received is not None:
                 lease = self._lease = received.lease()
+                self._received = None
                 if lease is not None and not self._taker.is_fresh(lease):
                     lease = None  # its groups are requeued, and another batch comes
             if lease is not None:
                 return lease
 
     def abandon(self) -> None:
-        """Hand both batches to the heartbeat thread, which releases them."""
+        """Hand all batches to the heartbeat thread, which releases them."""
         # no request is sent here: garbage collection may close a loop, in the middle of any code
         if self._lease:
             self._lease.abandon()
-        in_flight, self._in_flight = self._in_flight, None
-        if in_flight is not None:
-            in_flight.abandon()
+        takes = (self._received, self._in_flight)
+        self._received = self._in_flight = None
+        for take in takes:
+            if take is not None:
+                take.abandon()

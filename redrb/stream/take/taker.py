@@ -134,10 +134,10 @@ class Taker:
             asked = request if waiter else request.full
             sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter))
             sent.begin()
+            return InFlightTake(self, slot, request, sent, before)
         except BaseException:
-            slot.free()
+            slot.give_up()  # the request may have reached Redis
             raise
-        return InFlightTake(self, slot, request, sent, before)
 
     def claimed(self, slot: Slot, request: TakeRequest, reply: TakeReply) -> Lease | None:
         """Return the lease on a batch; None if a group of it could not be decoded.
