@@ -540,7 +540,8 @@ class LeaseLost(RedrbError):
     Another consumer trains its groups: discard the batch and its gradients, and take again.
 
     It is also raised where an earlier call, which was cut off, was to end groups in another way:
-    they have ended in that way.
+    they have ended in that way. And in a forked process, for a lease of its parent, which is
+    unchanged.
 
     Attributes:
         ids: Ids of the lost groups; groups that this lease had ended before are not among them.

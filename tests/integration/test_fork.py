@@ -8,6 +8,8 @@ import time
 import warnings
 from typing import Any
 
+import pytest
+
 import redrb
 from tests.samples import numbered, numbers
 from tests.scenes import holds_in_a_child
@@ -67,6 +69,85 @@ def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url, namespace)
         following.ack()
         assert stream.stats().ledger.acked == 5
         loop.close()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_child_cannot_end_a_lease_of_its_parent(real_url, namespace, partitions):
+    settings: dict[str, Any] = {"partitions": partitions, "max_staleness": 1}
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace, **settings) as stream,
+        redrb.ExperienceStream(client, "next", namespace=namespace) as following,
+    ):
+        stream.put_many([[numbered(n)] for n in range(4)], policy_version=1)
+        stream.advance(1)
+        lease = stream.take(2, timeout=5)
+
+        def child():
+            stream.advance(9)
+            for end in (
+                lease.ack,
+                lease.release,
+                lease.expire,
+                lambda: lease.fail("bad"),
+                lambda: lease.reject("bad", lease.ids[:1]),
+                lambda: lease.forward(following, [None, None]),
+                lambda: stream.take(1, ack=lease, timeout=0),
+                lambda: stream.is_fresh(lease),
+                lambda: lease.__exit__(None, None, None),
+            ):
+                with pytest.raises(redrb.LeaseLost, match="from which this one was forked"):
+                    end()
+            for error in (SystemExit(0), ValueError("bad")):
+                with pytest.raises(type(error)), lease:
+                    raise error
+            return stream.stats().ledger.leased == len(lease.batch()) == 2
+
+        assert holds_in_a_child(child)
+        assert (following.stats().ledger.put, following.stats().ledger.filtered) == (0, 0)
+        lease.ack()
+        ledger = stream.stats().ledger
+        assert (ledger.acked, ledger.waiting, ledger.leased) == (2, 2, 0)
+
+
+def test_a_child_goes_on_with_batches_of_its_own_in_a_loop_of_its_parent(real_url, namespace):
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put_many([[numbered(n)] for n in range(8)])
+        with stream.leases(2, timeout=5) as loop:
+            assert numbers(next(loop)) == [0, 1]
+
+            def child():
+                assert numbers(next(loop)) == [4, 5]
+                loop.close()
+                stream.close()
+                return True
+
+            assert holds_in_a_child(child)
+            ledger = stream.stats().ledger
+            assert (ledger.acked, ledger.waiting, ledger.leased) == (0, 4, 4)
+            assert numbers(next(loop)) == [2, 3]
+            assert stream.stats().ledger.acked == 2
+
+
+def test_a_child_cannot_end_a_part_of_a_rank(real_url, namespace):
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put(numbered(0))
+        lease = stream.take(1, rank=0, world_size=1, step=0, timeout=5)
+
+        def child():
+            with pytest.raises(redrb.LeaseLost, match="from which this one was forked"):
+                lease.ack()
+            return stream.stats().ledger.acked == 0
+
+        assert holds_in_a_child(child)
+        lease.ack()
+        assert stream.stats().ledger.acked == 1
 
 
 def test_closing_an_embedded_server_does_not_wait_for_forked_children():

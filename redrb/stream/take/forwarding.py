@@ -63,6 +63,7 @@ class Forwarded:
     def store(self, target: Target, options: ForwardOptions) -> list[int | None]:
         """Store the groups in the next task; returns their ids there."""
         part, trace = self.part, self.part.trace
+        part.check_own()
         sources = [
             SourceGroup(
                 part.first_ids.get(seq, seq),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from redrb.connection.deadline import Deadline
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
+from redrb.forks import in_child
 from redrb.scopes import Closing
 from redrb.stream.steps import Steps
 from redrb.stream.take.calls import TakeReply, TakeRequest
@@ -171,6 +172,11 @@ class _Batches:
         self._taker = taker
         self._request = request
         self._timeout = timeout
+        self._begin()
+        in_child(self._begin)
+
+    def _begin(self) -> None:
+        """Hold no batch: at first, and in a forked process, whose parent has them."""
         self._lease: Lease | None = None
         self._in_flight: TakeUnderWay | None = None
         self._received: TakeUnderWay | None = None  # until its lease exists

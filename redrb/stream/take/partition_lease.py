@@ -11,6 +11,7 @@ from redrb.codec import GroupLayout
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -115,6 +116,7 @@ class PartitionLease:
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     # group -> ending that was asked for, while its reply was missing
     _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
+    _process: object = field(default_factory=mark, init=False)
 
     def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
@@ -171,9 +173,20 @@ class PartitionLease:
         self, outcome: Outcome, ids: Sequence[int], reason: Cause = NO_CAUSE
     ) -> Request[str]:
         """Return the request that ends a page of this part; `note_ended` takes its result."""
+        self.check_own()
         samples = sum(self.layouts[seq].samples for seq in ids)
         ends = len(ids) == len(self.layouts)
         return self.holder.end_request(outcome, ids, reason=reason, samples=samples, ends=ends)
+
+    def check_own(self) -> None:
+        """Raise LeaseLost in a forked process: the lease belongs to its parent."""
+        if self._process is not mark():
+            raise LeaseLost(
+                task=self.task,
+                ids=self.names(self.ids),
+                why="it belongs to the process from which this one was forked, which ends it. Take "
+                "groups in this process.",
+            )
 
     def note_asked(self, outcome: Outcome, ids: Collection[int], reason: Cause = NO_CAUSE) -> None:
         """Note that groups may have ended: a request was sent, and its reply was not read."""

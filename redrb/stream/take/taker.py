@@ -178,6 +178,7 @@ class Taker:
             slot = part.holder
             if not isinstance(slot, Slot) or not part or part.status is Status.EXPIRED:
                 continue
+            part.check_own()
             if not self._consumer.recheck(slot, part.status, part.ids):
                 part.note_released()
                 return False
@@ -204,6 +205,7 @@ class Taker:
         holder = part.holder
         if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        part.check_own()
         if part.asked_otherwise("ack", part.ids):
             acknowledge_part(part, part.ids)
         for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
