@@ -88,27 +88,33 @@ def _change(options: argparse.Namespace, verb: str) -> int:
     if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
-    from redrb.stream.arguments import checked_letters
-    from redrb.stream.task.dead_letters import change_letters, drop, find_letters, requeue
+    from redrb.stream.arguments import checked_ids, checked_letters
+    from redrb.stream.task.dead_letters import change_letters, drop_letters, find_letters, requeue
     from redrb.stream.task.reach import Reach
     from redrb.watch.state.findings.wording import counted
 
     with _stores(options) as stores:
-        text = options.reason or ""
-        matching = find_letters(stores, group=options.group, text=text, ids=options.ids)
+        text, drops = options.reason or "", verb == "dropped"
+        given = checked_ids(options.ids, 0) if drops else checked_letters(options.ids)
+        matching = find_letters(
+            stores, group=options.group, text=text, ids=given, unput=drops and not text
+        )
         known = [letter.id for letter in matching]
-        ids = list(dict.fromkeys(checked_letters(options.ids))) or known
+        ids = list(dict.fromkeys(given)) or known
         if not ids:
             print(f"redrb: {_none(options)}", file=sys.stderr)
-        elif verb == "dropped" and not options.ids:
+        elif drops and not options.ids:
             number = counted(len(ids), "dead letter")
             if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):
                 print("redrb: nothing was deleted.", file=sys.stderr)
                 return 1
-        change = requeue if verb == "requeued" else drop
-        changed = change_letters(change, Reach(stores), options.group, ids)
+        reach, group = Reach(stores), options.group
+        if drops:
+            changed = drop_letters(reach, group, ids)
+        else:
+            changed = change_letters(requeue, reach, group, ids)
     show({verb: changed}, figures({verb: changed}), as_json=options.json)
-    if options.ids and changed < len(ids):
+    if options.ids and (changed < len(ids) or not {*ids} <= {*known}):
         print(f"redrb: {_missing(options, known)}", file=sys.stderr)
         return 1
     return 0

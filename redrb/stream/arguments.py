@@ -20,20 +20,20 @@ BEFORE_ANY = -1
 """Current weight version before the first publication: no group is stale."""
 
 
-def checked_ids(ids: object) -> tuple[int, ...]:
-    """Return the ids of groups as ints; raises ConfigError if it is no list of ints >= 1."""
+def checked_ids(ids: object, least: int = 1) -> tuple[int, ...]:
+    """Return the ids of groups as ints; raises ConfigError if it is no list of ints >= `least`."""
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids={ids!r:.80}: give a list of ids, such as those that put returned.")
-    return tuple(checked_int("id", each, 1) for each in ids)
+    return tuple(checked_int("id", each, least) for each in ids)
 
 
 def checked_letters(ids: object) -> tuple[int, ...]:
-    """Return the ids of dead letters of a consumer group; raises ConfigError for others and 0."""
+    """Return the ids of dead letters to requeue; raises ConfigError for others and 0."""
     if isinstance(ids, Collection) and not isinstance(ids, str | bytes | Mapping) and 0 in ids:
         raise ConfigError(
             "dead letters with the id 0 are groups in parts that were never put, so there is no "
             "place to which they could return: leave the id out, and put their samples as a new "
-            "group, stream.put(letter.items). The newest max_dead letters are kept."
+            "group, stream.put(letter.items). drop_dead_letters([0]) deletes them all."
         )
     return checked_ids(ids)
 

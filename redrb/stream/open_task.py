@@ -29,7 +29,7 @@ from redrb.stream.task.calls import Settled
 from redrb.stream.task.dead_letters import (
     DeadLetter,
     change_letters,
-    drop,
+    drop_letters,
     letters_in,
     requeue,
     with_samples,
@@ -270,10 +270,13 @@ class OpenTask:
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.
 
+        Args:
+            ids: Ids as for `requeue`; 0 stands for all groups in parts that were never put.
+
         Returns:
             How many letters this call has deleted.
         """
-        return change_letters(drop, self._reach, self.group, checked_letters(ids))
+        return drop_letters(self._reach, self.group, checked_ids(ids, 0))
 
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.

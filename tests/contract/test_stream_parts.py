@@ -361,7 +361,7 @@ def test_partitions_keep_the_parts_of_a_key_together(open_stream):
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_incomplete_groups_cannot_be_requeued_but_put_again(open_stream, partitions):
+def test_incomplete_groups_cannot_be_requeued_but_put_again_and_dropped(open_stream, partitions):
     stream = open_stream(partitions=partitions)
     keys = [f"group-{number}" for number in range(4)]
     for key in keys:
@@ -373,10 +373,14 @@ def test_incomplete_groups_cannot_be_requeued_but_put_again(open_stream, partiti
             each._partitions[0].parts.finish_due()
     letters = stream.dead_letters()
     assert [letter.id for letter in letters] == [0] * 4
-    for end in (stream.requeue, stream.drop_dead_letters):
-        with pytest.raises(ConfigError, match=r"stream\.put\(letter\.items\)"):
-            end([letter.id for letter in letters])
-    assert stream.put(letters[0].items or [])
+    with pytest.raises(ConfigError, match=r"stream\.put\(letter\.items\)"):
+        stream.requeue([letter.id for letter in letters])
+    ids = stream.put(letters[0].items or [])
+    stream.take(1, timeout=5).reject("bad")
+    assert stream.drop_dead_letters([letter.id for letter in letters]) == 4
+    assert [letter.id for letter in stream.dead_letters()] == list(ids)
+    assert (stream.stats().dead_dropped, parts(stream).dead) == (4, 4)
+    assert stream.drop_dead_letters([0, *ids]) == 1
 
 
 def test_threads_that_put_all_parts_at_once_make_each_group_once(client, open_stream):

@@ -200,3 +200,29 @@ def test_dead_letters_are_listed_requeued_and_dropped(store, namespace, run):
         ledger = stream.stats().ledger
         assert (ledger.dead, ledger.waiting, ledger.balanced) == (1, 4, True)
     assert run("dead", "ls", "maths")[0] == 2
+
+
+def test_dead_letters_of_incomplete_groups_are_dropped(store, namespace, run):
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+
+        def bury(*keys):
+            due = f"{stream._task.store.keys.prefix}part_due"
+            for key in keys:
+                stream.put_part(key, numbered(0), index=0, of=2, on_incomplete="dead")
+                store.execute("ZADD", due, "XX", 1, key)
+            stream._partitions[0].parts.finish_due()
+
+        stream.put_many([[numbered(n)] for n in range(2)])
+        stream.take(2, timeout=0).reject("has no parts")
+        bury("a", "b")
+        status, _, err = run("dead", "requeue", "math", "0")
+        assert (status, "were never put" in err) == (2, True)
+        assert run("dead", "requeue", "math", "2")[1] == "requeued           1\n"
+        assert run("dead", "drop", "math", "--reason", "parts", "--yes")[1].split() == [
+            *("dropped", "1"),  # of the consumer group
+        ]
+        assert run("dead", "drop", "math", "--all", "--yes")[1] == "dropped            2\n"
+        bury("c", "d")
+        status, out, err = run("dead", "drop", "math", "0", "7")
+        assert (status, out, "no dead letter 7" in err) == (1, "dropped            2\n", True)
+        assert run("dead", "ls", "math", "--json")[1].strip() == "[]"

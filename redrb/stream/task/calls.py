@@ -257,7 +257,11 @@ class Requeue(Call[Requeued], frozen=True):
 
 
 class DropLetters(Call[int], frozen=True):
-    """Delete dead letters of a consumer group, which still count as dead; returns how many."""
+    """Delete dead letters of a consumer group, which still count as dead; returns how many.
+
+    Attributes:
+        group: "": those of groups in parts; `seqs` are the ids of their entries.
+    """
 
     script: ClassVar = "task/drop_letters"
     group: str

@@ -44,6 +44,25 @@ def drop(store: TaskStore, group: str, ids: Sequence[int]) -> int:
     return sum(store.call(DropLetters(group, seqs)) for seqs in texts_of(ids, LETTERS_OF_A_CALL))
 
 
+def drop_letters(reach: Reach, group: str, ids: Iterable[int]) -> int:
+    """Delete dead letters in all partitions of a task for good; returns how many.
+
+    Args:
+        ids: Their ids; 0 stands for all groups in parts that were never put.
+    """
+    ids = dict.fromkeys(ids)
+    every = range(len(reach.stores) if 0 in ids else 0)
+    unput = reach.each(every, lambda number: _drop_unput(reach.stores[number]))
+    return sum(unput.values()) + change_letters(drop, reach, group, ids)
+
+
+def _drop_unput(store: TaskStore) -> int:
+    """Delete the dead letters of groups in parts, which no consumer group gave up."""
+    entries = [fields[b"entry"].decode() for letter, fields in _each(store) if not letter.id]
+    pages = texts_of(entries, LETTERS_OF_A_CALL)
+    return sum(store.call(DropLetters("", page)) for page in pages)
+
+
 def change_letters(
     change: Callable[[TaskStore, str, Sequence[int]], int],
     reach: Reach,
@@ -125,6 +144,7 @@ def find_letters(
     group: str | None = None,
     text: str = "",
     ids: Collection[int] = (),
+    unput: bool = False,
 ) -> Iterator[DeadLetter]:
     """Yield dead letters, the newest first, without samples.
 
@@ -132,11 +152,12 @@ def find_letters(
         group: Consumer group that gave them up; None: any.
         text: Text in the reason, or in the message or class of the exception.
         ids: Their ids; none given: any.
+        unput: Also those of groups in parts, which no consumer group gave up.
     """
     for letter, _ in letters_in(stores):
         told = (letter.reason, letter.message, letter.exception or "")
         if (
-            group in (None, letter.group)
+            (group in (None, letter.group) or (unput and not letter.group))
             and any(text in one for one in told)
             and (not ids or letter.id in ids)
         ):
@@ -149,7 +170,7 @@ def letters_in(
     """Yield all dead letters of some partitions, newest first, and the fields of each entry.
 
     They are read in pages, and have no samples. An entry that redrb did not write is passed over,
-    and logged.
+    and logged. The field `entry` is the id of the entry.
     """
     return heapq.merge(*map(_each, stores), key=lambda found: found[0].time, reverse=True)
 
@@ -186,7 +207,7 @@ def with_samples(letter: DeadLetter, fields: Mapping[bytes, bytes]) -> DeadLette
 
 @Reading("an entry of the dead-letter stream")
 def _parsed(entry_id: bytes, flat: Sequence[bytes]) -> tuple[DeadLetter, Mapping[bytes, bytes]]:
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    fields = {b"entry": entry_id, **dict(zip(flat[::2], flat[1::2], strict=True))}
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
     host, pid = place_of(consumer)
     letter = DeadLetter(

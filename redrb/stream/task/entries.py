@@ -108,7 +108,7 @@ def member_of(seq: int) -> str:
     return f"{seq:016d}"
 
 
-def texts_of(ids: Sequence[int], most: int) -> Iterator[list[str]]:
+def texts_of(ids: Sequence[int | str], most: int) -> Iterator[list[str]]:
     """Yield ids of groups as scripts get them, at most so many at a time."""
     for start in range(0, len(ids), most):
         yield [str(seq) for seq in ids[start : start + most]]
