@@ -15,7 +15,10 @@ from redrb import ConfigError, ExperienceSender, ExperienceStream
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.keys import TaskKeys
 from redrb.stream import AdmissionStats
+from redrb.stream.admission import admitter
+from redrb.stream.admission.maker import Maker
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 
 def rights(stream: ExperienceStream) -> AdmissionStats:
@@ -130,6 +133,25 @@ def test_a_writer_and_a_sender_use_rights_up(stream):
             sender.flush()
     stream._admitter.maker.beat()
     assert (rights(stream).used, rights(stream).returned, rights(stream).held) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(admitter, "Admission"), (Maker, "hold"), (Maker, "_attend")]
+)
+def test_an_interrupt_just_after_rights_were_given_returns_them(stream, monkeypatch, place, name):
+    real = getattr(place, name)
+
+    def interrupted(*_: object, **__: object) -> None:
+        monkeypatch.setattr(place, name, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.admit(4, timeout=0)
+    until(lambda: not rights(stream).held)
+    with stream.admit(4, timeout=0) as admission:
+        assert admission.count == 4
+    until(lambda: not stream._admitter.maker.held)
 
 
 def test_fewer_rights_may_be_accepted_and_more_than_the_bound_are_an_error(stream):

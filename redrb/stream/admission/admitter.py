@@ -48,6 +48,11 @@ class Admitter:
         try:
             with self._worker.waiting("right"):
                 reply = self._granted(waiter, count, least, round(hold_s * 1000))
+            prefix, numbers = self._task.store.keys.prefix, sorted(reply.numbers)
+            admission = Admission(
+                self.maker, self._task.name, prefix, reply.series, numbers, reply.version
+            )
+            self.maker.hold(reply.series, numbers)
         except (AdmissionTimeout, ConfigError):  # it was given none, and is not queued
             raise
         except BaseException:
@@ -61,17 +66,7 @@ class Admitter:
                 self._task.name,
                 reply.released,
             )
-        numbers = sorted(reply.numbers)
-        self.maker.hold(reply.series, numbers)
-        store = self._task.store
-        return Admission(
-            self.maker,
-            self._task.name,
-            store.keys.prefix,
-            reply.series,
-            numbers,
-            reply.version,
-        )
+        return admission
 
     def _granted(self, waiter: str, count: int, least: int, hold_ms: int) -> AdmitReply:
         """Ask until rights are given."""
