@@ -1,4 +1,5 @@
--- Delete dead letters of a consumer group, or of groups in parts, for good; the ledger goes on counting them as dead.
+-- Delete dead letters of a consumer group, or of groups in parts, for good; the ledger goes on counting
+-- them as dead.
 -- KEYS[1] stream
 -- ARGV    the call `DropLetters` of redrb/stream/task/calls.py
 -- Returns its reply
