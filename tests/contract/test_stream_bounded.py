@@ -22,7 +22,7 @@ from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.lua.calls import Found
 from redrb.stream.assembly.calls import FindDue, FinishParts
-from redrb.stream.partitions.collector import AskTurn
+from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving import resuming

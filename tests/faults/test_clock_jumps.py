@@ -11,7 +11,7 @@ import torch
 import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.keys import WeightKeys
-from redrb.stream.partitions.collector import Turn
+from redrb.stream.partitions.turn import Turn
 from redrb.stream.put.calls import AskRoom
 from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
@@ -99,7 +99,7 @@ def test_set_back_a_dead_producer_keeps_no_room(server, open_stream):
 
 
 def test_set_back_a_dead_take_keeps_no_turn(server, open_stream, monkeypatch):
-    monkeypatch.setattr("redrb.stream.partitions.collector.TURN_MS", 1000)
+    monkeypatch.setattr("redrb.stream.partitions.turn.TURN_MS", 1000)
     store = open_stream()._task.store
     assert Turn(store, "default").ask()
     server.set_clock(-HOUR_S)

@@ -1,7 +1,7 @@
 -- Give one take of a consumer group at a time its turn to wait for groups of all partitions, first come first
 -- served. A task without partitions has no turns.
 -- KEYS[1] stream of the first partition
--- ARGV    the call `AskTurn` of redrb/stream/partitions/collector.py
+-- ARGV    the call `AskTurn` of redrb/stream/partitions/turn.py
 -- Returns its reply
 --         turn:<group> holds "<caller> <deadline>". A request that arrives after its take has ended may give
 --         the turn to it, until the deadline.

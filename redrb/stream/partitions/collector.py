@@ -9,15 +9,14 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 import msgspec
 
 from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
-from redrb.lua.calls import Call
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.turn import Turn
 from redrb.stream.take.calls import Look, LookReply, TakeReply, TakeRequest
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.in_flight import InFlightTake
@@ -25,54 +24,10 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.partition_lease import PartitionLease
 from redrb.stream.take.taker import fates_seen_by
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
+from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
 
-TURN_MS = 5000
-"""Silence of the take whose turn it is after which the turn passes to the next take."""
-
 _log = logging.getLogger("redrb")
-
-
-class AskTurn(Call[Literal["turn", "wait", "ended"]], frozen=True):
-    """Ask for the turn of a consumer group, keep it, or end it; "wait": another take has it.
-
-    Attributes:
-        turn_ms: How long the turn lasts unless the caller asks again; 0: end it, leave the queue.
-        queue_ms: How long the caller keeps its place in the queue.
-    """
-
-    script: ClassVar = "take/turn"
-    group: str
-    caller: str
-    turn_ms: int
-    queue_ms: int
-
-
-class Turn:
-    """The turn of one take, in the first partition; every method may be repeated."""
-
-    def __init__(self, store: TaskStore, group: str) -> None:
-        self._store = store
-        self._group = group
-        self._caller = uuid.uuid4().hex
-
-    def ask(self) -> bool:
-        """Ask for the turn, or keep it for `TURN_MS` more; while another take has it, queue."""
-        ask = AskTurn(self._group, self._caller, TURN_MS, QUEUE_TTL_MS)
-        return self._store.call(ask) == "turn"
-
-    def wait(self) -> None:
-        """Block until it may be this take's turn."""
-        self._store.wait_for_wake(self._caller)
-
-    def end(self) -> None:
-        """End the turn, or leave the queue; while Redis is away both end by themselves, soon."""
-        try:
-            with Deadline(repeat_s=SHORT_OUTAGE_S):
-                self._store.call(AskTurn(self._group, self._caller, 0, 0))
-        except StoreError as error:
-            _log.warning("a take that is over keeps its turn for %.0f s: %s", TURN_MS / 1000, error)
 
 
 @dataclass(slots=True)
