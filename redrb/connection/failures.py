@@ -215,6 +215,12 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             "Make room on the disk of its data: it takes writes again within a second.",
             where=where,
         )
+    if isinstance(error, upstream.ReadOnlyError) or "-READONLY " in str(error):
+        return StoreUnavailable(
+            f"Redis at {where} is a replica, which takes no writes: {reply}. After a failover give "
+            "the URL of the primary, or one of Sentinel (redis+sentinel://...), which finds it.",
+            where=where,
+        )
     if is_transient(error):
         budget = here().budget
         if budget is not None and not budget.left_s:

@@ -70,6 +70,10 @@ class Values:
     def __init__(self, secret: str | bytes | None = None) -> None:
         if not isinstance(secret, str | bytes | bytearray | None):
             raise ConfigError(f"secret is of type {type(secret).__name__}: give a text or bytes.")
+        if secret is not None and not secret:
+            raise ConfigError(
+                "secret is empty, so that everybody could sign: give a text, or None."
+            )
         self._secret = secret.encode() if isinstance(secret, str) else secret
 
     def encode_column(self, name: str, values: Any, keys: Sequence[str]) -> list[tuple[Piece, ...]]:

@@ -143,6 +143,8 @@ def test_a_secret_of_another_type_is_refused_and_not_shown(client, namespace):
     with pytest.raises(ConfigError, match="secret is of type int") as error:
         redrb.Table(client, "train", namespace=namespace, secret=12345)  # type: ignore[arg-type]
     assert "12345" not in str(error.value)
+    with pytest.raises(ConfigError, match="secret is empty"):
+        redrb.Table(client, "train", namespace=namespace, secret="")
     with pytest.raises(UnknownTask):
         redrb.Table(client, "train", namespace=namespace, create=False)
 

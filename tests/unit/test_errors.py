@@ -138,6 +138,17 @@ def test_only_transient_errors_are_retried():
     assert is_missing_script(upstream.NoScriptError("NOSCRIPT"))
 
 
+def test_a_replica_is_named_where_a_primary_was_asked_for():
+    for error in (
+        upstream.ReadOnlyError("You can't write against a read only replica."),
+        upstream.ResponseError("ERR Error running script: -READONLY You can't write"),
+    ):
+        ours = translate(error, "host:1/0")
+        assert isinstance(ours, errors.StoreUnavailable)
+        assert "is a replica, which takes no writes" in str(ours)
+        assert not ours.uncertain
+
+
 def test_an_error_of_several_lines_shows_its_first_line():
     assert "second" not in str(translate(upstream.ResponseError("first\nsecond"), "here"))
     assert "TimeoutError" in str(translate(upstream.TimeoutError(), "here"))

@@ -30,8 +30,8 @@ T = TypeVar("T")
 LOST = (
     "this consumer's heartbeat stopped for longer than lease_ms, and other consumers took the "
     "groups over, or another client acknowledged some of them for a checkpoint or removed the "
-    "consumer group, or Redis has lost the task's data. Drop the result of training on them and "
-    "take again."
+    "consumer group, or the task was cleared or deleted, or Redis has lost its data. Drop the "
+    "result of training on them and take again."
 )
 
 _log = logging.getLogger("redrb")
