@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ from redrb.connection.client import Sent
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.lua.calls import Found
-from redrb.stream.partitions import collector
-from redrb.stream.take import in_flight, taker
+from redrb.stream.take import taker
 from redrb.stream.take.calls import Drop, Take, TakeRequest
 from redrb.stream.take.in_flight import LeaseLoop
 from redrb.stream.task.store import TaskStore
@@ -235,65 +232,6 @@ def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
     monkeypatch.undo()
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
     assert stream._consumer._slots == set()
-
-
-class InterruptAt:
-    """In its block, the line of that number which this thread runs in the files is interrupted."""
-
-    FILES = (in_flight.__file__, taker.__file__, collector.__file__)
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.at = ""
-
-    def __enter__(self) -> InterruptAt:
-        self.before = sys.gettrace()
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self.before)
-
-    def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename not in self.FILES:
-            return None
-        if event == "line" and not self.at:
-            self.left -= 1
-            if self.left < 0:
-                self.at = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self.trace
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("partitions", [1, 2])
-def test_an_interrupt_at_any_line_keeps_no_batch(impatient, namespace, monkeypatch, partitions):
-    monkeypatch.setattr(collector, "LEAST_SHARE", 1)  # all partitions are asked at once
-    number, interrupted = 0, True
-    with ExperienceStream(impatient, "lines", namespace=namespace, partitions=partitions) as stream:
-        stream.put_many([[numbered(n)] for n in range(8)])
-        while interrupted:
-            interrupted = False
-            stream.put_many([[numbered(n)] for n in range(8)])
-            loop = stream.leases(4, timeout=0)
-            next(loop)
-            kept = None
-            try:
-                with InterruptAt(number) as interrupt:
-                    next(loop)
-            except KeyboardInterrupt as error:
-                kept, interrupted = error, True  # with the frames of all callers
-            loop.close()  # as when a `for` drops it
-            for partition in stream._partitions:
-                partition.consumer.nudge()  # the next beat, at once
-            end = time.monotonic() + LATER_S
-            while stream.stats().ledger.leased:
-                assert time.monotonic() < end, interrupt.at
-                time.sleep(0.002)
-            del kept
-            number += 1
-        assert number > 20
-        audit(stream)
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):
