@@ -122,7 +122,7 @@ def test_an_acknowledgement_of_lost_groups_restores_the_settings_too(open_stream
     lease = trainer.take(1, timeout=5)
     wipe()
     maker.put(numbered(1), policy_version=1)
-    with pytest.raises(LeaseLost, match="lost the task's data"):
+    with pytest.raises(LeaseLost, match="Redis has lost its data"):
         trainer.take(1, timeout=0, ack=lease)
     assert settings_of(maker) == {"limit": "16", "max_staleness": "2"}
 

@@ -22,7 +22,7 @@ from redrb.keys import maker_key
 from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
-from redrb.stream.partitions.collector import AskTurn
+from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
