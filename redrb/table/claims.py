@@ -182,8 +182,12 @@ class ClaimingTask:
                         raise self._in_rows(error, deadline.waited_s) from None
                     deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
                 else:
-                    claim = Claim(self._index, self._reader, self.columns, lease)
-                    claim.refuse_stale()
+                    try:
+                        claim = Claim(self._index, self._reader, self.columns, lease)
+                        claim.refuse_stale()
+                    except BaseException:  # nobody gets these rows
+                        lease.abandon()
+                        raise
                     return claim
 
     def _in_rows(self, error: BatchTimeout, waited_s: float) -> BatchTimeout:

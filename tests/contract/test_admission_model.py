@@ -154,7 +154,7 @@ class Model:
     st.integers(0, 2),
     st.lists(STEPS, min_size=40, max_size=80),
 )
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_no_group_that_was_admitted_is_ever_too_stale(
     background, bound, per_version, order, slow, steps
 ):

@@ -505,7 +505,7 @@ SMALL = {
 
 @given(st.lists(STEPS, min_size=15, max_size=40))
 @settings(
-    max_examples=15,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

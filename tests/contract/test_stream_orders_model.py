@@ -856,7 +856,7 @@ _EXAMPLES = {"setup": SETUPS, "steps": st.lists(STEPS, min_size=15, max_size=40)
 @pytest.mark.timeout(1200)  # beside busy processes
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(**_EXAMPLES)
-@settings(max_examples=3, **_SETTINGS)
+@settings(max_examples=5, **_SETTINGS)
 def test_every_sequence_of_operations_agrees_with_the_model(client, pages, order, setup, steps):
     pages(**SMALL)
     run(client, order, setup, steps)

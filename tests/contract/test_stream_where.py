@@ -216,7 +216,7 @@ GROUPS = st.tuples(
     chunk=st.sampled_from([3, 1000]),
 )
 @settings(
-    max_examples=80,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -25,6 +25,7 @@ from redrb.errors import (
     StaleRun,
     StoreError,
     StoreFull,
+    StoreUnavailable,
     UnknownTask,
 )
 from redrb.lua.pages import PAGES
@@ -206,7 +207,7 @@ def test_half_a_put_is_never_seen(open_table):
         writer.put(keys, {"x": [value] * count}, [{"v": value}] * count)
 
     def write_on() -> None:
-        for value in range(1, 7):
+        for value in range(1, 13):
             write(value)
         ended.set()
 
@@ -540,6 +541,23 @@ def test_what_an_earlier_run_has_claimed_waits_for_the_newest(open_table):
     with driver.claim("actor", ["x"], 3, timeout=5) as claim:
         assert sorted(claim.keys) == names(3)
     assert driver.consumed("actor") == 3
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away", where="here"), KeyboardInterrupt()])
+def test_a_claim_that_fails_before_it_is_handed_over_keeps_no_rows(open_table, monkeypatch, error):
+    table, other = open_table(), open_table()
+    table.put(names(2), ones(2))
+    table.register("actor", ["x"])
+
+    def failing() -> None:
+        raise error
+
+    with monkeypatch.context() as patched, pytest.raises(type(error)) as kept:
+        patched.setattr(table._index, "refuse_stale", failing)
+        table.claim("actor", count=2, timeout=0)
+    with other.claim("actor", ["x"], 2, timeout=WAIT_S) as claim:  # while the error is kept
+        assert sorted(claim.keys) == names(2), kept
+    assert table.consumed("actor") == 2
 
 
 def test_a_claim_that_waits_when_a_run_begins_has_nothing(open_table):

@@ -191,7 +191,7 @@ def made(shapes):
     return {f"t{i}": torch.zeros(shape, dtype=dtype) for i, (shape, dtype) in enumerate(shapes)}
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=25)
 @given(first=STATES, edits=EDITS, anchor_every=st.integers(1, 6), keep=st.integers(1, 4))
 def test_any_sequence_of_changes_arrives(first, edits, anchor_every, keep):
     namespace = uuid.uuid4().hex

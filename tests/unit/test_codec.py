@@ -40,7 +40,7 @@ ALL_DTYPES = [dtype.tensor for dtype in DTYPES]
 quick = settings(
     deadline=None,
     derandomize=True,
-    max_examples=80,
+    max_examples=150,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
