@@ -137,7 +137,7 @@ def test_a_server_that_is_away_is_asked_again(server):
     assert server.requests["/v1/completions"] == 5
     server.failing = [500] * 100
     with pytest.raises(EngineError, match="answered 500: starting"):
-        asyncio.run(sample(server.url, retry_s=0.3))
+        asyncio.run(sample(server.url, retry_s=1.0))
     assert 98 > len(server.failing) > 90, "a pause between requests"
     for status, is_refusal in ((400, True), (404, False)):
         server.failing = [status]

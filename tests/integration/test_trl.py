@@ -158,7 +158,9 @@ def test_a_trainer_that_fails_between_steps_loses_nothing(stream, train):
     ("bound", "passes"),
     [
         (0, {"gradient_accumulation_steps": 4, "steps_per_generation": 4}),
+        (1, {"gradient_accumulation_steps": 4, "steps_per_generation": 4}),
         (0, {"gradient_accumulation_steps": 1, "steps_per_generation": 4}),
+        (0, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}),
         (4, {"gradient_accumulation_steps": 2, "steps_per_generation": 3}),
     ],
 )

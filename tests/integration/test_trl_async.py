@@ -153,6 +153,7 @@ def test_it_trains_on_groups_with_the_makers_log_probabilities(
     ("bound", "passes", "released"),
     [
         (4, 4, 0),
+        (1, 4, 0),
         (1, 1, 0),
         # the trainer reads ahead of its step, beyond the bound: after 10 s it gets what is missing
         pytest.param(0, 4, 1, marks=pytest.mark.slow),
