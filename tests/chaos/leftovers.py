@@ -18,8 +18,8 @@ _OF_TASKS = (
 _FREE = b"0 ended"
 _RANKS = b"ranks:default"
 _EXPIRING = (
-    "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
-    "|(claims:.*:)?removed"
+    "spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
+    "|(claims:.*:)?(removed|wake:.*)"
 )
 _OF_WEIGHTS = (
     r"versions|manifests|fence|pins|followers|loads|fulls|attempts|trash"
