@@ -228,6 +228,7 @@ class Model:
         self.run = client.execute
         self.numbers = itertools.count()
         self.leases: list[Held] = []
+        self.step = 0
         self.joined: set[str] = set()  # consumers whose stream joins again when the task is new
         self.stale: set[str] = set()  # consumers that have not noticed yet that it is
         self._begin()
@@ -243,7 +244,7 @@ class Model:
         self.facts: dict[int, Facts] = {}
         self.groups: dict[str, Group] = {}
         self.archive: list[int] = []
-        self.acked: set[int] = set()
+        self.acked: dict[int, int] = {}  # id -> step of its last acknowledgement
         self.put_ever = 0
 
     def close(self) -> None:
@@ -558,7 +559,8 @@ class Model:
         return {seq for group in self.groups.values() for seq in group.leased}
 
     def pause(self) -> None:
-        """Let a millisecond pass, so that what ends next is later in the history."""
+        """Let a millisecond pass, so that the next acknowledgements are later in the history."""
+        self.step += 1
         if self.setup.keep_groups:
             time.sleep(0.0015)
 
@@ -706,7 +708,7 @@ class Model:
         for seq in chosen:
             group.reads[seq] += outcome == "ack"
             if outcome == "ack" and (self.setup.keep_groups or self.setup.max_reads != 1):
-                self.acked.add(seq)
+                self.acked[seq] = self.step
             again = self.setup.max_reads == 0 or group.reads[seq] < self.setup.max_reads
             if outcome == "ack" and again:
                 group.failed.pop(seq, None)
@@ -746,11 +748,11 @@ class Model:
 
     def _forget(self, ids: Collection[int]) -> None:
         """Delete what no group needs any more, or keep as history what any has acknowledged."""
-        over = sorted(set(ids).difference(*(group.held for group in self.groups.values())))
+        over = set(ids).difference(*(group.held for group in self.groups.values()))
         if self.setup.keep_groups:
-            self.archive += [seq for seq in over if seq in self.acked]
-            over = [seq for seq in over if seq not in self.acked]
-            over += self.archive[: -self.setup.keep_groups]
+            kept = [*self.archive, *over.intersection(self.acked)]
+            self.archive = sorted(kept, key=lambda seq: (self.acked[seq], seq))
+            over = over.difference(self.acked).union(self.archive[: -self.setup.keep_groups])
             del self.archive[: -self.setup.keep_groups]
         for seq in over:
             del self.facts[seq]

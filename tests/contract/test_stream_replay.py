@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -365,6 +367,68 @@ def test_history_gives_way_to_puts_that_need_its_bytes(client, namespace, on_ful
     again = stream_of(client, namespace, group="again")
     again.join_group(start=1)  # the history waits again
     audit(stream)
+
+
+BOTH = (Status.COMPLETED, Status.ABORTED)
+
+
+def _leave(other: ExperienceStream, how: str) -> None:
+    """Let a consumer group be done with all groups."""
+    if how == "drop":
+        other.drop_group()
+        return
+    if how == "expire":
+        other.expire(100, max_staleness=0, statuses=BOTH)
+        return
+    for status in BOTH:
+        while waiting := other.counts()[status]:
+            lease = other.take(min(7, waiting), status=status, timeout=0)
+            if how == "fail":
+                with suppress(ZeroDivisionError), lease:
+                    raise ZeroDivisionError
+            elif how == "reject":
+                lease.reject("bad")
+            else:
+                getattr(lease, how.removesuffix("_leased"))()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [2, None])
+@pytest.mark.parametrize("how", ["drop", "expire", "expire_leased", "reject", "fail"])
+@pytest.mark.parametrize("order", ["lifo", "stalest", "priority"])
+def test_which_groups_stay_in_the_history_is_decided_by_their_acknowledgement(
+    client, namespace, pages, order, how, page
+):
+    """Not by the order of the task, nor by how and in which pages others are done with them."""
+    if page is not None:
+        pages(ended_of_group=page, expired=page, failed=page, copied_bytes=1)
+    dice = random.Random(f"{order} {how} {page}")
+    for count in (1, page, page + 1, 60 * page) if page else (33, 320 if how == "drop" else 66):
+        shared: dict[str, Any] = {"task": f"replay{count}", "namespace": namespace}
+        shared |= {"order": order, "keep_groups": 5, "max_staleness": 200, "max_deliveries": 1}
+        with (
+            ExperienceStream(client, group="a", **shared) as other,
+            ExperienceStream(client, group="b", **shared) as stream,
+        ):
+            for each in (other, stream):
+                each.join_group()
+            for number in range(count):
+                stream.put(
+                    numbered(number),
+                    policy_version=dice.randrange(90),
+                    status=dice.choice(BOTH),
+                    **({"priority": dice.random()} if order == "priority" else {}),
+                )
+            acknowledged: list[int] = []
+            for status in BOTH:
+                while waiting := stream.counts()[status]:
+                    lease = stream.take(dice.randint(1, min(9, waiting)), status=status, timeout=0)
+                    acknowledged += sorted(lease.ids)
+                    lease.ack()
+                    time.sleep(0.0015)  # the next ones are later
+            _leave(other, how)
+            assert len(acknowledged) == count
+            assert [group.id for group in stream.history()] == acknowledged[-5:]
 
 
 def test_history_is_read_in_pages(client, namespace):

@@ -102,20 +102,23 @@ local function needed_by_none(group, seqs)
 end
 
 -- Delete entries that no consumer group needs. If the task keeps history, those that any group has
--- acknowledged become history instead; `acked`: the last group has. Returns the number of entries deleted.
-local function let_go(over, acked)
+-- acknowledged become history instead. Returns the number of entries deleted.
+local function let_go(over)
   if not rules().keeps then
     return delete(over)
-  elseif acked then
-    return retire(over)
   end
-  local read, gone = {}, {}
-  for _, seq in ipairs(over) do
-    local facts = facts_of(member_of(seq))
-    local target = facts and facts.reads and read or gone
-    target[#target + 1] = seq
+  local members, read, times, gone = {}, {}, {}, {}
+  for i, seq in ipairs(over) do
+    members[i] = member_of(seq)
   end
-  return delete(gone) + retire(read)
+  for i, facts in ipairs(facts_of_all(members)) do
+    if facts and facts.acked then
+      read[#read + 1], times[#times + 1] = over[i], facts.acked
+    else
+      gone[#gone + 1] = over[i]
+    end
+  end
+  return delete(gone) + retire(read, times)
 end
 
 -- Entries are done in a consumer group: delete the group's notes on them, and let the entries go that no
@@ -132,11 +135,11 @@ local function forget(group, seqs, acked)
   end
   local over = needed_by_none(group, seqs)
   if not (acked and rules().groups_per_version) then
-    return let_go(over, acked)
+    return let_go(over)
   end
   --@include capacity
   local stored = stored_groups()
-  local deleted = let_go(over, acked)
+  local deleted = let_go(over)
   add(key('admission'), 'trained', stored - stored_groups())
   return deleted
 end

@@ -1,6 +1,7 @@
 -- Entries that are done in all consumer groups: deleted, or kept as history.
 --
--- The sorted set archive holds history by the time of its acknowledgement. History takes no room: its
+-- The sorted set archive holds history by the time of its last acknowledgement, so it has the same order
+-- whenever and in whatever pages the last consumer group is done with it. History takes no room: its
 -- bytes (kept_bytes) count toward max_bytes, and the oldest is deleted when a put needs them.
 --@include task facts
 
@@ -76,11 +77,12 @@ local function trim_history(most)
   return drop_history(over)
 end
 
--- Make entries history. Returns the number of older entries deleted for that.
-local function retire(seqs)
-  local now, fresh = string.format('%.0f', server_ms()), {}
-  for _, seq in ipairs(seqs) do
-    if redis.call('ZADD', key('archive'), now, member_of(seq)) == 1 then
+-- Make entries history, each with the time of its acknowledgement. Returns the number of older entries
+-- deleted for that.
+local function retire(seqs, times)
+  local fresh = {}
+  for i, seq in ipairs(seqs) do
+    if redis.call('ZADD', key('archive'), string.format('%.0f', times[i]), member_of(seq)) == 1 then
       fresh[#fresh + 1] = seq
     end
   end

@@ -4,12 +4,12 @@
 -- Requeue leased entries that may be read again, and let go of those that another client deleted. Returns
 -- the other entries.
 local function read_again(group, seqs)
-  local rule, over, again, members = rules(), {}, {}, {}
+  local rule, now, over, again, members = rules(), server_ms(), {}, {}, {}
   for _, seq in ipairs(seqs) do
     local member = member_of(seq)
     local facts, reads = facts_of(member), 0
     if facts then
-      count_read(member, facts)
+      count_read(member, facts, now)
       reads = redis.call('HINCRBY', key('reads', group), member, 1)
     end
     if not facts then

@@ -7,7 +7,7 @@
 
 check_permissions(KEYS[1])
 begin_writing()
-local ask, over, samples, refused = cmsgpack.unpack(ARGV[1]), {}, 0, 0
+local ask, now, over, samples, refused = cmsgpack.unpack(ARGV[1]), server_ms(), {}, 0, 0
 local group = ask.group
 local state = key('group', group)
 
@@ -44,7 +44,7 @@ for _, trained in ipairs(ask.trained) do
   if found then
     local facts = rules().keeps and facts_of(member_of(seq))
     if facts then -- acknowledged entries are kept as history
-      count_read(member_of(seq), facts)
+      count_read(member_of(seq), facts, now)
     end
     over[#over + 1] = seq
     samples = samples + trained[2]
