@@ -231,7 +231,7 @@ def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
         stream._taker.send(TakeRequest(4, 4))
     monkeypatch.undo()
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
-    assert stream._consumer._slots == set()
+    assert not stream._consumer._slots
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):
@@ -274,3 +274,25 @@ def test_a_delayed_take_changes_nothing(stream):
         assert stream.stats() == before
     lease.ack()
     assert numbers(stream.take(5, timeout=0)) == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("again", ["free", "give_up", "release", "count"])
+def test_a_slot_that_was_freed_is_freed_for_one_lease_only(stream, again):
+    """Frees of one slot from two places leave a lease alone that another thread has put there."""
+    first = stream.take(1, timeout=0)
+    slot = first.parts[0].holder
+    first.ack()
+    second = stream.take(2, timeout=0)
+    assert second.parts[0].holder.number == slot.number
+    {
+        "free": slot.free,
+        "give_up": slot.give_up,
+        "release": lambda: slot.release([]),
+        "count": lambda: slot.count(-1),
+    }[again]()
+    third = stream.take(1, timeout=0)
+    assert third.parts[0].holder.number != slot.number
+    assert stream._consumer.held == 3
+    second.ack()
+    third.ack()
+    assert stream.stats().ledger.acked == 5

@@ -111,7 +111,7 @@ class Slot:
     def count(self, groups: int) -> None:
         """Note groups that the slot leases further; negative: no longer."""
         if not self.is_copy:
-            self.consumer.count(self.number, groups)
+            self.consumer.count(self, groups)
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
@@ -135,9 +135,9 @@ class Slot:
             self.free()
 
     def free(self) -> None:
-        """Let another lease use the slot."""
+        """Let another lease use the slot; repeated, it frees nothing that a later lease uses."""
         if not self.is_copy:
-            self.consumer.free(self.number)
+            self.consumer.free(self)
 
 
 class Consumer:
@@ -173,7 +173,7 @@ class Consumer:
         """Become a consumer that Redis does not know yet: at first, and in a forked process."""
         self.name = self.worker.name
         self._tokens = itertools.count(1)
-        self._slots: set[int] = set()
+        self._slots: dict[int, str] = {}  # slot -> token of the lease in it
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self.abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self.unread: deque[InFlightTake] = deque()
@@ -198,20 +198,21 @@ class Consumer:
         self.attend()
         with self._lock:
             number = next(free for free in itertools.count() if free not in self._slots)
-            self._slots.add(number)
-        return Slot(self, self.name, number, str(next(self._tokens)))
+            token = self._slots[number] = str(next(self._tokens))
+        return Slot(self, self.name, number, token)
 
-    def free(self, number: int) -> None:
+    def free(self, slot: Slot) -> None:
         """Let another lease use a slot."""
         with self._lock:
-            self._slots.discard(number)
-            self._leased.pop(number, None)
+            if self._slots.get(slot.number) == slot.token:
+                del self._slots[slot.number]
+                self._leased.pop(slot.number, None)
 
-    def count(self, number: int, groups: int) -> None:
+    def count(self, slot: Slot, groups: int) -> None:
         """Note groups that a slot leases further; negative: no longer."""
         with self._lock:
-            if number in self._slots:
-                self._leased[number] = self._leased.get(number, 0) + groups
+            if self._slots.get(slot.number) == slot.token:
+                self._leased[slot.number] = self._leased.get(slot.number, 0) + groups
 
     @property
     def held(self) -> int:
