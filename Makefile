@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # compat: a path, so that scripts beside the clone's directory find the package and not the directory
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-  --config-settings editable_mode=compat
+PIP := -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat
+# All packages have the versions of constraints.txt, those that build redrb too.
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python $(PIP)
+PYTEST := -m pytest -n 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo example test test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
+.PHONY: help setup demo example test test-newest test-oldest lock test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -16,14 +18,31 @@ demo: .venv/.demo  ## train a small policy with two makers and a trainer, in und
 	@$(BIN)/redrb demo $(ARGS)
 
 example: .venv/.dev  ## train examples/gsm8k on a CPU with a real vLLM, and draw its curve: VLLM=folder with bin/vllm and model
-	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt matplotlib
 	@$(BIN)/python examples/gsm8k/on_cpu.py $(abspath $(VLLM)) $(ARGS)
 
 test: .venv/.dev  ## run the tests, four at a time: they wait as much as they compute
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python $(PYTEST) -W error $(ARGS)
+
+test-newest:  ## run the tests with the newest packages that pyproject.toml allows, in .venv-newest, made anew
+	@rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	@.venv-newest/bin/python $(PIP) --upgrade -e '.[test]'
+	@PYTHONDONTWRITEBYTECODE= .venv-newest/bin/python $(PYTEST) $(ARGS)
+
+test-oldest: .venv/bin/python  ## run unit and contract tests with the oldest packages that pyproject.toml allows, in .venv-oldest
+	@rm -rf .venv-oldest && $(PYTHON) -m venv .venv-oldest
+	@$(INSTALL) uv
+	@mkdir -p build && $(BIN)/uv pip compile --quiet --python .venv-oldest/bin/python --extra test --no-sources \
+	  --resolution lowest-direct pyproject.toml -o build/oldest.txt
+	@.venv-oldest/bin/python $(PIP) -r build/oldest.txt && .venv-oldest/bin/python $(PIP) --no-deps -e .
+	@PYTHONDONTWRITEBYTECODE= .venv-oldest/bin/python $(PYTEST) tests/unit tests/contract $(ARGS)
+
+lock: .venv/bin/python  ## write constraints.txt anew: the newest versions that pyproject.toml allows
+	@$(INSTALL) uv
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --all-extras --no-annotate \
+	  --custom-compile-command "make lock" pyproject.toml -o constraints.txt
 
 test-slow: .venv/.dev  ## run the tests that take longer
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m slow -W error $(ARGS)
 
 test-engines: .venv/.dev  ## run makers on a real vLLM: VLLM=folder with bin/vllm and model
 	@VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m slow tests/real_engines $(ARGS)
@@ -42,7 +61,7 @@ sanitize: .venv/.dev  ## run the codec's tests under AddressSanitizer and Undefi
 FUZZED := decoder manifests saved_tasks queries urls records tables
 
 fuzz: .venv/.dev  ## fuzz each reader of foreign input for MINUTES=10 (installs atheris)
-	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(INSTALL) atheris
 	@for target in $(FUZZED); do echo "== $$target"; mkdir -p build/fuzz/$$target; \
 	  $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -max_total_time=$$(($(or $(MINUTES),10) * 60)) \
 	    -rss_limit_mb=4096 -artifact_prefix=build/fuzz/ -verbosity=0 || exit 1; done
@@ -82,7 +101,7 @@ wheel:  ## build sdist and wheel in dist, and try the wheel in a new environment
 	@$(PYTHON) tests/wheels.py $(ARGS)
 
 clean:  ## remove what was built
-	rm -rf .venv build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

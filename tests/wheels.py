@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+LOCK = (ROOT / "constraints.txt").as_uri()
+ENVIRONMENT = (f"PIP_CONSTRAINT={LOCK}", f"PIP_BUILD_CONSTRAINT={LOCK}")
 DEMO = ("demo", "--max-seconds", "300", "--json")
 
 
@@ -25,7 +27,7 @@ def run(*words: Path | str, folder: Path) -> str:
     """Run a program in a folder, as a shell that knows nothing of the clone does."""
     print("$", *words, flush=True)
     done = subprocess.run(
-        ["env", "-u", "PYTHONPATH", "-u", "REDRB_URL", *words],
+        ["env", "-u", "PYTHONPATH", "-u", "REDRB_URL", *ENVIRONMENT, *words],
         cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
@@ -73,7 +75,7 @@ def try_out(wheel: Path, scratch: Path) -> None:
     """Install the wheel in a new environment; run its commands and the example of the README."""
     run(sys.executable, "-m", "venv", scratch / "venv", folder=scratch)
     bin_ = scratch / "venv" / "bin"
-    run(bin_ / "python", *PIP, "-c", ROOT / "constraints.txt", wheel, folder=scratch)
+    run(bin_ / "python", *PIP, wheel, folder=scratch)
     place = run(bin_ / "python", "-c", "import redrb; print(redrb.__file__)", folder=scratch)
     assert Path(place.strip()).is_relative_to(scratch), place
     print(run(bin_ / "redrb", "--version", folder=scratch), end="")
