@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeVar
@@ -21,11 +20,6 @@ from redrb.errors import ConfigError, StoreUnavailable
 from redrb.scopes import Entered
 
 T = TypeVar("T")
-
-_FIRST_PAUSE_S = 0.02
-"""Longest pause before the first repetition of a request; each later one is twice as long."""
-
-_LONGEST_PAUSE_S = 1.0
 
 _SHORT_S = 5.0
 """Requests with less time are those of heartbeats and loops, which come again."""
@@ -103,35 +97,52 @@ class Client(Entered):
         seconds = min(
             self.retry_s if retry_s is None else min(retry_s, self.retry_s), here().repeats_s
         )
-        uncertain, longest_s = False, _FIRST_PAUSE_S
         with Deadline(at_most=seconds + GRACE_S) as deadline:
-            while True:
-                try:
-                    result = attempt()
-                    break
-                except RedisError as error:
-                    if not is_transient(error):
-                        raise translate(error, self.where) from error
-                    if self._lender.closed:
-                        refuse_closed()
-                    uncertain |= may_have_landed(error)
-                    left_s = min(deadline.left_s, seconds - deadline.waited_s)
-                    if left_s <= 0 or deadline.stop:
-                        failure = translate(error, self.where)
-                        if isinstance(failure, StoreUnavailable):
-                            failure.uncertain = uncertain
-                        try:
-                            raise failure from error.with_traceback(None)
-                        finally:
-                            del failure  # it holds this frame
-                    self._note_outage(error, left_s)
-                    error.with_traceback(None)  # it holds the frames of all callers
-                # at random, so that clients that lost the server together do not come back together
-                deadline.pause(random.uniform(0.0, longest_s))  # noqa: S311
-                longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
+            try:
+                result = attempt()
+            except RedisError as error:
+                result = self._again(attempt, error, deadline, seconds)
         if self._outage is not None:
             self._back()
         return result
+
+    def _again(
+        self, attempt: Callable[[], T], first: RedisError, deadline: Deadline, seconds: float
+    ) -> T:
+        """Repeat an attempt that failed with `first`, for at most `seconds` of the deadline."""
+        from redrb.connection.retries import again  # loads tenacity: commands start faster without
+
+        uncertain = False
+
+        def passes(error: BaseException) -> bool:
+            nonlocal uncertain
+            if not (isinstance(error, RedisError) and is_transient(error)):
+                return False
+            if self._lender.closed:
+                refuse_closed()
+            uncertain |= may_have_landed(error)
+            return True
+
+        def left_s() -> float:
+            return min(deadline.left_s, seconds - deadline.waited_s)
+
+        try:
+            return again(
+                attempt,
+                first,
+                passes=passes,
+                over=lambda: left_s() <= 0 or bool(deadline.stop),
+                note=lambda error: self._note_outage(error, left_s()),
+                pause=deadline.pause,
+            )
+        except RedisError as error:
+            failure = translate(error, self.where)
+            if isinstance(failure, StoreUnavailable):
+                failure.uncertain |= uncertain
+            try:
+                raise failure from error.with_traceback(None)
+            finally:
+                del failure  # it holds this frame
 
     @property
     def node(self) -> str:
@@ -196,7 +207,7 @@ class Client(Entered):
             raise reply
         return reply
 
-    def _note_outage(self, error: RedisError, left_s: float) -> None:
+    def _note_outage(self, error: Exception, left_s: float) -> None:
         """Let the next attempt open a connection, and log that the server is away."""
         # one that cannot write now may have become a replica, and its address another server's
         self._lender.renew()

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -24,6 +24,7 @@ from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import MessageReader, post
+from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, DecodeError, RedrbError, StoreClosed
 from redrb.keys import check_name, trainer_key
@@ -174,9 +175,6 @@ GRACE_S = 30.0
 _WAIT_S = 1.0
 """Longest wait for an announcement; then the thread checks whether it is to end."""
 
-_PAUSE_S = 1.0
-"""Pause after an error."""
-
 
 @dataclass
 class JobEnd:
@@ -206,22 +204,22 @@ class JobEnd:
     def _run(self, over: Stop) -> None:
         grace_ends = time.monotonic() + GRACE_S
         began = True
-        with Deadline(stop=over, budget=over):
+
+        def look() -> None:
+            nonlocal began
+            name, why = self._look()
+            if why and not over and (not began or time.monotonic() >= grace_ends):
+                self.stop.ask(f"trainer {name!r} has ended the job: {why}")
+            else:
+                began = began and bool(why)
+                self._read(name, _WAIT_S)
+
+        def note(error: Exception) -> None:
+            _log.debug("a maker cannot see whether its job is over: %s", error)
+
+        with Deadline(stop=over, budget=over), suppress(RedrbError):  # it ends, or is closed
             while not (over or self.stop):
-                try:
-                    name, why = self._look()
-                    if why and (not began or time.monotonic() >= grace_ends):
-                        if not over:
-                            self.stop.ask(f"trainer {name!r} has ended the job: {why}")
-                        return
-                    began = began and bool(why)
-                    self._read(name, _WAIT_S)
-                except StoreClosed:
-                    return
-                except RedrbError as error:
-                    if not over:
-                        _log.debug("a maker cannot see whether its job is over: %s", error)
-                    over.wait(_PAUSE_S)
+                insist(look, over, note, errors=RedrbError, unless=StoreClosed)
 
     def _look(self) -> tuple[str, str]:
         """Return a trainer that goes on, and ""; or the followed one, and why its job is over."""

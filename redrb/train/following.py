@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from redrb.connection import Client
-from redrb.connection.deadline import Deadline, here
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import DecodeError, StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.keys import WeightKeys, maker_key, trainer_key
@@ -184,10 +185,16 @@ class MakerWeights(BackgroundFetch):
         missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
         cause: Exception | None = None
         outage = Outage(f"maker {self.maker!r} still waits for weights")
+
+        def left_s() -> float:
+            return max(0.0, started + self._first_timeout - time.monotonic())
+
+        def load() -> bool:
+            return self.load_announced(min(left_s(), _WAIT_S))
+
         with Deadline(stop=self.stop):
             while not (self.initialised or self.stop):
-                left = started + self._first_timeout - time.monotonic()
-                if left <= 0:
+                if not left_s():
                     raise self._agreement.pending or WeightTimeout(
                         name=f"of {self.name} for maker {self.maker}",
                         newer_than=0,
@@ -195,16 +202,22 @@ class MakerWeights(BackgroundFetch):
                         waited_s=time.monotonic() - started,
                     ) from cause
                 try:
-                    found = self.load_announced(min(left, _WAIT_S))
+                    found = insist(
+                        load,
+                        self.stop,
+                        outage.failed,
+                        errors=(StoreUnavailable, WeightError),
+                        unless=WeightMismatch,
+                        over=lambda: not left_s(),
+                    )
+                except WeightMismatch:
+                    raise
+                except (StoreUnavailable, WeightError) as error:  # the time is up
+                    cause = error
+                else:
                     if not found and not self._agreement.pending:
                         missing.log()
                     outage.over()
-                except WeightMismatch:
-                    raise
-                except (StoreUnavailable, WeightError) as error:
-                    cause = error
-                    outage.failed(error)
-                    here().pause(min(left, _WAIT_S))
         return self.initialised
 
     def refresh(self, least: int | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from redrb.algorithms.prompts import has_entries
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionRefused,
@@ -24,9 +25,6 @@ from redrb.errors import (
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
 from redrb.stream.sending import ExperienceSender
-
-_OUTAGE_PAUSE_S = 0.5
-"""Pause between requests while Redis is away for longer than the client's retries last."""
 
 
 class TaskRights:
@@ -44,25 +42,26 @@ class TaskRights:
         None: the task gives none, as far as this process knows, or the maker is to end.
         """
         stream = self.stream
-        while not self._stop and (stream.bounded or not self._refused):
-            try:
-                with Deadline(stop=self._stop):
-                    right = stream.admit(count, least=least)
-            except AdmissionTimeout:
-                break
-            except AdmissionRefused:
-                self._refused = True
-                break
-            except StoreUnavailable as error:
-                if not stream.bounded or self._refused:
-                    break
-                self._outage.failed(error)
-                self._stop.wait(_OUTAGE_PAUSE_S)
-            else:
-                self._outage.over()
-                self._refused = False
-                return right
-        return None
+
+        def admit() -> Admission:
+            with Deadline(stop=self._stop):
+                return stream.admit(count, least=least)
+
+        def over() -> bool:
+            return self._refused or not stream.bounded
+
+        if self._stop or (self._refused and not stream.bounded):
+            return None
+        try:
+            right = insist(admit, self._stop, self._outage.failed, over=over)
+        except (AdmissionTimeout, StoreUnavailable):
+            return None
+        except AdmissionRefused:
+            self._refused = True
+            return None
+        self._outage.over()
+        self._refused = False
+        return right
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,14 @@ def prefix(namespace: str, name: str) -> str:
 
 
 def look(client: redis.Redis, namespace: str, task: str) -> Look | None:
-    """Read the counters of a task in one transaction; None if no trainer has joined."""
+    """Read the counters of a task in one transaction; None until trainers have joined it whole.
+
+    A consumer group that joins a task finds its groups a page at a time, so it counts them so, too.
+    """
     began, keys = time.monotonic(), prefix(namespace, task)
     pipe = client.pipeline(transaction=True)
     pipe.sismember(f"{keys}groups", _GROUP)
+    pipe.exists(f"{keys}joining:{_GROUP}")
     pipe.hgetall(f"{keys}task")
     pipe.hgetall(f"{keys}puts")
     pipe.hgetall(f"{keys}group:{_GROUP}")
@@ -83,10 +87,9 @@ def look(client: redis.Redis, namespace: str, task: str) -> Look | None:
     pipe.zcard(f"{keys}queue:#admission")
     pipe.hgetall(f"{keys}parts")
     pipe.hlen(f"{keys}part_records")
-    joined, settings, puts, group, groups, *waiting, admission, held, queued, parts, incomplete = (
-        pipe.execute(raise_on_error=False)
-    )
-    if not joined or isinstance(groups, Exception):
+    joined, joins, *found = pipe.execute(raise_on_error=False)
+    settings, puts, group, groups, *waiting, admission, held, queued, parts, incomplete = found
+    if not joined or joins or isinstance(groups, Exception):
         return None
     filtered, kept_back, stale = (
         _number(settings, name) for name in ("filtered", "kept_back", "arrived_stale")

@@ -16,6 +16,7 @@ import torch
 
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
+from redrb.connection.retries import again, insist
 from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.experience import Experience
@@ -102,9 +103,6 @@ def _cuda_device(device: torch.device, *, pin_memory: bool) -> torch.device | No
 _log = logging.getLogger("redrb")
 JOIN_S = 30.0
 """How long `close` waits for the thread: longer than the silence after which a server is away."""
-
-AGAIN_S = 0.5
-"""Pause after Redis stayed away longer than the client's retries last."""
 
 EXIT_S = 3.0
 """How long the end of the process waits for the thread."""
@@ -222,23 +220,24 @@ class Prefetcher:
 
     def _may_go(self, lease: Lease, deadline: Deadline) -> bool:
         """Return whether a batch is fresh enough to be handed over, however long Redis is away."""
-        while True:
-            try:
-                left_s = deadline.waits_s
-                with Deadline(None if left_s == math.inf else left_s, stop=self._stop_check):
-                    fresh = self._is_fresh(lease)
-                self._unchecked.over()
-                return fresh
-            except StoreUnavailable as error:
-                if self._stopped:
-                    lease.abandon()
-                    return False
-                if deadline.over:
-                    self._ended = True
-                    lease.abandon()
-                    raise
-                self._unchecked.failed(error)
-                self._stop_check.wait(AGAIN_S)
+
+        def look() -> bool:
+            left_s = deadline.waits_s
+            with Deadline(None if left_s == math.inf else left_s, stop=self._stop_check):
+                return self._is_fresh(lease)
+
+        try:
+            fresh = insist(
+                look, self._stop_check, self._unchecked.failed, over=lambda: deadline.over
+            )
+        except StoreUnavailable:
+            lease.abandon()
+            if self._stopped:
+                return False
+            self._ended = True
+            raise
+        self._unchecked.over()
+        return fresh
 
     def stop(self) -> None:
         """Let the thread end; never blocks."""
@@ -290,24 +289,37 @@ class Prefetcher:
 
     def _taken(self, number: int) -> Lease:
         """Take a batch, however long it takes, and however long Redis is away."""
-        while True:
+
+        def over() -> bool:
+            return self._stopped or self._overdue == number
+
+        def take() -> Lease:
             stop = self._stop_take = Stop()
-            if self._stopped or self._overdue == number:  # asked before this `Stop` was made
+            if over():  # asked before this `Stop` was made
                 stop.ask()
-            try:
-                with Deadline(stop=stop):
-                    lease = self._take(number)
-                self._untaken.over()
-                return lease
-            except (BatchTimeout, StoreUnavailable) as error:
-                if self._stopped or self._overdue == number:
-                    raise
-                if stop:  # it was meant for the batch before
-                    continue
-                if isinstance(error, BatchTimeout):
-                    raise
+            with Deadline(stop=stop):
+                return self._take(number)
+
+        def passes(error: BaseException) -> bool:  # a stop was meant for the batch before
+            return isinstance(error, StoreUnavailable) or bool(self._stop_take)
+
+        def note(error: Exception) -> None:
+            if not self._stop_take:
                 self._untaken.failed(error)
-                stop.wait(AGAIN_S)
+
+        try:
+            lease = take()
+        except (BatchTimeout, StoreUnavailable) as error:
+            lease = again(
+                take,
+                error,
+                passes=passes,
+                over=over,
+                note=note,
+                pause=lambda seconds: self._stop_take.wait(seconds),
+            )
+        self._untaken.over()
+        return lease
 
     def _release_unread(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import SendFailed, StoreError, StoreFull, StoreUnavailable
 from redrb.forks import mark
@@ -20,9 +21,6 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import groups_of
 from redrb.stream.put.rights import Rights
 from redrb.stream.sending.backlog import Backlog, HeldItems
-
-OUTAGE_PAUSE_S = 0.5
-"""Pause between puts while Redis is away for longer than the client's retries last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +123,23 @@ class StreamSender:
     def _finish(self) -> None:
         """Repeat the put in flight until it is stored, however long Redis is away."""
         reported = False
-        while True:
-            try:
-                with Deadline():
-                    self._in_flight.finish()
-                self._backlog.note_outage(self, None)
-                self._outage.over()
-                return
-            except StoreFull:  # the stream was opened with on_full="error"
-                raise
-            except StoreError as error:
-                if self.stop:
-                    raise
-                self._backlog.note_outage(self, error)
-                if not (reported or isinstance(error, StoreUnavailable)):
-                    self._backlog.fail(error, 0)
-                    reported = True
-                self._outage.failed(error)
-            self.stop.wait(OUTAGE_PAUSE_S)
+
+        def finish() -> None:
+            with Deadline():
+                self._in_flight.finish()
+
+        def note(error: StoreError) -> None:
+            nonlocal reported
+            self._backlog.note_outage(self, error)
+            if not (reported or isinstance(error, StoreUnavailable)):
+                self._backlog.fail(error, 0)
+                reported = True
+            self._outage.failed(error)
+
+        # StoreFull: the stream was opened with on_full="error"
+        insist(finish, self.stop, note, errors=StoreError, unless=StoreFull)
+        self._backlog.note_outage(self, None)
+        self._outage.over()
 
 
 _log = logging.getLogger("redrb")

@@ -73,6 +73,7 @@ class SavedFacts(TypedDict):
     version: NotRequired[Version]
     newest: NotRequired[Version]
     reads: NotRequired[Count]
+    acked: NotRequired[Count]
     tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 import uuid
@@ -14,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
+from tenacity import wait_exponential
+
 from redrb.checks import checked_number
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist_async
 from redrb.errors import EngineError
 from redrb.train.engines.http import JsonClient
 
@@ -65,11 +67,11 @@ QUIET_S = 1.0
 RETRY_S = 600.0
 """Seconds for which a server may be away, as while it is started again and loads its model."""
 
+_PAUSES = wait_exponential(multiplier=0.1, max=2.0)
+"""Pauses between two requests to a server that is away."""
+
 _RESUME_S = 2.0
 """Seconds for which a pause is taken back, also while the maker ends."""
-
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-"""Pauses between two requests to a server that is away."""
 
 _log = logging.getLogger("redrb")
 
@@ -310,28 +312,34 @@ class Engine(ABC):
         ended: asyncio.Event | None = None,
     ) -> T:
         """Send a request, again while the server is away, for `seconds` or until `ended`."""
-        mine = object()
+        mine, ended = object(), ended or asyncio.Event()
+
+        def passes(error: BaseException) -> bool:
+            if not (isinstance(error, EngineError) and error.is_outage):
+                return False
+            self._failing.setdefault(mine, time.monotonic())
+            return True
+
+        def over() -> bool:
+            return ended.is_set() or time.monotonic() - self._failing[mine] >= seconds
+
+        async def pause(longest_s: float) -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), longest_s)
+
         try:
-            for number in itertools.count():
-                try:
-                    result = await request()
-                except EngineError as error:
-                    if not error.is_outage:
-                        raise
-                    now = time.monotonic()
-                    since = self._failing.setdefault(mine, now)
-                    self._outage.failed(error)
-                    if now - since >= seconds or (ended is not None and ended.is_set()):
-                        raise
-                    pause = min(_SHORTEST_PAUSE_S * 2 ** min(number, 10), _LONGEST_PAUSE_S)
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for((ended or asyncio.Event()).wait(), pause)
-                else:
-                    self._outage.over()
-                    return result
+            result = await insist_async(
+                request,
+                self._outage.failed,
+                passes=passes,
+                over=over,
+                pause=pause,
+                pauses=_PAUSES,
+            )
         finally:
             self._failing.pop(mine, None)
-        raise AssertionError("unreachable")
+        self._outage.over()
+        return result
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:

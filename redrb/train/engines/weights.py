@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import math
 import shutil
 import socket
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client, check_client
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist_async
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
 from redrb.train.engines.engine import Engine, WeightsReplacedError
 from redrb.weights import WeightVersion
@@ -32,9 +35,6 @@ _log = logging.getLogger("redrb")
 
 _WAIT_S = 1.0
 """Longest wait for a version; then `follow` can be cancelled."""
-
-_PAUSE_S = 1.0
-"""Pause after an error."""
 
 _WRITE_S = 600.0
 """Longest wait for another process that writes a version."""
@@ -114,38 +114,41 @@ class EngineWeights:
             EngineError: The server could not load it.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
-        for left in reversed(range(_LOADINGS)):
+
+        async def load() -> WeightVersion:
             found = await self._newest(timeout)
             # all that the server is given with a version
             given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
             digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
             label = f"version-{found.version}-{digest}"
             path = await asyncio.to_thread(self._use, label, found)
-            try:
-                await self._engine.update(path, found.version, label)
-            except WeightsReplacedError as error:
-                if not left:
-                    raise
-                _log.warning("%s", error)
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                self._given = found
-                break
-        return found.version
+            await self._engine.update(path, found.version, label)
+            return found
+
+        loadings = itertools.count(1)
+        self._given = await insist_async(
+            load,
+            lambda error: _log.warning("%s", error),
+            passes=lambda error: isinstance(error, WeightsReplacedError),
+            over=lambda: next(loadings) >= _LOADINGS,
+        )
+        return self._given.version
 
     async def follow(self) -> None:
         """Give each version to the server, until the task is cancelled; errors are logged."""
         outage = Outage("the server does not get the newest weights")
-        while True:
-            try:
+
+        async def update() -> None:
+            with suppress(WeightTimeout):
                 await self.update(timeout=_WAIT_S)
-            except WeightTimeout:
-                outage.over()
-            except (RedrbError, OSError) as error:
-                outage.failed(error)
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                outage.over()
+
+        while True:
+            await insist_async(
+                update,
+                outage.failed,
+                passes=lambda error: isinstance(error, (RedrbError, OSError)),
+            )
+            outage.over()
 
     def close(self) -> None:
         """Remove the version in the folder, unless another maker of this machine uses it."""

@@ -8,10 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
+from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import (
     DecodeError,
@@ -29,9 +31,6 @@ from redrb.weights.wire.manifest import WeightVersion
 
 _WAIT_S = 0.5
 """Longest wait for a new version; then the thread checks whether it is to end."""
-
-_PAUSE_S = 0.5
-"""Pause after an error."""
 
 _MISSED_S = 60.0
 """How long fetched weights wait for the swap that missed them."""
@@ -271,18 +270,22 @@ class BackgroundFetch(ABC):
         with Deadline(stop=over, budget=over):
             while not over:
                 try:
-                    if self._fetch_next(_WAIT_S):
-                        self._reported = ""
-                        self._notify()
-                    self._outage.over()
+                    fetched = insist(
+                        partial(self._fetch_next, _WAIT_S),
+                        over,
+                        self._failed,
+                        errors=Exception,
+                        unless=StoreClosed,
+                    )
                 except Exception as error:  # noqa: BLE001 (a swap or a check raises it)
                     if not (over and isinstance(error, RedrbError)):
                         self._failed(error)
-                    if isinstance(error, StoreClosed):
-                        break
-                    over.wait(_PAUSE_S)
-                else:
-                    self._await_swap(over)
+                    break
+                if fetched:
+                    self._reported = ""
+                    self._notify()
+                self._outage.over()
+                self._await_swap(over)
 
     def _await_swap(self, over: Stop) -> None:
         """Keep the fetched version for a swap that came too early."""
