@@ -8,9 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redrb import ExperienceStream, StoreFull
+from redrb import ConfigError, ExperienceStream, StoreFull
+from redrb.errors import OutcomeUnknown
+from redrb.stream.put.calls import PutReply
+from redrb.stream.put.options import SourcesRefused
+from redrb.stream.put.producer import PartsEnded, Producer
 from tests.audit import audit
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 
 def size_of_a_group(stream: ExperienceStream) -> int:
@@ -53,6 +58,54 @@ def test_a_blocked_put_gives_up_in_time(open_stream, timeout):
     assert stream.stats().producers_waiting == 0
     stream.take(1, timeout=0).ack()
     stream.put(numbered(3), timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        ("ended", PartsEnded),
+        ("known", SourcesRefused),
+        ("past", SourcesRefused),
+        ("never", ConfigError),
+        ("forgotten", OutcomeUnknown),
+    ],
+)
+def test_a_put_that_ends_without_the_room_it_waited_for_gives_it_to_others(
+    open_stream, monkeypatch, outcome, error
+):
+    """Whatever the script answers after the wait: nobody else waits for room that nobody uses."""
+    stream, other = open_stream(limit=1), open_stream(limit=1)
+    stream.put(numbered(1))
+
+    def reply(producer, pending, request):
+        pending.repeated = True
+        return PutReply(outcome)
+
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(stream.put, numbered(2), timeout=30)
+        until(lambda: other.stats().producers_waiting == 1)
+        monkeypatch.setattr(Producer, "_reply", reply)
+        other.take(1, timeout=0).ack()
+        with pytest.raises(error):
+            put.result(timeout=30)
+    monkeypatch.undo()
+    assert other.stats().producers_waiting == 0
+    other.put(numbered(3), timeout=0)
+
+
+def test_parts_that_another_caller_puts_meanwhile_keep_no_room(open_stream):
+    stream, callers = open_stream(limit=2), [open_stream(limit=2) for _ in range(2)]
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    with ThreadPoolExecutor(2) as pool:
+        puts = [
+            pool.submit(each.put_part, "prompt", numbered(3), index=0, of=1) for each in callers
+        ]
+        until(lambda: stream.stats().producers_waiting == 2)
+        stream.take(2, timeout=0).ack()
+        for put in puts:
+            put.result(timeout=30)
+    assert stream.stats().producers_waiting == 0
+    assert numbers(stream.take(1, timeout=0)) == [3]
 
 
 def test_max_bytes_counts_what_is_stored(open_stream):

@@ -249,10 +249,22 @@ class Producer:
         self._number(pending)
         chunk = pending.chunk()
         attempt = Attempt(pending, chunk, len(chunk.groups))
+        try:
+            return self._attempt(attempt)
+        except StoreUnavailable:
+            raise
+        except (RedrbError, PartsEnded, SourcesRefused):
+            self._room.leave(attempt)
+            raise
+
+    def _attempt(self, attempt: Attempt) -> PutReply:
+        """Send a chunk until it is stored."""
+        pending, chunk = attempt.pending, attempt.chunk
         while True:
             request = pending.sent
             if request is None:
-                attempt.queued = self._room.scarce and self._room.reserve(attempt)
+                if self._room.scarce:
+                    self._room.reserve(attempt)
                 request = self._request(pending, attempt.batch, attempt.evict)
             reply = self._reply(pending, request)
             pending.repeated |= request.attempts > 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrb.connection.deadline import here
-from redrb.errors import ConfigError, StoreFull
+from redrb.errors import ConfigError, StoreFull, StoreUnavailable
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import AskRoom, PutReply
 from redrb.stream.put.pending import PendingPut
@@ -25,7 +26,7 @@ class Attempt:
     Attributes:
         count: How many of them to store, from the first.
         evict: Least number of groups to evict in the same transaction; None: evict nothing.
-        queued: Whether the producer has queued for room before this attempt.
+        queued: Whether the producer has queued for room.
         refused: Earlier attempts that found no room.
     """
 
@@ -54,17 +55,18 @@ class Room:
         self._store = store
         self._on_full = on_full
 
-    def reserve(self, attempt: Attempt) -> bool:
-        """Queue until there is room for some of the groups; False where puts do not queue."""
+    def reserve(self, attempt: Attempt) -> None:
+        """Queue until there is room for some of the groups, if puts of the task wait for it."""
         if self._on_full != "block":
-            return False
+            return
         sizes = [group.nbytes for group in attempt.chunk.groups]
         name = attempt.pending.identity.name
+        attempt.queued = True
         while True:
             room = self._store.call(AskRoom(name, QUEUE_TTL_MS, sizes))
             if room.granted > 0:
                 attempt.count = room.granted
-                return True
+                return
             self._pause(attempt, PutReply("full", setting=room.setting))
 
     def make(self, attempt: Attempt, reply: PutReply) -> None:
@@ -88,9 +90,13 @@ class Room:
         ):
             self._evict(attempt, reply)
         else:
-            if attempt.evict is not None:  # room that was made goes to producers that wait
-                self._store.call(AskRoom(attempt.pending.identity.name, 0))
             raise self.full(attempt, reply)
+
+    def leave(self, attempt: Attempt) -> None:
+        """Give the room that was kept for a put that ends without it to producers that wait."""
+        if attempt.queued or attempt.evict is not None:
+            with suppress(StoreUnavailable):  # the place in the queue ends by itself
+                self._store.call(AskRoom(attempt.pending.identity.name, 0))
 
     def _try_fewer(self, attempt: Attempt) -> None:
         if attempt.count == 1:
@@ -122,7 +128,6 @@ class Room:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
-            self._store.call(AskRoom(name, 0))
             raise self.full(attempt, reply)
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(name)
