@@ -6,6 +6,7 @@ import gc
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -24,6 +25,7 @@ from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
 from tests.audit import audit
 from tests.clusters import RedisCluster
+from tests.repeating import note_programs
 from tests.servers import Server, named_programs, programs
 from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytest)
 from tests.tools import need
@@ -51,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked `long` take seconds, and run on the last server only. Servers that REDRB_TEST_SERVERS
     names run all contract tests.
     """
+    for item in items:
+        note_programs(getattr(item, "obj", None))
     usual = ["fake", *(name for name in REAL if name not in named_programs())]
     backends: dict[str, list[str]] = {}
     split = [(item, *_split(item, usual)) for item in items]
@@ -162,6 +166,13 @@ def client(url: str) -> Iterator[Client]:
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make pages of the scripts small in this process: `pages(taken_over=3)`."""
+    with small_pages(monkeypatch) as make:
+        yield make
+
+
+@contextmanager
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Make pages of the scripts small in this block."""
     monkeypatch.setattr(scripts, "_lines", _lines_once)  # most of the time to load a script
     before = dict(PAGES)
 
@@ -172,9 +183,11 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         # a call that need not wait may take this long for its pages, which are many more now
         monkeypatch.setattr(deadline, "PAGES_S", 10.0)
 
-    yield make
-    PAGES.update(before)
-    load.cache_clear()
+    try:
+        yield make
+    finally:
+        PAGES.update(before)
+        load.cache_clear()
 
 
 LOOK_AGAIN_S = 15.0
