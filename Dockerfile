@@ -15,7 +15,7 @@ WORKDIR /app
 COPY constraints.txt ./
 COPY --from=build /wheels /wheels
 RUN if [ -n "$TORCH_INDEX" ]; then \
-        pip install --no-cache-dir -c constraints.txt --index-url "$TORCH_INDEX" torch; \
+        pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDEX" torch; \
     fi && \
     pip install --no-cache-dir -c constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]" && rm -r /wheels
 STOPSIGNAL SIGTERM

@@ -15,10 +15,15 @@ MOST = 2**53 - 1
 """Largest integer: Lua and Redis compute with doubles, which merge larger integers."""
 
 
+def _is_bool(value: object) -> bool:
+    """Return whether a value is a bool, of numpy or torch too: some of these are indexes."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 def checked_int(name: str, value: object, least: int = 0, most: int = MOST) -> int:
     """Return an integer, of numpy or torch too, from `least` to `most`; else raises ConfigError."""
     try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+        number = None if _is_bool(value) else index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
@@ -35,7 +40,8 @@ def checked_int_or_none(name: str, value: object, least: int = 0, most: int = MO
 def checked_number(name: str, value: object) -> float:
     """Return a finite number, of numpy or torch too; raises ConfigError for others, and bools."""
     try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)  # type: ignore[arg-type]
+        is_other = isinstance(value, str | bytes) or _is_bool(value)
+        number = math.nan if is_other else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of tensors
         number = math.nan
     if not math.isfinite(number):

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 import redrb
+from redrb.connection import deadline
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.published import CHUNK_BYTES
 from tests.table_audit import audit_table
+
+
+@pytest.fixture(autouse=True)
+def time_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call that need not wait finish its pages on a busy machine, too."""
+    monkeypatch.setattr(deadline, "PAGES_S", 10.0)
 
 
 @pytest.fixture(params=list(REAL))

@@ -24,7 +24,8 @@ def test_integers_become_ints(value):
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, np.True_, 1.0, np.float32(1), "1", b"1", [1], -1, MOST + 1]
+    "value",
+    [None, True, np.True_, torch.tensor(True), 1.0, np.float32(1), "1", b"1", [1], -1, MOST + 1],
 )
 def test_other_values_are_no_integers(value):
     with pytest.raises(ConfigError, match=r"^count=.*: it must be an int, at least 0\.$"):
@@ -45,7 +46,11 @@ def test_numbers_become_floats(value):
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, "1", math.nan, math.inf, 10**400, torch.ones(2), [1.0]]
+    "value",
+    [
+        *(None, True, np.False_, torch.tensor(True), "1", math.nan, math.inf, 10**400),
+        *(torch.ones(2), [1.0]),
+    ],
 )
 def test_other_values_are_no_finite_numbers(value):
     with pytest.raises(ConfigError, match=r"priority=.*finite"):

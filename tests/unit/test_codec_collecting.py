@@ -85,7 +85,8 @@ def test_sound_samples_are_encoded_as_they_are_without_a_check(changes):
     group = [numbered(0, **changes), numbered(1, **changes)]
     assert check_and_encode_groups([group]) == encode_groups([group])
     columns = Collector().plain(group)
-    assert columns is not None if is_compiled() else columns is None
+    # torch before 2.10 gives no table of functions that read tensors
+    assert (columns is not None) is (is_compiled() and collecting._EXCHANGE is not None)
     assert columns is None or columns.sound
 
 

@@ -2,11 +2,16 @@
 
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -78,3 +83,37 @@ def test_workflows_run_what_developers_run_on_each_supported_python():
     assert versions == [each.split(" :: ")[-1] for each in classifiers if ":: Python :: 3." in each]
     built = PROJECT["tool"]["cibuildwheel"]["build"].split()
     assert built == [f"cp{version.replace('.', '')}-*" for version in versions]
+
+
+def locked() -> dict[str, set[str]]:
+    """Return the versions of each package that `constraints.txt` names: for some, one by Python."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.partition(";")[0].strip().split("==")
+            found.setdefault(canonicalize_name(name), set()).add(version)
+    return found
+
+
+def test_every_package_that_make_installs_is_locked():
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
+    names = {canonicalize_name(Requirement(each).name) for each in chain(wanted, *extras)}
+    assert names - locked().keys() == {"redrb"}
+    made = re.findall(r"\$\(INSTALL\) (?!-e)([\w-]+)", (ROOT / "Makefile").read_text())
+    assert made
+    assert set(made) <= locked().keys()
+
+
+@pytest.mark.skipif(
+    Path(sys.prefix) != ROOT / ".venv", reason="this is not the environment that make has made"
+)
+def test_locked_packages_have_the_locked_versions():
+    of_venv = {"pip", "setuptools"}
+    other = {
+        name: each.version
+        for each in distributions()
+        if (name := canonicalize_name(each.metadata["Name"])) in locked().keys() - of_venv
+        and each.version.partition("+")[0] not in locked()[name]
+    }
+    assert other == {}

@@ -71,7 +71,7 @@ def change(width: int, items: int, places: Sequence[int], by: int | None = 1) ->
     base = random_block(items * width)
     new = base.copy()
     view = new.view(f"<u{width}")
-    amount = random_block(width, 1).view(view.dtype)[0] | 1 if by is None else by
+    amount = int(random_block(width, 1).view(view.dtype)[0]) | 1 if by is None else by
     view[list(places)] += np.array(amount).astype(view.dtype)
     return assert_round_trip(base, new, [Run(0, items * width, width)])
 
