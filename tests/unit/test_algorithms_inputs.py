@@ -212,11 +212,8 @@ def test_models_of_transformers_with_images_see_them():
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "num_key_value_heads": 2,
-            "rope_parameters": {
-                "rope_type": "default",
-                "mrope_section": [1, 1, 2],
-                "rope_theta": 1e4,
-            },
+            "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+            "rope_theta": 1e4,
         },
         vision_config={
             "depth": 1,
