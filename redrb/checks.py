@@ -16,7 +16,7 @@ MOST = 2**53 - 1
 
 
 def _is_bool(value: object) -> bool:
-    """Return whether a value is a bool, of numpy or torch too: some of these are indexes."""
+    """Return whether a value is a bool; those of torch and numpy 1 pass as integers."""
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 

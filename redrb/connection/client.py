@@ -98,18 +98,25 @@ class Client(Entered):
             self.retry_s if retry_s is None else min(retry_s, self.retry_s), here().repeats_s
         )
         with Deadline(at_most=seconds + GRACE_S) as deadline:
+            failed: list[Exception] = []
             try:
                 result = attempt()
             except RedisError as error:
-                result = self._again(attempt, error, deadline, seconds)
+                failed.append(error)
+            if failed:
+                result = self._again(attempt, failed, deadline, seconds)
         if self._outage is not None:
             self._back()
         return result
 
     def _again(
-        self, attempt: Callable[[], T], first: RedisError, deadline: Deadline, seconds: float
+        self,
+        attempt: Callable[[], T],
+        failed: list[Exception],
+        deadline: Deadline,
+        seconds: float,
     ) -> T:
-        """Repeat an attempt that failed with `first`, for at most `seconds` of the deadline."""
+        """Repeat an attempt that failed, for at most `seconds` of the deadline."""
         from redrb.connection.retries import again  # loads tenacity: commands start faster without
 
         uncertain = False
@@ -126,13 +133,17 @@ class Client(Entered):
         def left_s() -> float:
             return min(deadline.left_s, seconds - deadline.waited_s)
 
+        def note(error: Exception) -> None:
+            self._note_outage(error, left_s())
+            error.with_traceback(None)  # it holds the frames of all callers
+
         try:
             return again(
                 attempt,
-                first,
+                failed,
                 passes=passes,
                 over=lambda: left_s() <= 0 or bool(deadline.stop),
-                note=lambda error: self._note_outage(error, left_s()),
+                note=note,
                 pause=deadline.pause,
             )
         except RedisError as error:

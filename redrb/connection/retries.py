@@ -1,13 +1,13 @@
 """Runs failed work again: after which errors, until when and after which pauses.
 
-The policy is composed with tenacity, which judges failures only: work that succeeds is no slower.
+The policy is composed with tenacity. Work runs without it at first; only a failure goes through it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import tenacity
@@ -18,6 +18,7 @@ from redrb.errors import StoreUnavailable
 T = TypeVar("T")
 
 Kinds: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+Passes: TypeAlias = Callable[[BaseException], bool]
 Note: TypeAlias = Callable[[Any], object]
 
 PAUSES = tenacity.wait_random_exponential(multiplier=0.02, max=1.0)
@@ -29,33 +30,39 @@ Clients that lost a server together do not come back together ("full jitter").
 
 def again(
     attempt: Callable[[], T],
-    first: Exception,
+    failed: list[Exception],
     *,
-    passes: Callable[[BaseException], bool],
+    passes: Passes,
     over: Callable[[], bool],
     note: Note,
     pause: Callable[[float], Any],
 ) -> T:
-    """Run `attempt` again, after its first run raised `first`.
+    """Run `attempt` again, after its first run has failed.
+
+    Call it outside of the `except` block: later errors do not have the first one as their context.
 
     Args:
+        failed: The error of the first run. It is taken out: frames of an error that is raised hold
+            no reference to it, so that what they hold is freed as soon as it is handled.
         passes: Whether the attempt may succeed a little later, after such an error.
-        over: Whether no attempt may follow.
+        over: Whether no attempt may follow; asked once after each error that passes.
         note: Called with each error after which an attempt follows, before the pause.
         pause: Waits for so many seconds, or until it is woken.
 
     Raises:
         Exception: The error of the last attempt: one that does not pass, or when it was over.
     """
-    failed = [first]  # the policy judges the first error as it judges others
+    policy = _Policy(passes, over, note, PAUSES)
 
     def run() -> T:
         if failed:
             raise failed.pop()
         return attempt()
 
-    policy = tenacity.Retrying(sleep=pause, **_policy(passes, over, note))
-    return policy(run)
+    try:
+        return tenacity.Retrying(sleep=pause, **policy.parts)(run)
+    finally:
+        policy.forget()
 
 
 def insist(
@@ -66,63 +73,102 @@ def insist(
     errors: Kinds = StoreUnavailable,
     unless: Kinds = (),
     over: Callable[[], bool] = lambda: False,
+    left_s: Callable[[], float] = lambda: math.inf,
+    once_more: bool = False,
 ) -> T:
     """Run work until it succeeds, however long Redis is away, or until the stop is asked.
 
     Args:
         note: Called with each error after which it is run again.
-        errors: Errors after which it is run again, but those of `unless`.
+        errors: Errors after which it is run again, except `unless`.
         over: A further reason to end; asked after each error.
+        left_s: Seconds until the work must have succeeded.
+        once_more: Whether the work is run once more when the stop ends a pause.
 
     Raises:
-        Exception: Another error; or that of the last run, when the stop is asked.
+        Exception: Another error; or that of the last run, when the stop is asked or the time is up.
     """
+    failed: list[Exception] = []
+    last: list[Exception] = []
     try:
         return work()
-    except errors as first:
-        return again(
-            work,
-            first,
-            passes=lambda error: isinstance(error, errors) and not isinstance(error, unless),
-            over=lambda: bool(stop) or over(),
-            note=note,
-            pause=stop.wait,
-        )
+    except errors as error:
+        failed.append(error)
+
+    def run() -> T:
+        if last and stop and not once_more:
+            raise last.pop()
+        last.clear()
+        return work()
+
+    def noted(error: Exception) -> None:
+        note(error)
+        last[:] = [error]
+
+    return again(
+        run,
+        failed,
+        passes=lambda error: isinstance(error, errors) and not isinstance(error, unless),
+        over=lambda: bool(stop) or over() or left_s() <= 0,
+        note=noted,
+        pause=lambda seconds: stop.wait(min(seconds, left_s())),
+    )
 
 
 async def insist_async(
     work: Callable[[], Awaitable[T]],
     note: Note,
     *,
-    passes: Callable[[BaseException], bool],
+    passes: Passes,
     over: Callable[[], bool] = lambda: False,
     pause: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     pauses: tenacity.wait.wait_base = PAUSES,
 ) -> T:
     """Run asynchronous work until it succeeds; the arguments are those of `again`."""
+    failed: list[Exception] = []
+    try:
+        return await work()
+    except Exception as error:  # noqa: BLE001 (the policy raises the ones that do not pass)
+        failed.append(error)
+    policy = _Policy(passes, over, note, pauses)
 
-    async def run() -> T:  # tenacity awaits coroutine functions only
+    async def run() -> T:
+        if failed:
+            raise failed.pop()
         return await work()
 
-    return await tenacity.AsyncRetrying(sleep=pause, **_policy(passes, over, note, pauses))(run)
+    try:
+        return await tenacity.AsyncRetrying(sleep=pause, **policy.parts)(run)
+    finally:
+        policy.forget()
 
 
-def _policy(
-    passes: Callable[[BaseException], bool],
-    over: Callable[[], bool],
-    note: Note,
-    pauses: tenacity.wait.wait_base = PAUSES,
-) -> dict[str, Any]:
-    return {
-        "retry": tenacity.retry_if_exception(passes),
-        "stop": lambda _state: over(),
-        "wait": pauses,
-        "before_sleep": partial(_note, note),
-        "reraise": True,
-    }
+class _Policy:
+    """The parts of a policy; keeps no error when it has ended."""
 
+    def __init__(
+        self,
+        passes: Passes,
+        over: Callable[[], bool],
+        note: Note,
+        pauses: tenacity.wait.wait_base,
+    ) -> None:
+        self._passes, self._note = passes, note
+        self._state: tenacity.RetryCallState | None = None
+        self.parts: dict[str, Any] = {
+            "retry": self._is_repeated,
+            "stop": lambda _state: over(),
+            "wait": pauses,
+            "before_sleep": lambda state: self._note(state.outcome.exception()),
+            "retry_error_callback": lambda state: state.outcome.result(),
+        }
 
-def _note(note: Note, state: tenacity.RetryCallState) -> None:
-    error: Any = state.outcome and state.outcome.exception()
-    note(error)
-    error.with_traceback(None)  # it holds the frames of all callers
+    def forget(self) -> None:
+        """Drop the last error: it holds the frames that hold this policy."""
+        if self._state is not None:
+            self._state.outcome = None
+
+    def _is_repeated(self, state: tenacity.RetryCallState) -> bool:
+        self._state = state
+        error: Any = state.outcome and state.outcome.exception()
+        return error is not None and self._passes(error)

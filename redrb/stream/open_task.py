@@ -209,6 +209,9 @@ class OpenTask:
     ) -> Iterator[StoredGroup]:
         """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
 
+        A group is among them once all consumer groups are done with it, with the time when it was
+        last acknowledged: one that others finish late comes before groups that are there already.
+
         Args:
             since: Earliest time of acknowledgement; times without a zone are local.
             until: Time before which groups were acknowledged.

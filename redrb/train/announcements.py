@@ -219,7 +219,14 @@ class JobEnd:
 
         with Deadline(stop=over, budget=over), suppress(RedrbError):  # it ends, or is closed
             while not (over or self.stop):
-                insist(look, over, note, errors=RedrbError, unless=StoreClosed)
+                insist(
+                    look,
+                    over,
+                    note,
+                    errors=RedrbError,
+                    unless=StoreClosed,
+                    over=lambda: bool(self.stop),
+                )
 
     def _look(self) -> tuple[str, str]:
         """Return a trainer that goes on, and ""; or the followed one, and why its job is over."""

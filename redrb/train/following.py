@@ -208,11 +208,11 @@ class MakerWeights(BackgroundFetch):
                         outage.failed,
                         errors=(StoreUnavailable, WeightError),
                         unless=WeightMismatch,
-                        over=lambda: not left_s(),
+                        left_s=left_s,
                     )
                 except WeightMismatch:
                     raise
-                except (StoreUnavailable, WeightError) as error:  # the time is up
+                except (StoreUnavailable, WeightError) as error:  # in time, or until the stop
                     cause = error
                 else:
                     if not found and not self._agreement.pending:

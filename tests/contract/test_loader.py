@@ -14,8 +14,10 @@ import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost
+from redrb.connection.outage import Outage
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.feeding.prefetcher import Prefetcher
 from redrb.stream.take.calls import Beat
 from tests import warm
 from tests.audit import audit, kill_consumer
@@ -439,3 +441,32 @@ def test_a_process_that_ends_requeues_prefetched_batches(server_urls, namespace)
         warm.run(command, check=True, timeout=60, cwd=ROOT)
         assert time.monotonic() - began < 30
         assert stream.stats().ledger.waiting >= 6
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("error", [ZeroDivisionError, LeaseLost, BatchTimeout, KeyboardInterrupt])
+def test_only_outages_and_a_stop_for_the_batch_before_are_passed_over(error, is_stopped, before):
+    prefetcher = object.__new__(Prefetcher)
+    prefetcher._stopped, prefetcher._overdue = False, -1
+    prefetcher._untaken = Outage("batches cannot be taken")
+    runs: list[Exception | None] = [StoreUnavailable("away", where="here") for _ in range(before)]
+    last = error.__new__(error)
+    runs += [last, None]
+
+    def take(number):
+        failure = runs.pop(0)
+        if failure is last and is_stopped:
+            prefetcher._stop_take.ask()
+        if failure is not None:
+            raise failure
+        return number
+
+    prefetcher._take = take
+    if error is BatchTimeout and is_stopped:
+        assert prefetcher._taken(7) == 7
+        return
+    with pytest.raises(error) as caught:
+        prefetcher._taken(7)
+    assert caught.value is last
+    assert runs == [None]

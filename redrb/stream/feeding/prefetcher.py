@@ -228,7 +228,11 @@ class Prefetcher:
 
         try:
             fresh = insist(
-                look, self._stop_check, self._unchecked.failed, over=lambda: deadline.over
+                look,
+                self._stop_check,
+                self._unchecked.failed,
+                over=lambda: deadline.over,
+                once_more=True,
             )
         except StoreUnavailable:
             lease.abandon()
@@ -301,18 +305,22 @@ class Prefetcher:
                 return self._take(number)
 
         def passes(error: BaseException) -> bool:  # a stop was meant for the batch before
-            return isinstance(error, StoreUnavailable) or bool(self._stop_take)
+            is_stopped = isinstance(error, BatchTimeout) and bool(self._stop_take)
+            return is_stopped or isinstance(error, StoreUnavailable)
 
         def note(error: Exception) -> None:
             if not self._stop_take:
                 self._untaken.failed(error)
 
+        failed: list[Exception] = []
         try:
             lease = take()
         except (BatchTimeout, StoreUnavailable) as error:
+            failed.append(error)
+        if failed:
             lease = again(
                 take,
-                error,
+                failed,
                 passes=passes,
                 over=over,
                 note=note,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrb.connection.deadline import here
-from redrb.errors import ConfigError, StoreFull, StoreUnavailable
+from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import AskRoom, PutReply
 from redrb.stream.put.pending import PendingPut
@@ -95,7 +95,7 @@ class Room:
     def leave(self, attempt: Attempt) -> None:
         """Give the room that was kept for a put that ends without it to producers that wait."""
         if attempt.queued or attempt.evict is not None:
-            with suppress(StoreUnavailable):  # the place in the queue ends by itself
+            with suppress(StoreError):  # the place in the queue ends by itself
                 self._store.call(AskRoom(attempt.pending.identity.name, 0))
 
     def _try_fewer(self, attempt: Attempt) -> None:

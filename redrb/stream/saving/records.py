@@ -154,7 +154,7 @@ class GroupRecord(NamedTuple):
     """One stored group without its payload.
 
     Attributes:
-        archived: When it became history, in ms since 1970; "" while a consumer group needs it.
+        archived: When a group of the history was last acknowledged, in ms since 1970; else "".
         needs: Consumer groups that have not acknowledged it yet.
     """
 

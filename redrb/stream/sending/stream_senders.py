@@ -137,7 +137,7 @@ class StreamSender:
             self._outage.failed(error)
 
         # StoreFull: the stream was opened with on_full="error"
-        insist(finish, self.stop, note, errors=StoreError, unless=StoreFull)
+        insist(finish, self.stop, note, errors=StoreError, unless=StoreFull, once_more=True)
         self._backlog.note_outage(self, None)
         self._outage.over()
 

@@ -235,7 +235,8 @@ class TaskSettings:
             "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
         rate: How many reads each insert allows. Default: any number.
         tags: Names of the tags that queries may use. Default: none.
-        keep: Period such as "7d" for which acknowledged groups stay readable. Default: none.
+        keep: Period such as "7d", from their last acknowledgement, for which groups that all
+            consumer groups are done with stay readable. Default: none.
         keep_groups: Most acknowledged groups that stay readable. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/how-to/partitions.md.

@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from tenacity import wait_fixed
+
 from redrb.connection import Client, check_client
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist_async
@@ -30,6 +32,9 @@ from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.reading.standby import Held, next_move
 from redrb.weights.reading.state_copies import PrivateCopy
 from redrb.weights.reading.targets import named_tensors
+
+_PAUSE_S = 1.0
+"""Pause before weights that another maker has replaced are loaded again."""
 
 _log = logging.getLogger("redrb")
 
@@ -131,6 +136,7 @@ class EngineWeights:
             lambda error: _log.warning("%s", error),
             passes=lambda error: isinstance(error, WeightsReplacedError),
             over=lambda: next(loadings) >= _LOADINGS,
+            pauses=wait_fixed(_PAUSE_S),
         )
         return self._given.version
 

@@ -24,7 +24,7 @@ class Browsed(msgspec.Struct, frozen=True):
     Attributes:
         reads: Acknowledged deliveries; None if their number is damaged, as `failed`.
         slot: Slot of its lease, `<consumer>/<number>`, which was delivered `idle_ms` ago.
-        ended_ms: When it became history.
+        ended_ms: When a group of the history was last acknowledged.
     """
 
     seq: int

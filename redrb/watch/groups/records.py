@@ -149,7 +149,7 @@ class GroupView:
         staleness: Newest weight version of the task minus its oldest policy version.
         tags: Its values of declared tags; without these, the tags that all of its samples share.
         reads: How often it was acknowledged.
-        ended: When it became history, in ISO 8601, UTC; "" if it has not.
+        ended: When a group of the history was last acknowledged, in ISO 8601, UTC; else "".
         rewards: Reward of each sample; None for samples without.
         reward: Mean of the finite rewards; None if there is none.
         samples: Its samples; none in a summary.
