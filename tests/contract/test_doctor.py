@@ -297,9 +297,16 @@ def test_a_server_that_pauses(own_server: OwnServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(latency, "SLOW_S", 1.0)
     server = own_server()
     with redrb.connect(server.url) as client:
-        os.kill(server.pid, signal.SIGSTOP)
+        real = client.execute
         timer = threading.Timer(0.15, os.kill, [server.pid, signal.SIGCONT])
-        timer.start()
+
+        def first(*arguments: str) -> object:  # the pause begins with the first request
+            monkeypatch.setattr(client, "execute", real)
+            os.kill(server.pid, signal.SIGSTOP)
+            timer.start()
+            return real(*arguments)
+
+        monkeypatch.setattr(client, "execute", first)
         found = latency.find([latency.ping(client)])
         timer.join()
     assert [finding.code for finding in found] == ["latency-spikes"]

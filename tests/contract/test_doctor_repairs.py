@@ -229,8 +229,9 @@ def test_a_lost_record_of_puts_is_rebuilt(
     owner.execute("DEL", key(stream, "puts"))
     found = checked(owner, namespace)
     assert {"lost-puts"} == codes(found) & {"lost-puts", "orphaned-entries", "different-storage"}
-    [mended] = repaired(owner, found)
-    assert (mended.code, mended.done) == ("lost-puts", True)
+    # on a busy machine a consumer may have been silent, which is repaired, too
+    [mended] = [each for each in repaired(owner, found) if each.code == "lost-puts"]
+    assert mended.done
     assert mended.summary.endswith(f"removed orphaned entries: {orphans}")
     assert [each.stats().ledger for each in (stream, keep)] == before
     stream.put(numbered(8))
