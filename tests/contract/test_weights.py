@@ -3,9 +3,12 @@
 import dataclasses
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import torch as library
 from torch import nn
 
 import redrb
@@ -17,6 +20,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
+from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.publishing import upload
 from redrb.weights.reading import catalogue
 from tests.published import (
@@ -145,6 +149,69 @@ def test_without_strict_the_common_names_are_loaded(publisher, subscriber, small
     assert subscriber.poll(live, strict=False).version == 1
     assert live["b"].all()
     assert not live["z"].any()
+
+
+class TiedModel(nn.Module):
+    """Tied in all ways that models use: one parameter of two modules, and a view of another."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 3), nn.Linear(3, 6, bias=False)
+        self.head.weight = self.embed.weight
+        if view:
+            self.register_buffer("first_rows", self.embed.weight.detach()[:2])
+        self.own = nn.Linear(3, 3)
+
+
+def _in_a_file(model: nn.Module, folder: Path, *, names: str) -> Any:
+    tensors = {name: each.detach() for name, each in model.state_dict().items()}
+    if names == "all":
+        save_safetensors(folder / "model.safetensors", tensors)
+    else:
+        library.save_model(model, str(folder / "model.safetensors"))
+    return load_safetensors(folder)
+
+
+@pytest.mark.parametrize("strict", [True, "model"])
+@pytest.mark.parametrize(
+    "published", ["module", "state_dict", "parameters", "head", "file", "their file"]
+)
+def test_a_tied_model_is_loaded_whatever_names_were_published(
+    publisher, subscriber, tmp_path, published, strict
+):
+    """A name counts as published when a published tensor fills its memory."""
+    # safetensors' own file names a view as tied to the whole tensor
+    model, live = (TiedModel(view=published != "their file") for _ in range(2))
+    state = model.state_dict()
+    for _ in range(2):  # the second version is a delta
+        publisher.publish(
+            {
+                "module": lambda: model,
+                "state_dict": lambda: state,
+                "parameters": lambda: dict(model.named_parameters()),
+                "head": lambda: {n: t for n, t in state.items() if n not in ("embed.weight",)},
+                "file": lambda: _in_a_file(model, tmp_path, names="all"),
+                "their file": lambda: _in_a_file(model, tmp_path, names="one"),
+            }[published]()
+        )
+        subscriber.poll(live, strict=strict)
+        for name, tensor in live.state_dict().items():
+            assert torch.equal(tensor, state[name]), name
+        assert live.head.weight is live.embed.weight
+        with torch.no_grad():
+            model.own.weight += 1
+            model.embed.weight[:2] *= 2
+
+
+def test_memory_that_nothing_fills_is_missing(publisher, subscriber):
+    publisher.publish({"rows": torch.ones(2, 3)})
+    whole = torch.zeros(4, 3)
+    target = {"rows": whole[:2]}
+    for other in (whole, whole[1:3], whole[:2].clone(), whole[:2].double()):
+        with pytest.raises(WeightMismatch, match="not published: other"):
+            subscriber.poll(target | {"other": other})
+    assert subscriber.poll(target | {"first": whole[0]}).version == 1
+    assert torch.equal(whole[:3].sum(1), torch.tensor([3.0, 3.0, 0.0]))
 
 
 def test_a_tied_tensor_loads_by_either_name(publisher, subscriber):

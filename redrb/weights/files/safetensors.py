@@ -37,10 +37,11 @@ def save_safetensors(
 ) -> None:
     """Write tensors into one file, which appears, or replaces an earlier one, when it is complete.
 
-    Tied tensors (the same view of one memory) are written once, under the first of their names in
-    the alphabet; as with `safetensors.torch.save_model`, the header then has
-    `{other name: this name}`. Contiguous CPU tensors are written without a copy in memory, all
-    others are copied first.
+    Tied tensors (the same view of one memory) are written under each of their names: vLLM and
+    transformers fill a name that is missing with nothing, or with random values. The header then
+    has `{other name: first name in the alphabet}`, by which `load_safetensors` ties them again.
+    `safetensors.torch.load_model` takes such a file with `strict=False`. Contiguous CPU tensors are
+    written without a copy in memory; all others, and further names of tied ones, are copied first.
 
     Args:
         path: The file.
@@ -54,15 +55,15 @@ def save_safetensors(
             is not installed.
     """
     library = safetensors_torch()
-    kept, ties = _untied(tensors)
+    ties = _ties(tensors)
     header = {"format": "pt", **(metadata or {})}
     for key, value in header.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"metadata {key!r:.80} and its value must be texts.")
-        if key in ties or value in kept:
+        if key in tensors or value in tensors:
             raise ConfigError(f"metadata {key!r:.80} would read as a tied tensor: rename it.")
     with replacing(Path(path)) as fresh:
-        library.save_file(_apart(kept), fresh, metadata={**header, **ties})
+        library.save_file(_apart(tensors), fresh, metadata={**header, **ties})
 
 
 def load_safetensors(path: str | Path) -> dict[str, Tensor]:
@@ -78,7 +79,8 @@ def iterate_safetensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a file or folder one by one, as vLLM's `load_weights` takes them.
 
     One file is open at a time, and tensors are mapped from it: tensors that the caller does not
-    keep use no memory. A tied tensor follows the tensor that it is tied to, and is the same object.
+    keep use no memory. A tied tensor follows the tensor that it is tied to, and is the same object;
+    where the file has other bytes under its name, it is a tensor of these.
 
     Args:
         path: A file, or a folder with `model.safetensors.index.json` or `model.safetensors`.
@@ -160,26 +162,38 @@ def _of_file(
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
+            chosen = sorted(names) if wanted is None else wanted
             ties: dict[str, list[str]] = {}
             for name, kept in (file.metadata() or {}).items():
-                if kept in names and name not in names and name not in elsewhere:
+                if kept in names and name != kept and (name in chosen or name not in elsewhere):
                     ties.setdefault(kept, []).append(name)
             if wanted is not None and not names.issuperset(wanted):
                 missing = min(set(wanted) - names)
                 raise DecodeError(f"{path} lacks {missing!r:.80}, which the index says it has.")
-            for name in sorted(names) if wanted is None else wanted:
-                tensor = file.get_tensor(name)
-                yield name, tensor
-                for tied in ties.get(name, ()):
-                    yield tied, tensor
+            over = set[str]()
+            for name in chosen:
+                if name not in over:
+                    tensor = file.get_tensor(name)
+                    yield name, tensor
+                    for tied in ties.get(name, ()):
+                        if tied not in names or _same(file.get_tensor(tied), tensor):
+                            over.add(tied)
+                            yield tied, tensor
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     except SafetensorError as error:
         raise DecodeError(f"{path} is not a whole safetensors file: {error}.") from error
 
 
-def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the checked tensors to write, and for each tied tensor the name it is tied to."""
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of a file have the same bytes, and mean the same by them."""
+    return (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and torch.equal(
+        *(each.reshape(-1).view(torch.uint8) for each in (tensor, other))
+    )
+
+
+def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Check the tensors; returns the names of tied ones, and the first name of each."""
     owners: dict[tuple[object, ...], str] = {}
     ties: dict[str, str] = {}
     for name in sorted(tensors):
@@ -189,7 +203,7 @@ def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
         owner = owners.setdefault(view, name) if tensor.numel() else name
         if owner != name:
             ties[name] = owner
-    return {name: tensor for name, tensor in tensors.items() if name not in ties}, ties
+    return ties
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -124,16 +124,27 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
     """Return the names to load, after checking that each of them can be loaded.
 
     float16, bfloat16, float32 and float64 are cast into each other; other dtypes, and all shapes,
-    must be equal.
+    must be equal. Tied tensors count as one: a tensor of the model whose memory a published one
+    fills is loaded, and so is a published one that is tied to one of the model.
     """
     checked_strict(strict)
     entries = {entry.name: entry for entry in layout.tensors}
     common = [name for name in entries if name in targets]
     problems: dict[str, list[str]] = {}
     if strict:
-        problems["in the model but not published"] = [n for n in targets if n not in entries]
+        filled = _Filled(targets[name].tensor for name in common)
+        problems["in the model but not published"] = [
+            name
+            for name, target in targets.items()
+            if name not in entries and not filled.covers(target.tensor)
+        ]
     if strict is True:
-        problems["published but not in the model"] = [n for n in entries if n not in targets]
+        owners = {entries[name].alias or name for name in common}
+        problems["published but not in the model"] = [
+            name
+            for name, entry in entries.items()
+            if name not in targets and (entry.alias or name) not in owners
+        ]
     if not strict and not common:
         problems["no name in common; published"] = list(entries)
     reasons = {name: _difference(entries[name], targets[name]) for name in common}
@@ -149,6 +160,36 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
             f"these weights do not fit the model: {found}. Nothing was loaded. {advice}"
         )
     return common
+
+
+class _Filled:
+    """The memory of tensors that are loaded."""
+
+    def __init__(self, loaded: Iterable[Tensor]) -> None:
+        self._views = set[tuple[object, ...]]()
+        self._ranges = dict[object, list[tuple[int, int]]]()
+        for tensor in loaded:
+            if tensor.layout == torch.strided and not tensor.is_meta:
+                self._views.add(_view(tensor))
+                if tensor.is_contiguous():
+                    self._ranges.setdefault(tensor.device, []).append(_range(tensor))
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Return whether loading fills all elements of another tensor, too."""
+        if tensor.layout != torch.strided or tensor.is_meta:
+            return False
+        first, last = _range(tensor)
+        ranges = self._ranges.get(tensor.device, ()) if tensor.is_contiguous() else ()
+        return _view(tensor) in self._views or any(a <= first and last <= b for a, b in ranges)
+
+
+def _view(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    return first, first + tensor.nbytes
 
 
 def _difference(entry: TensorEntry, shard: TensorShard) -> str:
