@@ -42,15 +42,15 @@ def again(
     Call it outside of the `except` block: later errors do not have the first one as their context.
 
     Args:
-        failed: The error of the first run. It is taken out: frames of an error that is raised hold
-            no reference to it, so that what they hold is freed as soon as it is handled.
+        failed: The error of the first run, in a list, which this call empties. Frames that refer to
+            their own error keep their objects alive until garbage is collected.
         passes: Whether the attempt may succeed a little later, after such an error.
         over: Whether no attempt may follow; asked once after each error that passes.
         note: Called with each error after which an attempt follows, before the pause.
         pause: Waits for so many seconds, or until it is woken.
 
     Raises:
-        Exception: The error of the last attempt: one that does not pass, or when it was over.
+        Exception: The error of the last attempt: it does not pass, or `over` was true after it.
     """
     policy = _Policy(passes, over, note, PAUSES)
 

@@ -209,8 +209,9 @@ class OpenTask:
     ) -> Iterator[StoredGroup]:
         """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
 
-        A group is among them once all consumer groups are done with it, with the time when it was
-        last acknowledged: one that others finish late comes before groups that are there already.
+        A group enters the history when all consumer groups are done with it, at the time of its
+        last acknowledgement. If another consumer group is done with it much later, it comes before
+        groups that were in the history already.
 
         Args:
             since: Earliest time of acknowledgement; times without a zone are local.

@@ -212,7 +212,7 @@ class MakerWeights(BackgroundFetch):
                     )
                 except WeightMismatch:
                     raise
-                except (StoreUnavailable, WeightError) as error:  # in time, or until the stop
+                except (StoreUnavailable, WeightError) as error:  # the time is up, or it must end
                     cause = error
                 else:
                     if not found and not self._agreement.pending:

@@ -124,8 +124,8 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
     """Return the names to load, after checking that each of them can be loaded.
 
     float16, bfloat16, float32 and float64 are cast into each other; other dtypes, and all shapes,
-    must be equal. Tied tensors count as one: a tensor of the model whose memory a published one
-    fills is loaded, and so is a published one that is tied to one of the model.
+    must be equal. A tensor of the model need not be published if a published tensor fills its
+    memory. A published tensor need not be in the model if it is tied to a tensor that is.
     """
     checked_strict(strict)
     entries = {entry.name: entry for entry in layout.tensors}
