@@ -45,7 +45,12 @@ MADE = "<!-- Made by `python -m tests.reference_pages` from the texts of the cod
 
 API = {
     "connect": ("Connect", "Reach a Redis, from any process."),
-    "experience": ("Samples and batches", "What makers put and trainers get."),
+    "experience": (
+        "Samples and batches",
+        "What makers put and trainers get. A batch is padded with zeros on the left, so that all "
+        "answers end in the last column:\n\n![Two samples of 7 and 4 tokens become one batch of "
+        "shape 2 by 7, with masks that are 0 at the padding](../../pictures/padding.svg)",
+    ),
     "stream": ("Streams", "Put groups into a task, take batches out."),
     "table": ("Tables", "Rows of columns that several processes fill."),
     "weights": ("Weights", "Publish weights, and load them elsewhere."),
