@@ -47,9 +47,11 @@ API = {
     "connect": ("Connect", "Reach a Redis, from any process."),
     "experience": (
         "Samples and batches",
-        "What makers put and trainers get. A batch is padded with zeros on the left, so that all "
-        "answers end in the last column:\n\n![Two samples of 7 and 4 tokens become one batch of "
-        "shape 2 by 7, with masks that are 0 at the padding](../../pictures/padding.svg)",
+        """What makers put and trainers get.
+
+A batch is padded with zeros on the left, so that all answers end in the last column:
+
+![Two samples of 7 and 4 tokens become one batch of shape 2 by 7, with masks that are 0 at the padding](../../pictures/padding.svg)""",  # noqa: E501
     ),
     "stream": ("Streams", "Put groups into a task, take batches out."),
     "table": ("Tables", "Rows of columns that several processes fill."),

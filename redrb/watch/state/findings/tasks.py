@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from redrb.watch.state.findings.wording import (
     command_line,
-    counted,
     finding_of,
     of_redrb,
     of_workers,
@@ -20,6 +19,7 @@ from redrb.watch.state.findings.wording import (
 from redrb.watch.state.findings.workers import hanging
 from redrb.watch.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.watch.state.reader import MOST_NAMES
+from redrb.words import agreeing, counted
 
 LONG_WITHOUT_MAKER_S = 5.0
 LONG_WITH_MAKERS_S = 120.0
@@ -55,7 +55,8 @@ def find(state: State) -> Iterator[Finding]:
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
         subject = f"namespace {state.namespace}"
-        text = f"{counted(unread, 'task')} of {state.tasks_total:,} were not read."
+        were = agreeing(unread, "were")
+        text = f"{counted(unread, 'task')} of {state.tasks_total:,} {were} not read."
         yield finding_of("unread-tasks", subject, text, redrb_command(state, "ls"))
 
 
@@ -98,14 +99,16 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         if worker.waits_for == "batch" and worker.waits_s >= long_s and worker not in hang
     ]
     waiting = task.main.stats.ledger.waiting if task.main else 0
-    others = f"{counted(len(_alive(task, 'maker')), 'maker')} live" if made else "no maker is live"
+    others = (
+        f"{counted(len(_alive(task, 'maker')), 'maker', 'live')}" if made else "no maker is live"
+    )
     yield from of_workers(
         kind,
         task,
         starved,
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
-            f"{counted(waiting, 'group')} wait in the task, and {others}.{programs_of(task)}"
+            f"{counted(waiting, 'group', 'wait')} in the task, and {others}.{programs_of(task)}"
         ),
         lambda _: worker_command(state, task, "maker"),
     )
@@ -125,7 +128,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         f"Waiting: {counted(puts, 'put')} for room and "
         f"{counted(rights, 'request')} for the right to begin groups"
         + (f", the longest for {seconds(longest)}" if blocked else "")
-        + f"; {counted(stats.stored, 'group')} are stored"
+        + f"; {counted(stats.stored, 'group', 'are')} stored"
         + (f", and the limit is {stats.limit:,}." if stats.limit else ".")
     )
     if not (puts or rights or blocked):
@@ -150,12 +153,13 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     if not waiting or _takers(task, group):
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
-    summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
+    wait = agreeing(waiting, "wait")
+    summary = f"{counted(waiting, 'group')}{name} {wait}, and no consumer is alive."
     summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
     if task.table:
         kind = "unclaimed-rows"
-        summary = f"{counted(waiting, 'group')} of rows{name} wait, and no process claims them."
+        summary = f"{counted(waiting, 'group')} of rows{name} {wait}, and no process claims them."
     yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 
 

@@ -96,11 +96,6 @@ def place_of(where: str) -> str:
     return path if path.startswith("/") else where.partition("/")[0].partition(",")[0]
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as "1 group" or "2,000 groups"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def seconds(amount: float) -> str:
     """Return a time, such as "4.5 s" or "12 min"."""
     if amount < 100:
