@@ -351,6 +351,7 @@ def end_unended() -> None:
 
 
 def _packed(said: Announcement) -> bytes:
+    smaller: dict[str, Any]
     for smaller in ({}, {"metrics": {}}, {"metrics": {}, "fault": ""}):
         packed = msgspec.msgpack.encode(replace(said, **smaller))
         if len(packed) <= MOST_BYTES:

@@ -98,7 +98,7 @@ def test_reward_staleness_and_query_choose_the_groups(
     assert [view.id for view in ranked.groups] == [5, 4]
     assert ranked.notes == (
         "only the first 3 of 6 groups were ranked",
-        "1 groups without a reward are left out",
+        "1 group without a reward is left out",
     )
     looked = browser.look(Choice(where={"level": 1}, looks=1))
     assert looked.groups == () or looked.looked >= 1
