@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from redrb.watch.state.findings.wording import (
+    OF_REDRB,
     command_line,
     finding_of,
-    of_redrb,
     of_workers,
     programs_of,
     redrb_command,
@@ -164,9 +165,14 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
 
 
 def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:
-    """Return the command that starts a trainer; figures where redrb-trainer is not the one."""
-    known = [worker for worker in task.workers if worker.program]
-    of_recipes = not known or any(map(of_redrb, known))
-    if group.name == GROUP_OF_TRAINERS and not task.table and of_recipes:
-        return worker_command(state, task, "trainer")
-    return redrb_command(state, "stats", task.name, f"--group={group.name}")
+    """Return the command that starts a trainer; figures where it is not known.
+
+    Of programs of the user, only one that has taken before is known.
+    """
+    if group.name != GROUP_OF_TRAINERS or task.table:
+        return redrb_command(state, "stats", task.name, f"--group={group.name}")
+    taken = [worker.program for worker in task.workers if worker.role == "trainer"]
+    own = next((program for program in taken if program and not program.startswith(OF_REDRB)), "")
+    if own:
+        return shlex.join(("python", own) if own.endswith(".py") else ("python", "-m", own))
+    return worker_command(state, task, "trainer")

@@ -15,6 +15,9 @@ from redrb.watch.state.model import Finding, ServerState, State, TaskState, Work
 
 OfWorker: TypeAlias = Callable[[WorkerState], str]
 
+OF_REDRB = ("redrb-", "redrb.cli.processes.", "workers.")
+"""How the programs of redrb's own workers begin."""
+
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
 
@@ -132,8 +135,7 @@ def subject_of(task: TaskState) -> str:
 
 def of_redrb(worker: WorkerState) -> bool:
     """Return whether redrb's own commands start such a worker; yes where nothing is known of it."""
-    programs = ("redrb-", "redrb.cli.processes.", "workers.")
-    return worker.program.startswith(programs) or not worker.pid
+    return worker.program.startswith(OF_REDRB) or not worker.pid
 
 
 def of_workers(
