@@ -178,7 +178,9 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         if fields is not None:
             for name in fields.keys():  # noqa: SIM118 (not those of a dict)
                 leaf = fields.get(name)
-                if isinstance(leaf, NonTensorData) and not isinstance(leaf.data, np.ndarray):
+                if isinstance(leaf, NonTensorData) and not isinstance(
+                    leaf.data, torch.Tensor | np.ndarray | list
+                ):
                     raise NonTensorLeaf(
                         f"field {name!r} is a non-tensor leaf for the whole batch: give a tensor, "
                         "or an array or a NonTensorStack with a value for each sample; or use tags."

@@ -140,6 +140,9 @@ def test_arrays_of_objects_have_a_value_for_each_sample(driver: Any) -> None:
             found = driver.get_samples(ids, "train", ["c"]).get("c")
             assert isinstance(found, NonTensorStack)
             assert found.tolist() == values[:count]
+    listed = NonTensorData(["d", "e"], batch_size=[2])
+    driver.put_samples(["a", "b"], "train", TensorDict({"c": listed}, batch_size=[2]))
+    assert driver.get_samples(["a", "b"], "train", ["c"]).get("c").tolist() == ["d", "e"]
     stops = np.asarray([["a", "b"], ["c", "d"]], dtype=object)
     driver.put_samples(["a", "b"], "train", TensorDict({"c": stops}, batch_size=[2]))
     assert driver.get_samples(["b"], "train", ["c"]).get("c").tolist() == [["c", "d"]]
