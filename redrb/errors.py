@@ -475,9 +475,16 @@ class BatchTimeout(RedrbError, TimeoutError):
             f"Of {fates.get('put', 0)} rows that have all columns which the task needs, "
             f"{fates.get('acked', 0)} are acknowledged"
         )
+        if fates.get("evicted"):
+            counted += (
+                f", {fates['evicted']} were cleared before this task acknowledged them, or are in "
+                "a group with such a row"
+            )
         if fates.get("dead"):
             look = f"`redrb dead ls {self.task} --namespace {self.namespace}`"
             counted += f", and {fates['dead']} are dead letters ({look} has the reasons)"
+        if 0 < fates.get("put", 0) <= 2 * fates.get("evicted", 0):
+            return f"{counted}: clear rows when every task has acknowledged them."
         return f"{counted}: check that the processes run that put these columns, or ask for fewer."
 
     def _advice_on_rights(self) -> str:

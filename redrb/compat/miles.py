@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -60,6 +60,7 @@ class RedrbDataBuffer:
             )
         self._filter = self._miles.load_function(self._args.dynamic_sampling_filter_path)
         self._taken = asyncio.Condition()
+        self._putting = asyncio.Lock()
         self._drops = self._miles.MetricGatherer()
         self._aborted = self._stale = 0
         self._staleness: list[int] = []
@@ -84,10 +85,12 @@ class RedrbDataBuffer:
         ours = list(map(id, samples_in(group)))
         others = [sample for sample in prompts if id(sample) not in ours]
         packed = pack_group(group, others)
-        async with self._taken:
-            while await asyncio.to_thread(self._job.finished.count) >= self._capacity:
-                await self._taken.wait()
-        await asyncio.to_thread(self._job.generation.finish, [(prompts, packed)])
+        async with self._putting:  # the next put counts this one, also if nobody waits for it
+            async with self._taken:
+                while await asyncio.to_thread(self._job.finished.count) >= self._capacity:
+                    await self._taken.wait()
+            finish = asyncio.to_thread(self._job.generation.finish, [(prompts, packed)])
+            await _to_its_end(finish)
 
     async def get(self, current_version: int | None = None, **_: Any) -> Any:
         """Return the oldest group that is not too stale, as a `DataBufferInput`.
@@ -159,6 +162,16 @@ def put_groups(
 ) -> None:
     """Store finished groups for a trainer, from any machine: `redrb.compat.slime.put_groups`."""
     job.put_groups("miles", groups, args, timeout)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work in a thread; if the caller is cancelled, that is raised when the work is done."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait({working})
+        raise
 
 
 def _release(taking: asyncio.Future[TakenGroup]) -> None:

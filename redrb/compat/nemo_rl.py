@@ -9,17 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from nemo_rl.data_plane.interfaces import (  # type: ignore[import-not-found]
     DataPlaneClient,
     KVBatchMeta,
 )
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from redrb import environment
 from redrb.compat.transfer_queue.checkpoint import load, save
 from redrb.compat.transfer_queue.queue import Queue
-from redrb.compat.transfer_queue.values import to_columns
+from redrb.compat.transfer_queue.values import to_columns, to_tensordict
 from redrb.connection import connect
 from redrb.errors import (
     BatchTimeout,
@@ -176,10 +177,13 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         columns: dict[str, Any] = {}
         if fields is not None:
             for name in fields.keys():  # noqa: SIM118 (not those of a dict)
-                if isinstance(fields.get(name), NonTensorData):
+                leaf = fields.get(name)
+                if isinstance(leaf, NonTensorData) and not isinstance(
+                    leaf.data, torch.Tensor | np.ndarray | list
+                ):
                     raise NonTensorLeaf(
                         f"field {name!r} is a non-tensor leaf for the whole batch: give a tensor, "
-                        "or a NonTensorStack with a value for each sample; or use tags."
+                        "or an array or a NonTensorStack with a value for each sample; or use tags."
                     )
             columns = to_columns(fields.detach(), None, pickles=self._queue.secret is not None)
         given = [{} for _ in sample_ids] if tags is None else [dict(each) for each in tags]
@@ -192,7 +196,10 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
     def get_samples(
         self, sample_ids: list[str], partition_id: str, select_fields: list[str]
     ) -> TensorDict:
-        """Return fields of samples, in the order of their ids; ragged tensors as nested tensors.
+        """Return fields of samples, in the order of their ids.
+
+        As NeMo RL's clients do: tensors of one shape become a dense tensor, ragged ones a nested
+        tensor, and other values a NonTensorStack.
 
         Raises:
             MissingSamples: A sample is not there, or lacks a field (a KeyError).
@@ -206,14 +213,7 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
             rows = partition.table.get(sample_ids, select_fields)
         except MissingRows as error:
             raise MissingSamples(error.table, error.keys, error.columns) from error
-        columns = {name: rows.stacked(name) for name in select_fields}
-        return TensorDict(
-            {
-                name: values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
-                for name, values in columns.items()
-            },
-            batch_size=(len(sample_ids),),
-        )
+        return to_tensordict(rows, uniform=torch.strided)
 
     def clear_samples(self, sample_ids: list[str] | None, partition_id: str) -> None:
         """Remove samples; None: all of the partition, whichever process has put them."""

@@ -96,7 +96,7 @@ class Rows(Mapping[str, list[Any]]):
     def stacked(self, name: str) -> Any:
         """Return a column as one tensor `[rows, ...]` or array.
 
-        Tensors that differ in their first dimension alone become a nested tensor with the layout
+        Tensors that differ in one dimension alone become a nested tensor with the layout
         `torch.jagged`; other values are returned as the list that `rows[name]` is.
         """
         joined = self._joined(name)
@@ -105,12 +105,11 @@ class Rows(Mapping[str, list[Any]]):
         count, first = len(joined.shapes), joined.shapes[0]
         if joined.shapes.count(first) == count:
             return joined.flat.reshape((count, *first))
-        inner = first[1:]
-        if joined.kind == ARRAY or not first or any(each[1:] != inner for each in joined.shapes):
+        if joined.kind == ARRAY or len(set(map(len, joined.shapes))) > 1:
             return self[name]
-        lengths = tuple([each[0] for each in joined.shapes])
-        flat = joined.flat.reshape((sum(lengths), *inner)) if inner else joined.flat
-        return _jagged(flat, lengths, self._ragged)
+        sizes = zip(*joined.shapes, strict=True)
+        ragged = [dim for dim, of_rows in enumerate(sizes) if len(set(of_rows)) > 1]
+        return self[name] if len(ragged) > 1 else _jagged(joined, ragged[0], self._ragged)
 
     def batch(
         self, side: Side = "left", device: str = "cpu", *, pin_memory: bool = False
@@ -174,13 +173,11 @@ class Rows(Mapping[str, list[Any]]):
         return _Joined(kind, shaped(kind, code, flat, flat.shape), shapes)
 
 
-def _jagged(
-    flat: torch.Tensor, lengths: tuple[int, ...], known: dict[tuple[int, ...], _Ragged]
-) -> torch.Tensor:
-    """Return a nested tensor with the layout `torch.jagged`.
+def _jagged(joined: _Joined, dim: int, known: dict[tuple[int, ...], _Ragged]) -> torch.Tensor:
+    """Return tensors that differ in one dimension as a nested tensor with layout `torch.jagged`.
 
-    It is what `torch.nested.nested_tensor_from_jagged` returns, which takes three times as long, as
-    it makes a view that autograd knows.
+    It is what `torch.nested.as_nested_tensor` returns, which takes three times as long, as it
+    makes a view that autograd knows.
 
     Args:
         known: What columns of the same lengths share.
@@ -188,6 +185,12 @@ def _jagged(
     import torch
     from torch.nested._internal.nested_tensor import NestedTensor
 
+    lengths = tuple([shape[dim] for shape in joined.shapes])
+    if dim:
+        values = torch.cat(_parts(joined), dim)
+    else:
+        inner = joined.shapes[0][1:]
+        values = joined.flat.reshape((sum(lengths), *inner)) if inner else joined.flat
     if lengths not in known:
         extremes = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)}
         known[lengths] = (
@@ -195,7 +198,9 @@ def _jagged(
             {name: torch.zeros((length, 0)) for name, length in extremes.items()},
         )
     offsets, extremes_of_it = known[lengths]
-    nested: torch.Tensor = NestedTensor(flat, offsets, _metadata_cache=dict(extremes_of_it))
+    nested: torch.Tensor = NestedTensor(
+        values, offsets, _ragged_idx=dim + 1, _metadata_cache=dict(extremes_of_it)
+    )
     return nested
 
 

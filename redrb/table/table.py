@@ -479,6 +479,11 @@ class Table:
                         f"No row of table {self.name!r} ever had the columns "
                         f"{', '.join(lacking)}; its columns are {', '.join(counts.columns)}."
                     )
+                if counts.rows < error.wanted and counts.cleared:
+                    error.add_note(
+                        f"Table {self.name!r} has {counts.rows} rows; {counts.cleared} more were "
+                        "cleared."
+                    )
                 raise
 
     def consumed(self, task: str) -> int:

@@ -8,6 +8,7 @@ arrays. Behind the byte of an object stands msgpack, behind that of a pickle its
 from __future__ import annotations
 
 import hmac
+import io
 import pickle  # noqa: TID251 (only what is signed with the user's secret is loaded)
 import struct
 from collections.abc import Mapping, Sequence, Set
@@ -84,7 +85,7 @@ class Values:
         """
         what = f"column {name!r}"
         if is_tensor(values) and values.is_nested and str(values.layout) == "torch.strided":
-            values = values.unbind()  # it has no length
+            values = rows_of_nested(values, what)  # it has no length
         try:
             count = len(values)
         except TypeError:
@@ -97,7 +98,7 @@ class Values:
             rows = _rows_of_tensor(values, what)
             if rows is not None:
                 return rows
-            values = values.unbind()
+            values = rows_of_nested(values, what)
         elif _is_array(values):
             return _rows(ARRAY, str(values.dtype), np.ascontiguousarray(values), what)
         elif len(values) > 1 and all(map(is_tensor, values)):
@@ -116,20 +117,21 @@ class Values:
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
             return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         if isinstance(value, np.generic):
-            value = value.item()
+            value = python_value(value)
         try:
             packed = _packed(value, what)
         except _UNPACKABLE as error:
             if self._secret is None:
+                dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
                 raise EncodeError(
-                    f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
-                    f"cannot be stored ({error}). Tables hold tensors, numpy arrays, and what "
-                    "msgpack holds: None, bool, int, float, str, bytes, lists and dicts of these. "
+                    f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__}"
+                    f"{dtype} cannot be stored ({error}). Tables hold tensors, arrays of numbers, "
+                    "and what msgpack holds: None, bool, int, float, str, bytes, lists and dicts. "
                     "Other Python objects are pickled and signed if all processes open the table "
                     "with the same secret=."
                 ) from error
             try:
-                pickled = pickle.dumps(value)
+                pickled = _pickled(value)
             except Exception as failed:  # code of the object raises what it likes
                 raise EncodeError(
                     f"{what}, row {key!r}: a {type(value).__module__}.{type(value).__qualname__} "
@@ -210,7 +212,62 @@ def _is_array(value: object) -> bool:
     """Return whether a value is an array of numbers; the mask of a masked one would be lost."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         return False
-    return bool(value.dtype != object)
+    return value.dtype.kind not in "OSUmM"  # objects, texts and dates
+
+
+def python_value(value: np.generic) -> Any:
+    """Return a number or a text as Python's; a date is returned, as Python's has another unit."""
+    return value if isinstance(value, np.datetime64 | np.timedelta64 | np.void) else value.item()
+
+
+def rows_of_nested(values: torch.Tensor, what: str) -> list[torch.Tensor]:
+    """Return the rows of a nested tensor; raises EncodeError where its parts contradict it."""
+    try:
+        return list(values.unbind())
+    except RuntimeError as error:
+        raise EncodeError(f"{what} is a nested tensor without rows that fit it: {error}") from error
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a tensor that is a view without the rest of the memory that it looks at."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not is_tensor(value):
+            return NotImplemented
+        tensor: Any = _without_rest(value)
+        return tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+def _pickled(value: object) -> bytes:
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump(value)
+    return pickled.getvalue()
+
+
+def _without_rest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds nothing else: a copy, unless it is that already.
+
+    Tensors that consist of others, such as nested ones, are returned: these come by themselves.
+    """
+    import torch
+
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return tensor
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return tensor
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    count, span = plain.numel(), 1
+    for size, stride in zip(plain.shape, plain.stride(), strict=True):
+        span += (size - 1) * stride
+    if plain.untyped_storage().nbytes() <= min(count, span) * plain.element_size():
+        return tensor
+    if count <= span:
+        plain = plain.clone()
+    else:  # rows share elements
+        plain = plain.as_strided((span,), (1,)).clone().as_strided(plain.shape, plain.stride())
+    copy = plain.as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+    vars(copy).update(vars(tensor))
+    return copy
 
 
 def _packed(value: object, what: str) -> bytes:
@@ -302,7 +359,7 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     for name, value in tags.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
-        plain = value.item() if isinstance(value, np.generic) else value
+        plain = python_value(value) if isinstance(value, np.generic) else value
         try:
             packed[name] = _packed(plain, f"tag {name!r}")
         except _UNPACKABLE as error:

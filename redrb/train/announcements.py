@@ -113,6 +113,9 @@ class FollowedWeights(Protocol):
     async def follow(self) -> None:
         """Load later weights, until the task is cancelled."""
 
+    async def reach(self, version: int) -> None:
+        """While `follow` runs, wait until it has loaded this version, or cannot load it now."""
+
 
 _log = logging.getLogger("redrb")
 

@@ -160,6 +160,11 @@ class MakerWeights(BackgroundFetch):
         with self.prefetching():
             await asyncio.Event().wait()
 
+    async def reach(self, version: int) -> None:
+        """Load a version that is fetched beside sampling, as `refresh` does, in a thread."""
+        if self.version is None or self.version < version:
+            await asyncio.to_thread(self.refresh, version)
+
     @contextmanager
     def prefetching(self) -> Iterator[None]:
         """With in-flight updates, fetch them in a thread while this block runs."""

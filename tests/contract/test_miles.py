@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +125,60 @@ def test_a_put_waits_while_the_buffer_is_full(start):
         await trainer.rollout()
         await asyncio.wait_for(more, 20)
         assert trainer.job.finished.count() == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("puts", [1, 5, 12])
+def test_puts_at_once_do_not_exceed_the_capacity(start, puts):
+    trainer = start()
+    finish = trainer.job.generation.finish
+
+    def slowly(groups):
+        time.sleep(0.02)
+        finish(groups)
+
+    trainer.job.generation.finish = slowly
+
+    async def run():
+        waiting = {asyncio.create_task(trainer.make(1)) for _ in range(puts)}
+        got = []
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=0.15)
+            there = trainer.job.finished.count()
+            assert there <= 4
+            got += [(await trainer.buffer.get()).group[0].tokens[0] for _ in range(there)]
+        return got
+
+    got = asyncio.run(run())
+    assert sorted(got) == list(range(puts))
+
+
+def test_a_put_that_was_cancelled_while_it_stores_counts(start):
+    trainer = start(async_data_buffer_capacity_factor=0.5)
+    storing, go = threading.Event(), threading.Event()
+    finish = trainer.job.generation.finish
+
+    def slowly(groups):
+        storing.set()
+        assert go.wait(20)
+        finish(groups)
+
+    trainer.job.generation.finish = slowly
+
+    async def run():
+        first = asyncio.create_task(trainer.make(1))
+        assert await asyncio.to_thread(storing.wait, 20)
+        first.cancel()
+        second = asyncio.create_task(trainer.make(1))
+        assert not (await asyncio.wait({first, second}, timeout=0.1))[0]
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not (await asyncio.wait({second}, timeout=0.2))[0]
+        assert trainer.job.finished.count() == 1
+        await trainer.buffer.get()
+        await asyncio.wait_for(second, 20)
 
     asyncio.run(run())
 

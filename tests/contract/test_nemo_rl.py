@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -102,6 +103,49 @@ def test_samples_come_dense_or_ragged_in_the_order_of_their_ids(driver: Any) -> 
     assert driver.get_data(meta, ["x"])["x"].tolist() == [0, 1]
     assert driver.get_samples([], "train", ["x"]).batch_size == (0,)
     assert driver.put_samples([], "train").sample_ids == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_rows_come_dense_where_their_shapes_coincide_and_else_nested(driver: Any) -> None:
+    """What NeMo RL's reader pads: its own clients make tensors of one shape dense, too."""
+    for shapes, layout, padded in (
+        ([(2,), (3,)], torch.jagged, (2, 3)),
+        ([(3,), (3,)], torch.strided, (2, 3)),
+        ([(3,)], torch.strided, (1, 3)),
+        ([(4, 5), (4, 7)], torch.jagged, (2, 4, 7)),
+        ([(4, 5), (4, 5)], torch.strided, (2, 4, 5)),
+        ([(3, 4, 5), (3, 6, 2)], torch.strided, (2, 3, 6, 5)),
+    ):
+        tensors = [torch.ones(shape) for shape in shapes]
+        ragged = len(set(shapes)) > 1
+        nested = torch.nested.as_nested_tensor(tensors, layout=layout)
+        ids = ["a", "b"][: len(shapes)]
+        driver.put_samples(ids, "train", TensorDict({"y": nested}, batch_size=[len(ids)]))
+        found = driver.get_samples(ids, "train", ["y"])["y"]
+        assert (found.is_nested, found.layout) == (ragged, layout)
+        whole = torch.nested.to_padded_tensor(found, 0.0) if ragged else found
+        assert (tuple(whole.shape), whole.sum()) == (padded, sum(map(torch.sum, tensors)))
+
+
+def test_arrays_of_objects_have_a_value_for_each_sample(driver: Any) -> None:
+    """Rollouts hold such fields: texts, dicts and lists beside the tensors."""
+    for values in (["a", "b", "c"], [{"n": 1}, None, {}], [["x"], ["y", "z"], []]):
+        array = np.empty(3, object)
+        for place, value in enumerate(values):
+            array[place] = value
+        for count in (3, 1):
+            ids = ["a", "b", "c"][:count]
+            fields = TensorDict({"c": array[:count]}, batch_size=[count])
+            assert driver.put_samples(ids, "train", fields).fields == ["c"]
+            found = driver.get_samples(ids, "train", ["c"]).get("c")
+            assert isinstance(found, NonTensorStack)
+            assert found.tolist() == values[:count]
+    listed = NonTensorData(["d", "e"], batch_size=[2])
+    driver.put_samples(["a", "b"], "train", TensorDict({"c": listed}, batch_size=[2]))
+    assert driver.get_samples(["a", "b"], "train", ["c"]).get("c").tolist() == ["d", "e"]
+    stops = np.asarray([["a", "b"], ["c", "d"]], dtype=object)
+    driver.put_samples(["a", "b"], "train", TensorDict({"c": stops}, batch_size=[2]))
+    assert driver.get_samples(["b"], "train", ["c"]).get("c").tolist() == [["c", "d"]]
 
 
 def test_what_is_missing_or_wrong(driver: Any) -> None:

@@ -164,6 +164,26 @@ def test_release_fail_and_dead_letters(open_table):
     table.clear()
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_claim_that_waits_for_cleared_rows_says_so(open_table, size):
+    table = open_table()
+    table.register("actor", ["x"], size)
+    put(table, 6)
+    with table.claim("actor", count=2, timeout=0):
+        pass
+    table.clear(["row2", "row5"])
+    lost = 2 * size
+    with pytest.raises(BatchTimeout, match=f"Of 6 .* 2 are acknowledged, {lost} were cleared"):
+        table.claim("actor", count=6, timeout=0)
+    table.clear(["row3", "row4"])
+    with pytest.raises(BatchTimeout, match="clear rows when every task has acknowledged them"):
+        table.claim("actor", count=size, timeout=0)
+    table.clear()
+    with pytest.raises(BatchTimeout) as error:  # of a task that has never seen these rows
+        table.claim("critic", ["x"], timeout=0)
+    assert error.value.__notes__ == [f"Table {table.name!r} has 0 rows; 6 more were cleared."]
+
+
 def test_cleared_rows_are_not_claimed(open_table):
     table = open_table()
     table.register("actor", ["x"])

@@ -8,6 +8,9 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import product
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
 
 import redrb
 from redrb.compat import transfer_queue
@@ -87,14 +90,139 @@ def test_columns_come_in_the_order_of_the_keys_as_jagged_tensors(tq: ModuleType)
     assert found.batch_size == (2,)
 
 
+def packed(tensors: list[torch.Tensor]) -> Any:
+    """Return tensors of rows as TransferQueue 0.1.11 returns a column of them."""
+    if not tensors[0].dim():
+        return torch.stack(tensors)
+    for layout in (torch.jagged, torch.strided):
+        with suppress(RuntimeError):
+            return torch.nested.as_nested_tensor(tensors, layout=layout)
+    return NonTensorStack(*tensors)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if not isinstance(found, torch.Tensor):
+        for one, other in zip(found.tolist(), expected.tolist(), strict=True):
+            assert torch.equal(one, other)
+        return
+    assert (found.layout, found.dtype) == (expected.layout, expected.dtype)
+    if found.layout is torch.jagged:
+        assert found._ragged_idx == expected._ragged_idx
+        assert found.values().tolist() == expected.values().tolist()
+        assert found.offsets().tolist() == expected.offsets().tolist()
+    assert lists(found) == lists(expected)
+
+
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "one row": [(4, 5)],
+    "numbers": [(), (), ()],
+    "vectors": [(3,), (0,), (5,)],
+    "first dimension": [(2, 3), (5, 3)],
+    "mRoPE": [(4, 5), (4, 7), (4, 1)],
+    "mRoPE of one length": [(4, 5), (4, 5)],
+    "last of three": [(2, 3, 1), (2, 3, 4)],
+    "middle": [(2, 1, 3), (2, 4, 3)],
+    "without elements": [(4, 0), (4, 2), (4, 0)],
+    "images": [(3, 4, 5), (3, 6, 2)],
+    "all dimensions": [(1, 2), (2, 1)],
+    "several ranks": [(2,), (2, 1)],
+}
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensors_that_differ_in_a_later_dimension_come_strided(tq: ModuleType) -> None:
-    pair = [torch.zeros(2, 3), torch.ones(2, 1)]
-    nested = torch.nested.as_nested_tensor(pair, layout=torch.strided)
-    tq.kv_batch_put(["a", "b"], "train", TensorDict({"x": nested}, batch_size=[2]))
-    found = tq.kv_batch_get(["a", "b"], "train")["x"]
-    assert found.layout is torch.strided
-    assert lists(found) == [part.tolist() for part in pair]
+def test_rows_of_each_shape_come_as_from_transfer_queue(tq: ModuleType) -> None:
+    for (name, shapes), dtype in product(SHAPES.items(), (torch.int64, torch.uint16)):
+        keys = [f"{name} {number}" for number in range(len(shapes))]
+        rows = [torch.arange(prod(shape)).to(dtype).reshape(shape) for shape in shapes]
+        expected = packed(rows)
+        for values in (expected, NonTensorStack(*rows)):
+            fields = TensorDict({"x": values}, batch_size=[len(rows)])
+            tq.kv_batch_put(keys, "train", fields)
+            assert_same(tq.kv_batch_get(keys, "train").get("x"), expected)
+            assert_same(tq.kv_batch_get(keys[::-1], "train").get("x"), packed(rows[::-1]))
+
+
+def objects(*values: Any) -> np.ndarray[Any, Any]:
+    array = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        array[place] = value
+    return array
+
+
+COLUMNS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
+    "array of dicts": (lambda: objects({"a": 1}, {"b": [2]}), [{"a": 1}, {"b": [2]}]),
+    "array of lists": (lambda: objects([1], [2, 3]), [[1], [2, 3]]),
+    "array of Nones": (lambda: objects(None, None), [None, None]),
+    "array of all kinds": (lambda: objects("a", 2), ["a", 2]),
+    "array of arrays": (lambda: objects(np.arange(2), np.arange(3)), [[0, 1], [0, 1, 2]]),
+    "array of tensors": (lambda: objects(torch.ones(2), torch.zeros(1)), [[1.0, 1.0], [0.0]]),
+    "array of two dimensions": (
+        lambda: np.array([["a", None], [1, {"b": 2}]], object), [["a", None], [1, {"b": 2}]]
+    ),
+    "texts": (lambda: np.array(["a", "bc"]), ["a", "bc"]),
+    "bytes": (lambda: np.array([b"a", b"bc"]), [b"a", b"bc"]),
+    "texts of two dimensions": (lambda: np.array([["a"], ["b"]]), [["a"], ["b"]]),
+    "tuple of texts": (lambda: ("a", "b"), ["a", "b"]),
+    "list of texts": (lambda: ["a", "b"], ["a", "b"]),
+    "numbers": (lambda: np.arange(2), [0, 1]),
+    "stack": (lambda: NonTensorStack("a", {"b": 1}), ["a", {"b": 1}]),
+    "stack of stacks": (
+        lambda: NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")),
+        [["a", "b"], ["c", "d"]],
+    ),
+    "one list": (lambda: NonTensorData(["a", "b"], batch_size=[2]), ["a", "b"]),
+    "one tensor": (lambda: NonTensorData(torch.arange(2), batch_size=[2]), [0, 1]),
+    "one array of numbers": (lambda: NonTensorData(np.eye(2), batch_size=[2]), [[1, 0], [0, 1]]),
+    "meta data": (lambda: MetaData(objects("a", 2), batch_size=[2]), ["a", 2]),
+    "of both": (lambda: NonTensorData({"a": 1}, batch_size=[2]), [{"a": 1}, {"a": 1}]),
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
+
+
+@pytest.mark.parametrize("secret", [None, "of this job"])
+@pytest.mark.parametrize("most", [1, 2048])
+def test_each_row_has_its_value_of_each_kind_of_column(
+    tq: ModuleType,
+    restart: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str | None,
+    most: int,
+) -> None:
+    if secret:
+        monkeypatch.setenv("REDRB_SECRET", secret)
+        restart()
+    monkeypatch.setattr("redrb.compat.transfer_queue.queue.MOST_ROWS", most)
+    for name, (make, values) in COLUMNS.items():
+        keys = [f"{name} {number}" for number in range(2)]
+        tq.kv_batch_put(keys, "train", TensorDict({"c": make()}, batch_size=[2]))
+        columns = [tq.kv_batch_get(each, "train").get("c") for each in (keys, *keys)]
+        tensors = [isinstance(column, torch.Tensor) for column in columns]
+        found = [
+            list(map(plain, column.unbind() if nested else column.tolist()))
+            for column, nested in zip(columns, tensors, strict=True)
+        ]
+        assert found == [values, *([value] for value in values)], name
+
+
+def test_one_row_has_its_value_of_each_kind_of_column(tq: ModuleType) -> None:
+    for column in (objects("a"), np.array(["a"]), ["a"], NonTensorData(["a"]), NonTensorData("a")):
+        tq.kv_batch_put(["a"], "train", TensorDict({"c": column}, batch_size=[1]))
+        assert tq.kv_batch_get("a", "train").get("c").tolist() == ["a"]
+
+
+def test_a_column_with_another_number_of_values_is_refused(tq: ModuleType) -> None:
+    for value in (objects(1, 2, 3), ["a"], np.array("a", object), np.eye(3)):
+        column = NonTensorData(value, batch_size=[2])
+        with pytest.raises(EncodeError, match=r"'c'.*one value for each"):
+            tq.kv_batch_put(["a", "b"], "train", TensorDict({"c": column}, batch_size=[2]))
+    column = NonTensorData((1, 2), batch_size=[2])  # the values of the rows, or that of each?
+    with pytest.raises(ConfigError, match="'c' is a tuple: give"):
+        tq.kv_batch_put(["a", "b"], "train", TensorDict({"c": column}, batch_size=[2]))
+    assert tq.kv_list("train") == {"train": {}}
 
 
 def test_one_row_is_put_without_the_dimension_of_rows(tq: ModuleType) -> None:
@@ -103,8 +231,13 @@ def test_one_row_is_put_without_the_dimension_of_rows(tq: ModuleType) -> None:
     found = tq.kv_batch_get("a", "train")
     assert lists(found["x"]) == [[1, 2]]
     assert found.pop("info").tolist() == [{"acc": 1.0}]
+    tq.kv_put("a", "train", {"x": NonTensorData("b"), "info": objects("c", None)})
+    found = tq.kv_batch_get("a", "train")
+    assert (found.pop("x").tolist(), found.pop("info").tolist()) == (["b"], [["c", None]])
     with pytest.raises(ConfigError, match="'x' is a nested tensor"):
         tq.kv_put("a", "train", {"x": jagged([1], [2])})
+    with pytest.raises(ConfigError, match="'x' is a TensorDict"):
+        tq.kv_put("a", "train", {"x": rows(y=torch.ones(1))})
 
 
 def test_a_value_for_the_whole_batch_is_stored_in_each_row(tq: ModuleType) -> None:
@@ -147,10 +280,25 @@ def test_other_objects_are_signed_where_there_is_a_secret(
 def test_a_parser_changes_columns_before_they_are_stored(tq: ModuleType) -> None:
     def parse(columns: dict[str, Any]) -> None:
         assert isinstance(columns["tokens"], list)
-        columns["tokens"] = [part + 1 for part in columns["tokens"]]
+        for part in columns["tokens"]:
+            part += 1
+        columns["dense"] *= 2
+        columns["name"][0] = "A"
+        columns["address"][:] = [f"http://{each}" for each in columns["address"]]
 
-    tq.kv_batch_put(["a", "b"], "train", rows(tokens=jagged([1], [2, 3])), data_parser=parse)
-    assert lists(tq.kv_batch_get(["a", "b"], "train")["tokens"]) == [[2], [3, 4]]
+    fields = rows(
+        dense=torch.ones(2), tokens=jagged([1], [2, 3]), name=NonTensorStack("a", "b"),
+        address=np.array(["one", "two"], object),
+    )  # fmt: skip
+    tq.kv_batch_put(["a", "b"], "train", fields, data_parser=parse)
+    found = tq.kv_batch_get(["a", "b"], "train")
+    assert lists(found["tokens"]) == [[2], [3, 4]]
+    assert found["dense"].tolist() == [2, 2]
+    assert found.pop("name").tolist() == ["A", "b"]
+    assert found.pop("address").tolist() == ["http://one", "http://two"]
+    assert lists(fields["tokens"]) == [[1], [2, 3]], "what the caller has is as it was"
+    assert fields["dense"].tolist() == [1, 1]
+    assert list(fields["address"]) == ["one", "two"]
 
 
 def test_more_rows_than_a_table_takes_at_once(
@@ -198,9 +346,13 @@ def test_columns_that_are_missing_are_left_out_and_missing_rows_an_error(tq: Mod
     tq.kv_batch_put(["a", "b"], "train", rows(x=torch.zeros(2)), [{}, {}])
     found = tq.kv_batch_get(["a", "b"], "train", ["x", "values"])
     assert list(found.keys()) == ["x"]  # verl asks for columns that only some jobs have
+    tq.kv_put("b", "train", {"y": torch.ones(1)})
+    for names in ("values", ["values", "others"], [], ["y"]):
+        nothing = tq.kv_batch_get(["a", "b"], "train", names)
+        assert (list(nothing.keys()), nothing.batch_size) == ([], (0,))
     for keys, names, text in (
         (["a", "c"], None, "no row 'c'"),
-        (["a"], "values", "no column 'values'"),
+        (["a", "c"], ["values"], "no row 'c'"),
         ([], None, "list of rows is empty"),
     ):
         with pytest.raises(ConfigError, match=text):
@@ -208,8 +360,11 @@ def test_columns_that_are_missing_are_left_out_and_missing_rows_an_error(tq: Mod
     with pytest.raises(ConfigError, match="partition 'other' was not found"):
         tq.kv_batch_get(["a"], "other")
     tq.kv_put("tagged", "train", tag={"n": 1})
-    with pytest.raises(ConfigError, match="no columns"):
-        tq.kv_batch_get("tagged", "train")
+    for names in (None, "x", []):
+        with pytest.raises(ConfigError, match="no column in common"):
+            tq.kv_batch_get("tagged", "train", names)
+        with pytest.raises(ConfigError, match="no column in common"):
+            tq.kv_batch_get(["tagged", "a"], "train", names)
 
 
 def test_batches_name_their_columns(tq: ModuleType) -> None:

@@ -524,6 +524,52 @@ def test_new_versions_reach_the_server_while_episodes_run(
     assert ["version-2-" in path.name for path in tmp_path.glob("*") if path.is_dir()] == [True]
 
 
+@pytest.mark.parametrize(
+    ("staleness", "groups", "kind"), [(0, 2, vllm), (0, 5, SGLangEngine), (2, 5, vllm)]
+)
+def test_a_group_is_not_older_than_its_right_while_the_server_loads_slowly(
+    server, client, namespace, tmp_path, staleness, groups, kind
+):
+    class Slow(EngineWeights):
+        def _write(self, *version: Any) -> None:
+            time.sleep(0.15)  # longer than the trainer needs for a version
+            super()._write(*version)
+
+    each, versions = 2, 12
+    publish = publisher(client, namespace)
+    engine = kind(server.url)
+    weights = Slow(client, "trainer_0", engine, tmp_path, namespace=namespace)
+    options = {
+        "max_staleness": staleness,
+        "groups_per_version": each,
+        "weights": "trainer_0",
+        "on_bad_group": "drop",
+        "namespace": namespace,
+    }
+    with (
+        ExperienceStream(client, "math", **options) as stream,
+        ExperienceStream(client, "math", **options) as training,
+    ):
+        training.join_group()
+        maker = EpisodeMaker(stream, episode, engine, weights=weights, group_size=2, groups=groups)
+
+        def train() -> None:
+            try:
+                publish(1, 1)
+                for version in range(2, versions + 2):
+                    with training.take(each, timeout=30):
+                        publish(version, version)
+            finally:
+                maker.stop()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        maker.run(iter(lambda: prompts(1)[0], None))
+        trainer.join()
+        ledger = training.stats().ledger
+        assert (ledger.acked, ledger.expired) == (versions * each, 0)
+
+
 def publisher(client: Client, namespace: str) -> Callable[[int, int], None]:
     """Return a function that publishes the model of a seed as a version."""
     publisher = redrb.WeightPublisher(client, "trainer_0", namespace=namespace)

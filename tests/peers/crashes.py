@@ -134,11 +134,14 @@ def trainer(system: str, folder: Path) -> None:
     if not history:
         save()  # before the first checkpoint a job starts from nothing, in any system
     while True:
+        over = (folder / "all-put").exists()
         ready = buffer.get_sampleable_count(step, "train")
-        over = (folder / "over").exists()
         if over and ready == 0:
             break
-        meta, _ = buffer.sample(step, "train", min(BATCH, max(ready, 1)) if over else BATCH)
+        if ready < BATCH and not over:  # `sample` would wait for a whole batch, which may not come
+            time.sleep(0.1)
+            continue
+        meta, _ = buffer.sample(step, "train", min(BATCH, ready))
         data = tq.kv_batch_get(meta.keys, "train", ["tokens", "log_probs"])
         for key, tag, tokens, log_probs in zip(
             meta.keys, meta.tags, data["tokens"].unbind(), data["log_probs"].unbind(), strict=True
@@ -235,6 +238,9 @@ def run(system: str, verl: Path, seconds: float, seed: int) -> dict[str, Any]:
                     time.sleep(0.5)
                 job.tend(everything)
             (folder / "over").touch()
+            for name in workers:  # each ends after the prompt that it generates
+                job.running[name].wait(60)
+            (folder / "all-put").touch()
             deadline = time.monotonic() + 300
             while not (folder / "left.json").exists() and time.monotonic() < deadline:
                 time.sleep(1.0)

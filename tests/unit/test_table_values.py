@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +14,9 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict
 
 from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES
@@ -176,6 +180,106 @@ def test_with_a_secret_other_objects_are_pickled():
             stored([bad], SIGNED)
 
 
+class Labelled(torch.Tensor):
+    """A tensor with an attribute."""
+
+    label = ""
+
+
+def labelled(view: torch.Tensor) -> Labelled:
+    made = view.as_subclass(Labelled)
+    made.label = "kept"
+    return made
+
+
+BIG = torch.arange(400_000.0).reshape(400, 1000)
+VIEWS: dict[str, Any] = {
+    "row": BIG[0],
+    "last row": BIG[-1],
+    "element": BIG[3, 4],
+    "nothing": BIG[:0],
+    "steps": BIG[::100, ::7],
+    "column": BIG[:, 1],
+    "transposed": BIG[:3, :4].T,
+    "row for each": BIG[1].expand(64, 1000),
+    "rows that overlap": BIG[2].unfold(0, 100, 1),
+    "number for each": BIG[1, 1].expand(3, 3),
+    "whole seen from its middle": torch.arange(2000)[1000:],
+    "with a gradient": BIG[0].clone().requires_grad_()[:3],
+    "leaf": BIG[5].detach().requires_grad_(),
+    "parameter": torch.nn.Parameter(BIG[0]),
+    "of a class": labelled(BIG[0]),
+    "bools": (BIG > 5)[0],
+    "bytes": BIG.view(torch.uint8)[0],
+    "conjugate": torch.view_as_complex(BIG.reshape(-1, 2))[:5].conj(),
+    "array": BIG.numpy()[0],
+    "column of an array": BIG.numpy()[:, 1],
+    "jagged": torch.nested.nested_tensor_from_jagged(BIG[0], torch.tensor([0, 3, 1000])),
+}
+
+
+@dataclasses.dataclass
+class Holder:
+    held: Any
+
+
+INSIDE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tuple": (lambda view: (view,), lambda found: found[0]),
+    "deep": (lambda view: {"a": [{"b": (1, view)}]}, lambda found: found["a"][0]["b"][1]),
+    "object": (lambda view: ({1}, Holder([view])), lambda found: found[1].held[0]),
+    "array of objects": (
+        lambda view: np.array([None, {"c": (view,)}], object), lambda found: found[1]["c"][0]
+    ),
+    "TensorDict": (
+        lambda view: TensorDict({"a": NonTensorData((view,))}), lambda found: found["a"][0]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_pickled_without_the_rest_of_its_memory(view):
+    one = VIEWS[view]
+    numbers = one.numel() if isinstance(one, torch.Tensor) else one.size
+    for put_in, take_out in INSIDE.values():
+        [cell] = stored([put_in(one)], SIGNED)
+        assert len(cell) < min(numbers, 1000) * 8 + 3000
+        other = take_out(SIGNED.decode("x", "r0", cell))
+        if isinstance(one, np.ndarray):
+            same(one, other)
+            continue
+        for name in ("dtype", "requires_grad", "label"):
+            assert getattr(one, name, None) == getattr(other, name, None)
+        assert type(one) is type(other)
+        for left, right in zip(parts(one), parts(other), strict=True):
+            assert torch.equal(left.resolve_conj(), right.resolve_conj())
+
+
+def parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return tensor.unbind() if tensor.is_nested else [tensor]
+
+
+def test_a_tensor_that_is_there_twice_is_pickled_once():
+    view = BIG[0]
+    [cell] = stored([(view, {"again": view})], SIGNED)
+    assert len(cell) < 8000
+    found = SIGNED.decode("x", "r0", cell)
+    assert found[0] is found[1]["again"]
+
+
+def test_arrays_of_texts_and_objects_are_columns_of_their_values():
+    assert again(np.array(["a", "bc"])) == ["a", "bc"]
+    assert again(np.array([b"a", b"bc"])) == [b"a", b"bc"]
+    for reader in (PLAIN, SIGNED):
+        assert again(np.array([1, "a", None], object), reader) == [1, "a", None]
+    dates = np.array(["2026-01-01", "2026-01-02"], "M8[ns]")
+    for values in (dates, list(dates), dates - dates[0], [np.void(b"ab")]):
+        with pytest.raises(EncodeError, match="'x'"):
+            stored(values)
+    assert again(dates, SIGNED) == list(dates)
+    [found] = again([np.array([["a", "b"]])], SIGNED)
+    assert found.tolist() == [["a", "b"]]
+
+
 class Trap:
     """An object whose pickle notes that it was loaded."""
 
@@ -291,6 +395,45 @@ def test_a_nested_tensor_is_the_one_that_torch_makes():
     weight = torch.rand(3, 4, requires_grad=True)
     (found @ weight).values().sum().backward()
     assert torch.allclose(weight.grad, torch.cat(values).sum(0)[:, None].expand(3, 4))
+
+
+@given(
+    shape=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(0, 5), min_size=2, max_size=5),
+    ragged=st.sets(st.integers(0, 3), min_size=1, max_size=2),
+    name=st.sampled_from(NAMES),
+)
+def test_rows_that_are_ragged_in_one_dimension_are_stacked(shape, sizes, ragged, name):
+    """In any dimension, as `as_nested_tensor` makes them; in several, they are a list."""
+    ragged = {dim % len(shape) for dim in ragged}
+    of_rows = [
+        tuple(size if dim in ragged else fixed for dim, fixed in enumerate(shape)) for size in sizes
+    ]
+    rows = [of_dtype(name, *each) for each in of_rows]
+    found = rows_of(stored(rows)).stacked("x")
+    if len(set(of_rows)) == 1:
+        assert found.shape == (len(rows), *of_rows[0])
+        return
+    assert isinstance(found, list) == (len(ragged) > 1)
+    if len(ragged) == 1:
+        made = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        assert found._ragged_idx == made._ragged_idx == min(ragged) + 1
+        same(found.values(), made.values())
+        same(found.offsets(), made.offsets())
+        assert (found._min_seqlen, found._max_seqlen) == (min(sizes), max(sizes))
+    for one, other in zip(rows, found if isinstance(found, list) else found.unbind(), strict=True):
+        same(one, other.contiguous())
+    for one, other in zip(rows, again(found), strict=True):  # what was read can be put
+        same(one, other)
+
+
+def test_a_nested_tensor_whose_parts_contradict_it_is_refused():
+    broken = torch.nested.as_nested_tensor(
+        [torch.ones(4, 5), torch.ones(4, 5)], layout=torch.jagged
+    )
+    broken._ragged_idx = 2
+    with pytest.raises(EncodeError, match="'x' is a nested tensor"):
+        PLAIN.encode_column("x", broken, ["r0", "r1"])
 
 
 def test_columns_of_the_same_lengths_share_their_offsets():

@@ -97,13 +97,14 @@ def kv_batch_get(
     """Return columns of rows, in the order of the keys.
 
     Tensors come as nested tensors with layout jagged, as from TransferQueue. Columns that are not
-    there for all of the rows are left out, as verl expects; if none is left, that is an error.
+    there for all of the rows are left out, as verl expects; if none is left, the TensorDict is
+    empty, with batch size 0.
 
     Args:
         select_fields: Columns; None: all that the rows have.
 
     Raises:
-        ConfigError: The partition, a row, or each of the columns is missing.
+        ConfigError: The partition or a row is missing, or the rows have no column in common.
     """
     keys = [keys] if isinstance(keys, str) else list(keys)
     names = [select_fields] if isinstance(select_fields, str) else select_fields
@@ -127,15 +128,17 @@ def get_columns(partition: Partition, keys: list[str], names: Sequence[str] | No
         try:
             rows = table.get(keys, names)
         except MissingRows as error:
-            present = set(partition.columns(keys)).intersection(names or ())
-            if not error.columns or not present:
+            if not error.columns:
                 raise
+            present = partition.columns(keys)
             rows = table.get(keys, [name for name in names or () if name in present])
     except MissingRows as error:
         raise ConfigError(f"rows or columns were not found: {error}") from error
-    if not rows:
-        raise ConfigError(f"these rows have no columns: {keys[:3]} of table {table.name!r}.")
-    return to_tensordict(rows)
+    if rows:
+        return to_tensordict(rows)
+    if names is not None and partition.columns(keys):
+        return TensorDict({}, batch_size=[0])
+    raise ConfigError(f"these rows have no column in common: {keys[:3]} of table {table.name!r}.")
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:

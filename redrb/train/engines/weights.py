@@ -99,6 +99,7 @@ class EngineWeights:
         self._used: FileLock | None = None
         self._given: WeightVersion | None = None
         self._missing: MissingWeights | None = None
+        self._looked = asyncio.Event()  # set when `follow` has loaded a version, or found none
         self._prefix = f"{model}." if model else ""
         self._config = None if config is None else Path(config)
         if self._config is not None and not self._config.is_dir():
@@ -155,6 +156,19 @@ class EngineWeights:
                 passes=lambda error: isinstance(error, (RedrbError, OSError)),
             )
             outage.over()
+            self._looked.set()
+            self._looked = asyncio.Event()
+
+    async def reach(self, version: int) -> None:
+        """Wait until `follow`, which runs beside, has given this version to the server.
+
+        Ends also if there is no newer version, as when the weights were deleted.
+        """
+        while self._given is None or self._given.version < version:
+            before = self._given
+            await self._looked.wait()
+            if self._given is before:
+                return
 
     def close(self) -> None:
         """Remove the version in the folder, unless another maker of this machine uses it."""

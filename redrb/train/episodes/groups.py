@@ -142,6 +142,7 @@ class Groups:
         parts: Whether the samples of each episode are put as a part of their group.
         resumes: Whether aborted groups are taken before new ones are begun.
         keeps_aborted: Whether the task can have aborted groups finished; else they are filtered.
+        reach: Waits for the weight version of a right, from which the task counts staleness.
     """
 
     runner: EpisodeRunner
@@ -152,6 +153,7 @@ class Groups:
     parts: bool
     resumes: bool
     keeps_aborted: bool
+    reach: Callable[[int], Awaitable[None]] | None = None
 
     async def next(self, prompts: Iterator[Any]) -> Any:
         """Return the coroutine of the next group; None if there is none."""
@@ -166,8 +168,14 @@ class Groups:
         if prompt is self:
             return None
         right = await self.sink.admit()
+        try:
+            if self.reach is not None and right is not None and right.version is not None:
+                await self.reach(right.version)
+        except BaseException:
+            await self._give_back(right)
+            raise
         if self.stop:
-            await self.sink.cancel(right)
+            await self._give_back(right)
             return None
         return self._group(prompt, right)
 
@@ -185,6 +193,10 @@ class Groups:
                 else:
                     await self.sink.put(items, right)
         finally:
+            await self._give_back(right)
+
+    async def _give_back(self, right: Admission | None) -> None:
+        if right is not None:
             await asyncio.shield(self.sink.cancel(right))
 
     async def _episode(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -114,7 +114,10 @@ class EpisodeMaker:
         self._stream, self._engine, self._weights = stream, engine, weights
         stream.worker.role = "maker"  # it takes aborted groups as well
         stream.worker.engine = engine
+        self._counted: FollowedWeights | None = None  # weights whose versions the task counts
         if weights is not None:
+            own = stream.worker.weights_name in ("", weights.name)
+            self._counted = weights if own and weights.namespace == stream.namespace else None
             stream.worker.weights_name = weights.name
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
@@ -178,7 +181,8 @@ class EpisodeMaker:
             scope.enter_context(self._stop.waking(wake))
             sink = self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
             scope.callback(sink.close)
-            groups = self._groups(sink=sink)
+            reach = partial(self._reach, self._counted, ended) if self._counted else None
+            groups = self._groups(sink=sink, reach=reach)
             if self._weights is not None and self._end_with_job:
                 scope.enter_context(JobEnd(self._weights, (), self._stop).watching())
             if self._stop:
@@ -195,16 +199,25 @@ class EpisodeMaker:
         """Load the first weights, and follow the later ones in a task."""
         if self._weights is None:
             return []
-        first = asyncio.create_task(self._weights.update())
-        stopped = asyncio.create_task(ended.wait())
-        with self._stream.worker.waiting("weights"):
-            await asyncio.wait((first, stopped), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not first.done():
-            first.cancel()
+        if not await self._waits(self._weights.update(), ended):
             return []
-        first.result()
         return [asyncio.create_task(self._weights.follow())]
+
+    async def _reach(self, weights: FollowedWeights, ended: asyncio.Event, version: int) -> None:
+        """Wait for the weight version of a right, so that its group is not older than it."""
+        await self._waits(weights.reach(version), ended)
+
+    async def _waits(self, loading: Coroutine[Any, Any, object], ended: asyncio.Event) -> bool:
+        """Wait for weights; False: the maker ended first."""
+        loaded, stopped = asyncio.create_task(loading), asyncio.create_task(ended.wait())
+        with self._stream.worker.waiting("weights"):
+            await asyncio.wait((loaded, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not loaded.done():
+            loaded.cancel()
+            return False
+        loaded.result()
+        return True
 
     async def _work(
         self, groups: Groups, sink: Sink, prompts: Iterator[Any], ended: asyncio.Event

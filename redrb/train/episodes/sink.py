@@ -126,10 +126,9 @@ class Sink:
         except StoreError as error:
             _log.warning("a group that is filtered may not be counted: %s", error)
 
-    async def cancel(self, right: Admission | None) -> None:
-        """Return a right that was not used."""
-        if right is not None:
-            await self.call(right.cancel)
+    async def cancel(self, right: Admission) -> None:
+        """Return a right, unless it was used."""
+        await self.call(right.cancel)
 
     def _announce(self, items: Sequence[BufferItem]) -> None:
         """Note what the worker's next announcement says of the newest group."""
