@@ -290,7 +290,7 @@ _FATES = {
     "expired": "expired as too stale",
     "filtered": "were filtered at put",
     "evicted": "were evicted",
-    "dead": "are dead letters",
+    "dead": "are in the dead letters",
 }
 
 
