@@ -29,7 +29,7 @@
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
-        ├── WeightCorrupt               a chunk does not match its checksum
+        ├── WeightCorrupt               a version is damaged, or parts of it are gone
         ├── WeightsTorn                 an update in place broke off
         └── PublisherFenced             a newer publisher of this name took over
 
@@ -293,8 +293,9 @@ _FATES = {
 _ENDS = {
     "filtered": "Filters drop most groups: check the filters and the rewards.",
     "expired": (
-        "Most groups become too stale: raise max_staleness, publish weights less often, or make "
-        "groups faster."
+        "Most groups become too stale. `redrb doctor` says whether makers cannot load the newest "
+        "weights; if they can, raise max_staleness, publish weights less often, or make groups "
+        "faster."
     ),
     "evicted": "Most groups are evicted: raise capacity, or take faster.",
     "dead": "Most groups are dead letters: stream.dead_letters() has the reasons.",
@@ -406,7 +407,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             )
         if self.expired:
             return (
-                f"{self.expired} groups became too stale meanwhile: raise max_staleness, publish "
+                f"{self.expired} groups became too stale meanwhile. `redrb doctor` says whether "
+                "makers cannot load the newest weights; if they can, raise max_staleness, publish "
                 "weights less often, or make groups faster."
             )
         if fates.get("leased_here", 0) >= missing:
@@ -622,7 +624,19 @@ class WeightTimeout(WeightError, TimeoutError):
 
 
 class WeightCorrupt(WeightError):
-    """A chunk does not match its checksum. Nothing was loaded."""
+    """A version in Redis is damaged, or parts of it are gone. Nothing was loaded.
+
+    The publisher was asked for a full version, which its next publish is.
+
+    Attributes:
+        version: The damaged version; 0: not known.
+        key: The damaged key in Redis; "": not known.
+    """
+
+    def __init__(self, message: str, *, version: int = 0, key: str = "") -> None:
+        self.version = version
+        self.key = key
+        super().__init__(message)
 
 
 class WeightsTorn(WeightError):

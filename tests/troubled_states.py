@@ -128,6 +128,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
         Histogram.of({4: 1}), settings={"max_staleness": "4"}
     ),
     "unknown-staleness": lambda: with_waiting(Histogram(unknown=511)),
+    "damaged-weights": lambda: with_weights(asked_version=41, asked_key="delta:41:0"),
     "expired-pins": lambda: with_weights(expired_pins=2),
     "unused-weights": lambda: with_weights(
         replace(healthy(), tasks=(), tasks_total=0), pins=0, age_s=90_000.0

@@ -6,12 +6,13 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.errors import TaskMismatch
+from redrb.errors import StoreUnavailable, TaskMismatch
 from redrb.keys import WeightKeys
 from redrb.lua.calls import Call
 from redrb.registry import Registry
@@ -57,6 +58,8 @@ class Task:
         name: Its name.
         namespace: The namespace that it is in.
         description: The task's settings when it was last opened; replaced as a whole.
+        weights: Name of the published weights whose newest version the task learns; "": of none.
+        newest: The largest version of these weights that this process knows to be published.
     """
 
     description: TaskDescription
@@ -98,7 +101,9 @@ class Task:
         self._generation: int | None = None
         self._configured: frozenset[str] = frozenset()
         self._removed = ""
+        self.weights = weights or ""
         self._versions = "" if weights is None else WeightKeys.of(namespace, weights).versions
+        self.newest = 0
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
         if like is None:
@@ -190,6 +195,19 @@ class Task:
         self._implied |= TaskSettings(groups_per_version=groups).as_stored()
         self._open("")
 
+    def is_published(self, version: int) -> bool:
+        """Return whether a version of the weights that the task follows may have been published.
+
+        Yes where the task follows none, while nothing is published, and while Redis does not answer
+        at once. A version that this process has once known counts as published: Redis may have lost
+        its data since, and groups of it may still come.
+        """
+        if not self._versions or version <= self.newest:
+            return True
+        with suppress(StoreUnavailable), Deadline(repeat_s=0.0):
+            return not self._follow() or version <= self.newest
+        return True
+
     def note_kind(self, kind: str) -> None:
         """Note the kind of groups that the task remembers since a put from here."""
         self.description = replace(self.description, kind=kind)
@@ -264,12 +282,16 @@ class Task:
         if self._versions:  # a new task does not know the newest version
             self._follow()
 
-    def _follow(self) -> None:
-        """Let the publisher of the weights advance the task with each version from now on."""
+    def _follow(self) -> int:
+        """Let the publisher of the weights advance the task with each version from now on.
+
+        Returns the newest published version, 0 for none.
+        """
         client = self.store.client.at(self._versions)  # perhaps another node than the task's
         newest = Follow(self.store.keys.stream).run(client, [self._versions])
         if newest:
-            self.store.call(Advance(newest))
+            self.newest = max(self.newest, newest, self.store.call(Advance(newest)))
+        return newest
 
 
 def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:
