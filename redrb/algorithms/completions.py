@@ -12,7 +12,6 @@ from torch import Tensor
 
 from redrb.algorithms.models import NO_INPUTS, ModelInputs
 from redrb.errors import ConfigError, RecordError
-from redrb.experience.padding import lengths_name
 
 Decode: TypeAlias = Callable[[Tensor], str]
 """Returns the text of token ids, int64 `[T]`, such as the `decode` of a tokenizer."""
@@ -159,14 +158,8 @@ class Completions:
         )
 
     def input_tensors(self) -> dict[str, Tensor]:
-        """Return the inputs as `Experience.tensors` holds them.
-
-        Those that are aligned with the tokens get lengths too, because a stored sample has no
-        padding on the left.
-        """
-        lengths = (self.attention_mask.cumsum(1) > 0).sum(1)
-        of_aligned = {lengths_name(name): lengths for name in self.inputs.aligned}
-        return {**self.inputs.tensors(), **of_aligned}
+        """Return the inputs as `Experience.tensors` holds them."""
+        return self.inputs.tensors()
 
     def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
         """Return the oldest version of each completion's tokens; `default` where one is unknown."""
