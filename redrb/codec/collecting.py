@@ -99,13 +99,13 @@ class Collector:
             present = [tensor for tensor in plain if tensor is not None]
             if not present:
                 continue
-            if name == "token_versions":
-                oldest = oldest_version(present)
             held += present
             dtypes = {tensor.dtype for tensor in present}
             if len(dtypes) > 1:
                 raise dtypes_differ(name, plain)
             dtype = dtype_of(name, dtypes.pop())
+            if name == "token_versions":
+                oldest = oldest_version(present)
             cells: list[Cell | None] = []
             for tensor in plain:
                 if tensor is not None:

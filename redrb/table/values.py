@@ -217,12 +217,13 @@ def _is_array(value: object) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return a number or text of numpy as the equal one of Python; others as they are."""
+    if not isinstance(value, np.generic):
+        return value
     if isinstance(value, np.str_):
         return str.__str__(value)
     if isinstance(value, np.bytes_):
         return bytes(value)
-    # times become other times, or numbers, and long numbers stay as they are
-    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
+    return value.item() if value.dtype.kind in "biuf" else value  # of times, item() is another one
 
 
 def _dtype_of(tensor: torch.Tensor) -> str:
@@ -270,7 +271,10 @@ def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece
         return None
     if not all(each.data_ptr() or not each.numel() for each in values):  # torch would read there
         return None
-    whole = torch.cat(list(values) if is_cpu else [each.detach().to("cpu") for each in values])
+    try:
+        whole = torch.cat(list(values) if is_cpu else [each.detach().to("cpu") for each in values])
+    except RuntimeError:  # torch cannot read one of them: the row at fault is named then
+        return None
     return _ragged(whole, [0, *accumulate(shape[0] for shape in shapes)], what)
 
 

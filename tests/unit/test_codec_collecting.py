@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -215,6 +216,10 @@ def test_a_tensor_without_plain_memory_is_refused_for_its_own_cause(kind):
     for values in ([make()], [make(), make()], [torch.ones(2), make()]):
         with pytest.raises(EncodeError, match=rf"'x'.*({cause})"):
             Values().encode_column("x", values, ["a", "b"][: len(values)])
+    for name in TENSOR_FIELDS:
+        for encode in (encode_groups, partial(check_and_encode_groups, values=True, alike=True)):
+            with pytest.raises((RecordError, EncodeError), match=name):
+                encode([[numbered(0, **{name: make()})]])
 
 
 def test_the_tensors_of_a_transform_are_refused():
@@ -249,6 +254,10 @@ def test_each_dtype_of_torch_comes_back_or_is_refused_by_its_name(dtype):
             continue
         with pytest.raises(EncodeError, match=f"x is {dtype}"):
             encode([[sample]])
+        for name in TENSOR_FIELDS:
+            for one in (tensor, tensor[:3], tensor[0]):
+                with pytest.raises((RecordError, EncodeError), match=name):
+                    encode([[numbered(0, **{name: one})]])
         for values in ([tensor], [tensor, tensor], tensor):
             with pytest.raises(EncodeError, match=f"dtype {str(dtype)[6:]}"):
                 Values().encode_column("x", values, [str(row) for row in range(len(values))])
