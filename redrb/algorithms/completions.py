@@ -12,6 +12,8 @@ from torch import Tensor
 
 from redrb.algorithms.models import NO_INPUTS, ModelInputs
 from redrb.errors import ConfigError, RecordError
+from redrb.experience.batching import token_aligned
+from redrb.experience.padding import lengths_name
 
 Decode: TypeAlias = Callable[[Tensor], str]
 """Returns the text of token ids, int64 `[T]`, such as the `decode` of a tokenizer."""
@@ -158,8 +160,15 @@ class Completions:
         )
 
     def input_tensors(self) -> dict[str, Tensor]:
-        """Return the inputs as `Experience.tensors` holds them."""
-        return self.inputs.tensors()
+        """Return the inputs as `Experience.tensors` holds them.
+
+        Those that have the shape of `sequences` by chance get their lengths, see `token_aligned`.
+        """
+        found = self.inputs.tensors()
+        for name in token_aligned(self.inputs.others, self.sequences):
+            longest = torch.full((len(self),), self.sequences.shape[1])
+            found.setdefault(lengths_name(name), longest)
+        return found
 
     def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
         """Return the oldest version of each completion's tokens; `default` where one is unknown."""

@@ -297,7 +297,7 @@ def make(sequences: Tensor, crops: Tensor, kinds: Tensor) -> BufferItem:
     return BufferItem(sequences, None, tensors={"crops": crops, "kinds": kinds})
 
 
-@pytest.mark.parametrize("crops", [[4, 4], [2, 4], [3, 4], [3, 1]])
+@pytest.mark.parametrize("crops", [[4, 4], [2, 4], [3, 4], [3, 1], [8, 8], [5, 8]])
 def test_prompts_join_what_is_no_entry_a_token(crops):
     class Cropped(PlainActor):
         def forward(self, sequences, attention_mask, crops):
