@@ -90,7 +90,7 @@ class Admitter:
                 self._task.reopen(refused_here=True)
                 continue
             self._refuse(reply, least)
-            if reply.more:
+            if reply.more or self.maker.end_dead(reply.makers):
                 continue
             if last:
                 raise self._timeout(reply, least)
