@@ -17,8 +17,8 @@ import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.keys import TaskKeys
-from redrb.stream import AdmissionStats
 from redrb.processes import process_name
+from redrb.stream import AdmissionStats
 from redrb.stream.admission import admitter
 from redrb.stream.admission.calls import Admit
 from redrb.stream.admission.maker import Maker

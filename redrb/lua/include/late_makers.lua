@@ -1,7 +1,7 @@
 -- Makers that may have died, with rights or while they waited for them.
 --@include task late_heartbeats
 
-local LOOK_MS = 12000 -- a maker that waits looks at least every ten seconds: `SLICE_S` of admitter.py
+local LOOK_MS = 7000 -- a maker that waits looks at least every five seconds: `SLICE_S` of admitter.py
 local QUEUE_TTL_MS = 30000 -- as there
 
 -- Names of makers that are late for a heartbeat, or for a look at their place in the queue: a page of each.

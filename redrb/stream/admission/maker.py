@@ -119,15 +119,16 @@ class Maker:
         Returns:
             How many makers had died.
         """
-        dead = list(filter(has_ended, makers))
+        dead = set(filter(has_ended, makers))
         for maker in dead:
             left = self._task.store.pages(GiveBack(holder=maker, died=True))
-            _log.warning(
-                "task %r: the process of maker %s has died: took back %d rights to begin groups",
-                self._task.name,
-                maker,
-                sum(page.found for page in left),
-            )
+            if rights := sum(page.found for page in left):
+                _log.warning(
+                    "task %r: the process of maker %s has died: took back %d rights to begin groups",
+                    self._task.name,
+                    maker,
+                    rights,
+                )
         return len(dead)
 
     def close(self) -> None:

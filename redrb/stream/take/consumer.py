@@ -298,12 +298,13 @@ class Consumer:
     def _end_dead(self, pulse: Pulse) -> None:
         """Take over at once from consumers and makers that are known to have died."""
         for name in filter(has_ended, pulse.consumers):
-            _log.warning(
-                "task %r: the process of consumer %s has died: took over %d groups",
-                self._task.name,
-                name,
-                self.leave(name, died=True),
-            )
+            if groups := self.leave(name, died=True):
+                _log.warning(
+                    "task %r: the process of consumer %s has died: took over %d groups",
+                    self._task.name,
+                    name,
+                    groups,
+                )
         if pulse.makers and self._end_makers is not None:
             self._end_makers(pulse.makers)
 
