@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
+from redrb.cli.run.held import return_held
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.keys import TaskKeys
 from redrb.processes import process_name
@@ -455,3 +457,27 @@ def test_what_a_process_held_that_has_ended_on_this_machine_returns_at_the_next_
     assert found.taken_over == (held == "groups" and returned)
     if held == "groups" and returned:
         assert store.client.execute("HGETALL", f"{prefix}deliveries:default")
+
+
+def test_a_run_returns_at_once_what_a_worker_held_that_it_has_seen_end(open_stream, namespace):
+    stream, other = (open_stream(max_staleness=0, groups_per_version=4) for _ in range(2))
+    stream.advance(1)
+    stream.join_group()
+    put_admitted(stream, 0)
+    held = other.take(1, timeout=0), other.admit(2, timeout=0)
+    assert list(map(len, (held[0].ids, held[1]._left))) == [1, 2]
+    task = other._task
+    waiting = Admit(
+        f"{process_name()}/1", 4, 4, 30_000, 30_000, 60_000, task.description.incarnation, ""
+    )
+    assert task.store.call(waiting).outcome == "wait"
+    client = task.store.client
+    return_held(client, "math", namespace, os.getpid() + 1)
+    found = stream.stats()
+    assert (found.admission.held, found.admission.waiting, found.ledger.leased) == (2, 1, 1)
+    for _ in range(2):  # repeated, it returns nothing a second time
+        return_held(client, "math", namespace, os.getpid())
+        found = stream.stats()
+        assert (found.admission.held, found.admission.waiting, found.ledger.leased) == (0, 0, 0)
+        assert (found.admission.lost, found.taken_over, found.ledger.waiting) == (2, 1, 1)
+    return_held(client, "no-such-task", namespace, os.getpid())

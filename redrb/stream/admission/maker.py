@@ -124,7 +124,7 @@ class Maker:
             left = self._task.store.pages(GiveBack(holder=maker, died=True))
             if rights := sum(page.found for page in left):
                 _log.warning(
-                    "task %r: the process of maker %s has died: took back %d rights to begin groups",
+                    "task %r: the process of maker %s has died: took back %d rights",
                     self._task.name,
                     maker,
                     rights,
