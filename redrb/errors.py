@@ -544,7 +544,10 @@ class RankLost(RedrbError):
 
 
 class LeaseLost(RedrbError):
-    """The lease was taken over because this consumer's heartbeat stopped, or it has ended.
+    """The lease was taken over because this consumer's heartbeat was silent, or it has ended.
+
+    The message says for how many seconds it was silent. A call that holds Python's lock (GIL) for
+    longer than `lease_ms` silences it.
 
     Another consumer trains its groups: discard the batch and its gradients, and take again.
 

@@ -21,6 +21,8 @@ from redrb import (
 from redrb.connection import Client
 from redrb.errors import RecordError
 from redrb.lua.pages import PAGES
+from redrb.stream import TaskSettings
+from redrb.stream.task.settings import NO_BOUND
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -342,3 +344,33 @@ def test_stats_count_waiting_groups_by_status(client: Client, namespace: str) ->
     assert stream.counts()[Status.ABORTED] == 1
     stream.take(1, timeout=0)
     assert stream.stats().waiting == {Status.ABORTED: 1}
+
+
+@pytest.mark.parametrize("name", ["max_staleness", "max_token_staleness"])
+def test_a_bound_without_a_version_to_count_from_is_logged_when_the_stream_opens(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    bound: dict[str, Any] = {name: 2}
+
+    def opened(task: str, **given: Any) -> list[str]:
+        caplog.clear()
+        with ExperienceStream(client, task, namespace=namespace, **given) as stream:
+            stream.put(numbered(1), policy_version=0)
+            stream.take(1, timeout=0).ack()
+            stream.configure(limit=5)
+            stream.put(numbered(1), policy_version=0)
+        return [text for text in caplog.messages if "has no effect before" in text]
+
+    (said,) = opened("math", **bound)
+    assert f"task 'math': {name}=2 has no effect before the task knows" in said
+    assert "weights=NAME" in said
+    assert "stream.advance(version)" in said
+    assert len(opened("parts", partitions=2, **bound)) == 1
+    assert not opened("math")
+    assert not opened("code", weights="policy", **bound)
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.advance(1)
+    assert not opened("math", **bound)
+    assert not opened("trained", implied=TaskSettings(**bound))  # its trainer advances it
+    bound[name] = NO_BOUND
+    assert not opened("plain", **bound)

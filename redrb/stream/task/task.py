@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.lookup import similar_tasks, unknown_task
 from redrb.stream.task.removal import clear, forget_name
 from redrb.stream.task.settings import (
+    NO_BOUND,
     STORED_DEFAULTS,
     WIRE_FORMAT,
     TaskSettings,
@@ -60,9 +61,18 @@ class Task:
         description: The task's settings when it was last opened; replaced as a whole.
         weights: Name of the published weights whose newest version the task learns; "": of none.
         newest: The largest version of these weights that this process knows to be published.
+        version: Newest weight version that the task knew when it was opened; 0: none.
+        home: Of a further partition the first one, by which the task is found: it is created anew,
+            too, if this one was.
+        enter_name: Enters the name where others find it, beside the registry; called each time the
+            task is opened, as it may have been created anew, in a Redis that has lost its data. If
+            it raises, the task counts as not opened, and the next call opens it again.
     """
 
     description: TaskDescription
+    home: Task | None = None
+    enter_name: Callable[[], None] | None = None
+    version: int = 0
 
     def __init__(
         self,
@@ -135,6 +145,9 @@ class Task:
             self.store.refused(self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
+        if before and self.home is not None:
+            with suppress(StoreUnavailable):  # then it is opened when it can be reached
+                self.home.reopen()
         for group in tuple(self._joined):
             self.store.call(Join(group))  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
@@ -243,6 +256,22 @@ class Task:
                 self.namespace,
             )
 
+    def log_unbounded(self) -> None:
+        """Log a bound of staleness that was given here, if nothing says what is current."""
+        bounds = [
+            f"{name}={bound}"
+            for name in ("max_staleness", "max_token_staleness")
+            if (bound := getattr(self._settings, name)) is not None and bound < NO_BOUND
+        ]
+        if bounds and not (self._versions or self.version):
+            _log.warning(
+                "task %r: %s has no effect before the task knows the newest weight version, which "
+                "this stream does not tell it: open it with weights=NAME, the name under which the "
+                "weights are published, or call stream.advance(version) with each version",
+                self.name,
+                " and ".join(bounds),
+            )
+
     def _open(self, incarnation: str) -> None:
         asked = Open(
             uuid.uuid4().hex,
@@ -269,11 +298,13 @@ class Task:
             raise unknown_task(self._client, self.namespace, self.name)
         if not self.store.number:
             Registry(self._client, self.namespace).add("task", self.name)
+            if self.enter_name is not None:
+                self.enter_name()
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)
         # the values that the settings given from here have now
         self._generation, self._configured = stored.generation, stored.configured
-        self._removed = stored.removed
+        self._removed, self.version = stored.removed, stored.version
         for given in (self._declared, self._implied):
             for name in tuple(given):
                 given[name] = stored.settings[name]
