@@ -39,8 +39,9 @@ def checked_int_or_none(name: str, value: object, least: int = 0, most: int = MO
 
 def checked_number(name: str, value: object) -> float:
     """Return a finite number, of numpy or torch too; raises ConfigError for others, and bools."""
+    is_complex = "complex" in str(getattr(value, "dtype", ""))  # float() drops a part of them
     try:
-        is_other = isinstance(value, str | bytes) or _is_bool(value)
+        is_other = isinstance(value, str | bytes) or is_complex or _is_bool(value)
         number = math.nan if is_other else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of tensors
         number = math.nan

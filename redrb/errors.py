@@ -29,7 +29,7 @@
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
-        ├── WeightCorrupt               a chunk does not match its checksum
+        ├── WeightCorrupt               a version is damaged, or parts of it are gone
         ├── WeightsTorn                 an update in place broke off
         └── PublisherFenced             a newer publisher of this name took over
 
@@ -456,13 +456,16 @@ class BatchTimeout(RedrbError, TimeoutError):
         return f"`redrb top --namespace {self.namespace}`"
 
     def _advice_on_age(self) -> str:
-        advice = "Raise max_staleness, publish weights less often, or make groups faster."
+        advice = (
+            "`redrb doctor` says whether makers cannot load the newest weights; if they can, raise "
+            "max_staleness, publish weights less often, or make groups faster."
+        )
         if "stale_version" not in self.fates:
             return advice
         return (
             f"The last group that was too stale on arrival has version "
             f"{self.fates['stale_version']}, and the newest version is {self.fates['version']}: "
-            f"check that makers load new weights before they begin groups. {advice}"
+            f"do makers load new weights before they begin groups? {advice}"
         )
 
     def _advice_on_rows(self) -> str:
@@ -577,7 +580,10 @@ class RankLost(RedrbError):
 
 
 class LeaseLost(RedrbError):
-    """The lease was taken over because this consumer's heartbeat stopped, or it has ended.
+    """The lease was taken over because this consumer's heartbeat was silent, or it has ended.
+
+    The message says for how many seconds it was silent. A call that holds Python's lock (GIL) for
+    longer than `lease_ms` silences it.
 
     Another consumer trains its groups: discard the batch and its gradients, and take again.
 
@@ -657,7 +663,19 @@ class WeightTimeout(WeightError, TimeoutError):
 
 
 class WeightCorrupt(WeightError):
-    """A chunk does not match its checksum. Nothing was loaded."""
+    """A version in Redis is damaged, or parts of it are gone. Nothing was loaded.
+
+    The publisher was asked for a full version, which its next publish is.
+
+    Attributes:
+        version: The damaged version; 0: not known.
+        key: The damaged key in Redis; "": not known.
+    """
+
+    def __init__(self, message: str, *, version: int = 0, key: str = "") -> None:
+        self.version = version
+        self.key = key
+        super().__init__(message)
 
 
 class WeightsTorn(WeightError):

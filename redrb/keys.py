@@ -270,6 +270,9 @@ class WeightKeys:
     trash = _Key()
     """Set of ranges of keys that are to be deleted."""
 
+    asked = _Key()
+    """Stream whose one entry is the damaged version for which a reader wants another one."""
+
     followers = _Key()
     """Set of the streams of tasks that follow the newest version."""
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, TypeAlias
 from zlib import crc32
 
+import hypothesis
 import pytest
 import torch
 
@@ -31,6 +32,9 @@ from tests.skipped import pytest_terminal_summary  # noqa: F401 (a hook of pytes
 from tests.tools import need
 
 torch.set_num_threads(1)
+# the same examples everywhere, and as much time as a busy machine needs
+hypothesis.settings.register_profile("redrb", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("redrb")
 gc.disable()  # until all is imported and collected
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`; children inherit it

@@ -43,16 +43,20 @@ REFERENCE = DOCS / "reference"
 
 MADE = "<!-- Made by `python -m tests.reference_pages` from the texts of the code. -->\n"
 
-API = {
-    "connect": ("Connect", "Reach a Redis, from any process."),
-    "experience": (
-        "Samples and batches",
-        """What makers put and trainers get.
+ALSO = {
+    "errors": " [Cause and remedy of each](../errors.md).",
+    "experience": """
 
 A batch is padded with zeros on the left, so that all answers end in the last column:
 
-![Two samples of 7 and 4 tokens become one batch of shape 2 by 7, with masks that are 0 at the padding](../../pictures/padding.svg)""",  # noqa: E501
-    ),
+![Two samples of 7 and 4 tokens in one batch of shape 2 by 7; masks are 0 at the padding](\
+../../pictures/padding.svg)""",
+}
+"""What the page of a module says beside its purpose."""
+
+API = {
+    "connect": ("Connect", "Reach a Redis, from any process."),
+    "experience": ("Samples and batches", "What makers put and trainers get."),
     "stream": ("Streams", "Put groups into a task, take batches out."),
     "table": ("Tables", "Rows of columns that several processes fill."),
     "weights": ("Weights", "Publish weights, and load them elsewhere."),
@@ -143,9 +147,7 @@ def _api() -> Iterator[tuple[str, str]]:
         names = [name for name in names_of(page) if name not in seen]
         seen |= set(names)
         listed = "\n".join(f"::: {name}\n" for name in names)
-        also = ""
-        if page == "errors":
-            also = " [Cause and remedy of each](../errors.md)."
+        also = ALSO.get(page, "")
         yield page, f"# {title}\n\n{MADE}\n{text}{also}\n\n{listed}"
         short = (f"[`{name.rpartition('.')[2]}`]({page}.md#{name})" for name in names)
         rows.append(f"**[{title}]({page}.md).** {text}\n\n{', '.join(short)}\n\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from redrb.stream.task.ledger import AdmissionStats
 from redrb.watch.state.histogram import Histogram
 from redrb.watch.state.model import State
 from tests.sample_state import sample_state
@@ -73,6 +74,20 @@ def only(role: str, *, task: str = "math", **changes: Any) -> State:
     )
 
 
+def with_dead_maker(rights: int, *, returns_s: float) -> State:
+    """A trainer waits, and no right is left but those of a maker that was killed."""
+    maker = "gpu-04-2001-5f3a"
+    held = AdmissionStats(
+        granted=rights,
+        held=rights,
+        waiting=1,
+        most=rights,
+        makers={maker: rights},
+        returns_s={maker: returns_s},
+    )
+    return with_stats(with_worker("trainer", waits_for="batch", waits_s=3.0), admission=held)
+
+
 def with_server(**changes: Any) -> State:
     state = healthy()
     return replace(state, servers=(replace(state.servers[0], **changes),))
@@ -99,6 +114,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "busy-server": lambda: with_server(cpu_share=0.97),
     "starved-trainer": lambda: only("trainer", waits_for="batch", waits_s=12.0),
     "slow-makers": lambda: with_worker("trainer", waits_for="batch", waits_s=130.0),
+    "waits-for-dead-maker": lambda: with_dead_maker(14, returns_s=12.0),
     "blocked-makers": lambda: only("maker", waits_for="right", waits_s=11.0),
     "nobody-takes": lambda: only("maker"),
     "idle-task": lambda: only("stage"),
@@ -131,6 +147,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
         Histogram.of({4: 1}), settings={"max_staleness": "4"}
     ),
     "unknown-staleness": lambda: with_waiting(Histogram(unknown=511)),
+    "damaged-weights": lambda: with_weights(asked_version=41, asked_key="delta:41:0"),
     "expired-pins": lambda: with_weights(expired_pins=2),
     "unused-weights": lambda: with_weights(
         replace(healthy(), tasks=(), tasks_total=0), pins=0, age_s=90_000.0

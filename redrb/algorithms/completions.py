@@ -12,6 +12,7 @@ from torch import Tensor
 
 from redrb.algorithms.models import NO_INPUTS, ModelInputs
 from redrb.errors import ConfigError, RecordError
+from redrb.experience.batching import token_aligned
 from redrb.experience.padding import lengths_name
 
 Decode: TypeAlias = Callable[[Tensor], str]
@@ -161,12 +162,13 @@ class Completions:
     def input_tensors(self) -> dict[str, Tensor]:
         """Return the inputs as `Experience.tensors` holds them.
 
-        Those that are aligned with the tokens get lengths too, because a stored sample has no
-        padding on the left.
+        Those that have the shape of `sequences` by chance get their lengths, see `token_aligned`.
         """
-        lengths = (self.attention_mask.cumsum(1) > 0).sum(1)
-        of_aligned = {lengths_name(name): lengths for name in self.inputs.aligned}
-        return {**self.inputs.tensors(), **of_aligned}
+        found = self.inputs.tensors()
+        for name in token_aligned(self.inputs.others, self.sequences):
+            longest = torch.full((len(self),), self.sequences.shape[1])
+            found.setdefault(lengths_name(name), longest)
+        return found
 
     def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
         """Return the oldest version of each completion's tokens; `default` where one is unknown."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from redrb.algorithms.log_probs import choosing_logits
 from redrb.errors import ConfigError, RecordError
-from redrb.experience.batching import lengths_of
+from redrb.experience.batching import lengths_of, token_aligned
 from redrb.experience.padding import lengths_name, row_slice
 
 NO_INPUT = frozenset(("input_ids", "sequences", "attention_mask", "labels"))
@@ -46,13 +46,14 @@ class ModelInputs:
     so models get `pixel_values` `[patches of all samples, D]`; a model that wants `[B, ...]` gets
     it from samples with `[1, ...]`. Where no sample of a batch has an entry, as with prompts
     without an image, the argument is left out. There are two exceptions: numbers `[]` are stacked
-    to `[B]`, and a tensor of the length of `sequences`, such as `mm_token_type_ids`, stays aligned
-    with it, `[B, S]`.
+    to `[B]`, and a tensor `[S]` that has the length of the sequence in each sample of a batch, such
+    as `mm_token_type_ids`, stays aligned with it, `[B, S]`.
 
     Attributes:
         aligned: Tensors of one entry a token, `[B, S]`, by name.
         others: All other tensors, `[B, ...]`, padded on the left to the longest sample.
-        lengths: First dimension of each sample's tensor, int64 `[B]`, where they differ.
+        lengths: First dimension of each sample's tensor, int64 `[B]`, where they differ, or are
+            other than those of sequences that are padded to the same shape.
     """
 
     aligned: Mapping[str, Tensor] = field(default_factory=dict)
@@ -61,14 +62,17 @@ class ModelInputs:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], sequences: Tensor) -> Self:
-        """Sort the tensors of a batch, `[B, ...]` each, whose `sequences` are `[B, S]`."""
+        """Sort the tensors of a batch, `[B, ...]` each, whose `sequences` are `[B, S]`.
+
+        A tensor of the shape of `sequences` is aligned with it, unless it has `<name>_lengths`.
+        """
         lengths = {name: tensors[lengths_name(name)] for name in lengths_of(tensors)}
         given = {
             name: tensor
             for name, tensor in tensors.items()
             if name not in NO_INPUT and name not in map(lengths_name, lengths)
         }
-        aligned = {name: each for name, each in given.items() if each.shape == sequences.shape}
+        aligned = {name: given[name] for name in token_aligned(tensors, sequences) if name in given}
         others = {name: each for name, each in given.items() if name not in aligned}
         return cls(aligned, others, {name: lengths[name] for name in lengths if name in others})
 

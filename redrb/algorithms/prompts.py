@@ -236,11 +236,12 @@ def _padded(name: str, values: Sequence[Tensor], mask: Tensor) -> dict[str, Tens
     if len(shape) == 1:
         return {name: torch.stack(list(values))}
     lengths = [len(value) for value in values]
-    if len(shape) == 2 and lengths == mask.sum(1).tolist():  # one entry a token
+    of_tokens = len(shape) == 2 and lengths == mask.sum(1).tolist()
+    if of_tokens:
         shape = (len(values), mask.shape[1])
     out = values[0].new_zeros(shape)
     for row, value in zip(out, values, strict=True):
         row[shape[1] - len(value) :] = value
-    if len(set(lengths)) == 1 or shape == tuple(mask.shape):
+    if of_tokens or (len(set(lengths)) == 1 and shape != tuple(mask.shape)):
         return {name: out}
     return {name: out, lengths_name(name): torch.tensor(lengths)}

@@ -143,9 +143,12 @@ def percent(part: float, whole: float) -> str:
 
 
 def _finite(value: object) -> object:
-    """Return what JSON can hold: differences of float64 may be beyond it."""
+    """Return what JSON can hold: differences of float64, and keys of tags, may be beyond it."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {
+            repr(key) if isinstance(key, bytes) else key: _finite(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return list(map(_finite, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -82,7 +82,7 @@ _ADMIN_SCRIPTS = (
     *_PUT_SCRIPTS,
     *_TAKE_SCRIPTS,
 )
-_READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
+_READ_WEIGHTS_SCRIPTS = ("weights/ask", "weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 
 
@@ -190,8 +190,9 @@ def _weights(role: Role, namespace: str, weights: str) -> list[str]:
         ]
     posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
     if role in ("maker", "episode-maker"):
-        # it notes the versions that it reads, and writes nothing else
-        notes = [f"~{each.prefix}{name}" for each in keys for name in ("followers", "none", "pins")]
+        # it notes the versions that it reads or finds damaged, and writes nothing else
+        noted = ("asked", "followers", "none", "pins")
+        notes = [f"~{each.prefix}{name}" for each in keys for name in noted]
         read = [f"%R~{name}" for name in (*stored, *posted)]
         return [
             _rules([*notes, *read], _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),

@@ -137,6 +137,7 @@ def _figures(task: TaskState) -> dict[str, object]:
         rates["bytes_put/s"] = size(round(task.rates.bytes_put))
     pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
     rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
+    rights.pop("returns_s", None)
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
     accounts = {"ledger": stats.ledger, "admission": stats.admission, "parts": stats.parts}
     checks = {f"{name}_balanced": one.balanced for name, one in accounts.items() if one is not None}

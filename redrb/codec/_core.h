@@ -76,7 +76,7 @@ typedef struct { uint64_t count, rank; uint32_t sizes[MAX_RANK]; } Shape; /* unu
 
 /* Load what `collect` and `encode` need, at import; -1 with an error. */
 int prepare_encoding(PyObject *errors);
-/* collect(samples, tables, names, keys, rules, tensor type, exchange) -> (columns, sound, even, oldest version);
+/* collect(samples, tables, names, keys, rules, types, exchange) -> (columns, sound, even, oldest version);
  *     None where
  *     a field is not plain. The names beyond the rules are those of further tensors, in the tables. */
 PyObject *collect(PyObject *module, PyObject *args);

@@ -7,13 +7,14 @@
 
 #define MIN_RUN 16
 
-static PyObject *EncodeError, *name_is_neg, *name_policy_version;
+static PyObject *EncodeError, *name_dtype, *name_is_neg, *name_policy_version;
 
 int prepare_encoding(PyObject *errors) {
     EncodeError = PyObject_GetAttrString(errors, "EncodeError");
+    name_dtype = PyUnicode_InternFromString("dtype");
     name_is_neg = PyUnicode_InternFromString("is_neg");
     name_policy_version = PyUnicode_InternFromString("policy_version");
-    return EncodeError && name_is_neg && name_policy_version ? 0 : -1;
+    return EncodeError && name_dtype && name_is_neg && name_policy_version ? 0 : -1;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -346,8 +347,25 @@ static void note_versions(Columns *all, const EncodedColumn *column, const Cell 
     }
 }
 
+/* Return whether elements are what DLPack says, or -1 with an error: it describes integers smaller than bytes as
+ * bytes, and does not say that imaginary parts of conjugates have their sign elsewhere. */
+static int is_described(PyObject *tensor, int code, PyObject *types) {
+    int kind = DTYPES[code].kind;
+    if (kind == FLOATING) {
+        PyObject *is_neg = PyObject_CallMethodNoArgs(tensor, name_is_neg);
+        if (!is_neg) return -1;
+        Py_DECREF(is_neg);
+        return is_neg == Py_False;
+    }
+    if (kind == BITS || DTYPES[code].size > 1) return 1;
+    PyObject *dtype = PyObject_GetAttr(tensor, name_dtype);
+    if (!dtype) return -1;
+    Py_DECREF(dtype);
+    return dtype == PyTuple_GET_ITEM(types, kind == SIGNED ? 1 : 2);
+}
+
 /* Fill in one cell. Returns 1, or 0 where the field is not plain, or -1 with an error. */
-static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, PyObject *tensor,
+static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, PyObject *tensor, PyObject *types,
                         const Exchange *exchange, const Rule *rule, uint64_t *lengths) {
     Borrowed borrowed;
     Shape shape;
@@ -355,12 +373,8 @@ static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, 
     Cell *cell = &column->cells[sample];
     cell->owner = Py_NewRef(tensor);
     if (!take_memory(all, column, sample, &borrowed, &shape)) return 0;
-    if (DTYPES[column->code].kind == FLOATING) { /* imaginary parts of conjugates have their sign elsewhere */
-        PyObject *is_neg = PyObject_CallMethodNoArgs(tensor, name_is_neg);
-        if (!is_neg) return -1;
-        Py_DECREF(is_neg);
-        if (is_neg != Py_False) return 0;
-    }
+    int plain = is_described(tensor, column->code, types);
+    if (plain < 1) return plain;
     if (rule && all->sound) all->sound = keeps_rule(rule, column, cell, &shape, lengths);
     if (!rule || !(rule->needs & VERSIONS)) return 1;
     if (DTYPES[column->code].kind != SIGNED && DTYPES[column->code].kind != UNSIGNED) return 0;
@@ -368,7 +382,7 @@ static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, 
     return 1;
 }
 
-static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, PyObject *name, PyObject *type,
+static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, PyObject *name, PyObject *types,
                           const Exchange *exchange, const Rule *rule, uint64_t *lengths) {
     int found = 1;
     for (Py_ssize_t i = 0; found == 1 && i < all->samples; i++) {
@@ -378,8 +392,8 @@ static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, P
         else tensor = Py_XNewRef(PyDict_GetItemWithError(row, name));
         if (!tensor && (rule || PyErr_Occurred())) return -1;
         if (tensor && tensor != Py_None)
-            found = Py_IS_TYPE(tensor, (PyTypeObject *)type)
-                        ? collect_cell(all, column, i, tensor, exchange, rule, &lengths[2 * i]) : 0;
+            found = Py_IS_TYPE(tensor, (PyTypeObject *)PyTuple_GET_ITEM(types, 0))
+                        ? collect_cell(all, column, i, tensor, types, exchange, rule, &lengths[2 * i]) : 0;
         Py_XDECREF(tensor);
     }
     for (Py_ssize_t i = 0; column->here && !(rule && rule->needs & OPTIONAL) && i < all->samples; i++)
@@ -402,14 +416,14 @@ static int check_sample(Columns *all, PyObject *sample, const uint64_t *lengths)
 
 /* Collect all columns. Returns 1, or 0 where a field is not plain, or -1 with an error. */
 static int collect_all(Columns *all, PyObject *samples, PyObject *tables, PyObject *names, PyObject *keys,
-                       const Rule *rules, Py_ssize_t ruled, PyObject *type, const Exchange *exchange) {
+                       const Rule *rules, Py_ssize_t ruled, PyObject *types, const Exchange *exchange) {
     int found = 1;
     uint64_t *lengths = PyMem_Calloc((size_t)all->samples, 2 * sizeof(uint64_t));
     if (!lengths) return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; found == 1 && i < all->count; i++) {
         all->columns[i].key = Py_NewRef(PyTuple_GET_ITEM(keys, i));
         all->columns[i].checked = i < ruled && rules[i].needs & CHECKED;
-        found = collect_column(all, &all->columns[i], i < ruled ? samples : tables, PyTuple_GET_ITEM(names, i), type,
+        found = collect_column(all, &all->columns[i], i < ruled ? samples : tables, PyTuple_GET_ITEM(names, i), types,
                                exchange, i < ruled ? &rules[i] : NULL, lengths);
     }
     for (Py_ssize_t i = 0; found == 1 && i < all->samples; i++)
@@ -419,22 +433,23 @@ static int collect_all(Columns *all, PyObject *samples, PyObject *tables, PyObje
 }
 
 PyObject *collect(PyObject *module, PyObject *args) {
-    PyObject *samples, *tables, *names, *keys, *type, *capsule;
+    PyObject *samples, *tables, *names, *keys, *types, *capsule;
     const Rule *rules;
     Py_ssize_t ruled;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!y#OO", &PyTuple_Type, &samples, &PyTuple_Type, &tables, &PyTuple_Type, &names,
-                          &PyTuple_Type, &keys, &rules, &ruled, &type, &capsule))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!y#O!O", &PyTuple_Type, &samples, &PyTuple_Type, &tables, &PyTuple_Type, &names,
+                          &PyTuple_Type, &keys, &rules, &ruled, &PyTuple_Type, &types, &capsule))
         return NULL;
     const Exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     Py_ssize_t size = PyTuple_GET_SIZE(samples), count = PyTuple_GET_SIZE(names);
     if (!exchange) return NULL;
+    if (PyTuple_GET_SIZE(types) != 3) return PyErr_SetString(PyExc_ValueError, "three types are needed"), NULL;
     if (size < 1 || size > MAX_SAMPLES || size != PyTuple_GET_SIZE(tables) || count > MAX_COLUMNS ||
         count != PyTuple_GET_SIZE(keys) || exchange->version.major != 1 || !exchange->borrow)
         Py_RETURN_NONE;
     Columns *all = columns_new(size, count);
     if (!all) return NULL;
-    int found = collect_all(all, samples, tables, names, keys, rules, ruled / (Py_ssize_t)sizeof(Rule), type, exchange);
+    int found = collect_all(all, samples, tables, names, keys, rules, ruled / (Py_ssize_t)sizeof(Rule), types, exchange);
     PyObject *columns = found == 1 ? PyCapsule_New(all, CAPSULE, capsule_free) : NULL;
     if (!columns) {
         columns_free(all);

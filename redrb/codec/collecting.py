@@ -29,6 +29,9 @@ BY_TORCH: Final = {dtype.tensor: dtype for dtype in DTYPES}
 _EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
 
+_TYPES = (Tensor, torch.int8, torch.uint8)
+"""The type of plain tensors; the dtypes of bytes, which DLPack takes smaller integers for."""
+
 
 def _rules(*, values: bool) -> bytes:
     """Return what `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
@@ -77,7 +80,7 @@ class Collector:
         if named is None:
             return None
         found = kernels.kernel.collect(
-            tuple(group), tuple(tables), *named, self._rules, Tensor, _EXCHANGE
+            tuple(group), tuple(tables), *named, self._rules, _TYPES, _EXCHANGE
         )
         return None if found is None else Columns(*found)
 
@@ -96,13 +99,13 @@ class Collector:
             present = [tensor for tensor in plain if tensor is not None]
             if not present:
                 continue
-            if name == "token_versions":
-                oldest = oldest_version(present)
             held += present
             dtypes = {tensor.dtype for tensor in present}
             if len(dtypes) > 1:
                 raise dtypes_differ(name, plain)
             dtype = dtype_of(name, dtypes.pop())
+            if name == "token_versions":
+                oldest = oldest_version(present)
             cells: list[Cell | None] = []
             for tensor in plain:
                 if tensor is not None:
@@ -115,14 +118,34 @@ class Collector:
 
 
 def plain_memory(name: str, tensor: Tensor) -> Tensor:
-    """Return the tensor's elements in one contiguous tensor on the CPU, without its history."""
+    """Return the tensor's elements in one contiguous tensor on the CPU, without its history.
+
+    Raises:
+        EncodeError: It has no elements that lie one after the other.
+    """
+    if tensor.is_nested:
+        raise EncodeError(f"{name} is a nested tensor: unbind it, and give its parts.")
+    if tensor.layout is not torch.strided:
+        raise EncodeError(
+            f"{name} is a tensor of layout {tensor.layout}: give a dense one, with .to_dense()."
+        )
+    if tensor.is_meta:
+        raise EncodeError(f"{name} is on the device meta, where tensors have no elements.")
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise EncodeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, a tensor that stands for others: "
+            "give a plain one, such as full_tensor() of a DTensor."
+        )
     try:
         plain = tensor.detach().cpu().resolve_neg().contiguous()
         address = plain.data_ptr()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise EncodeError(f"{name} cannot be read as plain memory: {error}") from error
     if not address and plain.numel():
-        raise EncodeError(f"{name} has no memory: its storage was freed.")
+        raise EncodeError(
+            f"{name} has no memory: its storage was freed, or stands for zeros alone."
+        )
     return plain
 
 

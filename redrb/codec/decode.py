@@ -24,8 +24,8 @@ from redrb.codec.wire import batch_limit
 from redrb.errors import RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
+    MARKED,
     MASK_DTYPES,
-    MASK_OF,
     Shape,
     check_side,
     lengths_mask,
@@ -85,11 +85,10 @@ def decode_batch(
     columns = _columns(layouts)
     shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
     made = {}
-    for of, mask in MASK_OF.items():
-        if of in columns and mask not in columns and not columns[of].alike:
-            lengths = columns[of].lengths()
-            if len(set(lengths)) > 1:
-                made[mask] = lengths
+    for mask, marked in MARKED.items():
+        described = next((name for name in marked if len(shapes.get(name, ())) > 1), "")
+        if described and mask not in columns:
+            made[mask] = columns[described].lengths()
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     size += sum(
         len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize for mask, lengths in made.items()
@@ -104,15 +103,21 @@ def decode_batch(
     padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
     for mask, lengths in made.items():
         padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    ragged = {
-        name: column.lengths()
-        for name, column in columns.items()
-        if name not in TENSOR_FIELDS and not column.alike
-    }
+    ragged = {name: columns[name].lengths() for name in _ragged(columns, shapes)}
     batch = assemble_experience(padded, _metadata(layouts), side, ragged)
     sizes = [layout.samples for layout in layouts]
     batch.group_index = torch.from_numpy(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
     return batch
+
+
+def _ragged(columns: Mapping[str, _Column], shapes: Mapping[str, Shape]) -> set[str]:
+    """Return the fields whose lengths `assemble_experience` takes."""
+    further = [name for name in columns if name not in TENSOR_FIELDS]
+    found = {name for name in further if not columns[name].alike}
+    near = [name for name in further if shapes[name] == shapes.get("sequences")]
+    if near and not (columns["sequences"].alike and found.isdisjoint(near)):
+        found.update(near, ("sequences",))
+    return found
 
 
 def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:
@@ -141,12 +146,15 @@ class _Column:
     places: bytes  # of the field among the columns of each group; NOWHERE where one lacks it
     ones: dict[int, int] | None = None  # of a mask that some rows lack: ones that stand for it
     alike: bool = False  # whether all rows have one shape; known after `padded_shape`
+    longest: int = 0  # the first dimension of rows that are alike
 
     def lengths(self) -> list[int]:
         """Return the first dimension of each row's sample; 0 where it has none."""
-        return [shape[0] if shape else 0 for shape in self._shapes()]
+        if self.alike:
+            return [self.longest] * self.rows
+        return [shape[0] if shape else 0 for shape in self.shapes()]
 
-    def _shapes(self) -> list[Shape | None]:
+    def shapes(self) -> list[Shape | None]:
         """Return the shape of each row's sample; None where it has none."""
         shapes: list[Shape | None] = []
         for group, place in zip(self.groups, self.places, strict=True):
@@ -162,24 +170,27 @@ class _Column:
         if extent is None:
             return self._uneven_shape(columns)
         first, longest, self.alike = extent
+        self.longest = longest
         return (self.rows, *first) if self.alike else (self.rows, longest, *first[1:])
 
     def _uneven_shape(self, columns: Mapping[str, _Column]) -> Shape:
         """Do the same row by row, where some lack the field or differ in rank."""
-        shapes = self._shapes()
+        shapes = self.shapes()
         missing = [row for row, shape in enumerate(shapes) if shape is None]
-        described = columns.get(_DESCRIBED.get(self.name, ""))
-        if missing and described is None:
-            raise RecordError(
-                f"{self.name} is None in sample {missing[0]} and a tensor in others.",
-                field=self.name,
-            )
-        if missing and described is not None:
-            lengths = described.lengths()
+        if missing:
+            marked = [
+                columns[name].shapes() for name in MARKED.get(self.name, ()) if name in columns
+            ]
+            lengths = next(([each[0] for each in of if each] for of in marked if all(of)), None)
+            if lengths is None:
+                raise RecordError(
+                    f"{self.name} is None in sample {missing[0]} and a tensor in others.",
+                    field=self.name,
+                )
             self.ones = {row: lengths[row] for row in missing}
         ones = self.ones or {}
-        known = [(ones[row],) if shape is None else shape for row, shape in enumerate(shapes)]
-        return padded_shape(self.name, known)
+        filled = [(ones[row],) if shape is None else shape for row, shape in enumerate(shapes)]
+        return padded_shape(self.name, filled)
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
         """Return the field, each row's sample decoded to its place."""
@@ -210,9 +221,6 @@ class _Column:
             side == "left",
             _bits_of(pad_value(self.name), self.dtype.code),
         )
-
-
-_DESCRIBED = {mask: of for of, mask in MASK_OF.items()}
 
 
 @cache

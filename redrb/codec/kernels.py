@@ -65,7 +65,7 @@ class Group(Protocol):
 NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
-INTERFACE: Final = 6
+INTERFACE: Final = 7
 """Number of the functions' signatures: a core that an older version compiled is not used."""
 
 

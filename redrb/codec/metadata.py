@@ -31,6 +31,7 @@ from redrb.errors import DecodeError, EncodeError
 from redrb.experience.batching import METADATA
 from redrb.experience.records import BufferItem
 from redrb.experience.status import Status, group_status
+from redrb.packing import FLAT, pack, pack_equal
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, may_hold_more, unpack
 
 _ELEMENT = 7
@@ -97,8 +98,11 @@ Row = tuple[Any, Any, Any, Any, Any]
 """Policy version, status, group id, tags and extras of one sample: the order of METADATA."""
 
 _SCALARS = (str, int, float, bool)
-_FLAT = {str, int, float, bool, bytes, type(None)}
 _row = attrgetter(*METADATA)
+_HELD = (
+    "msgpack holds None, bool, 64-bit int, float, str, bytes, aware datetime, list, and dict with "
+    "keys of str or bytes"
+)
 _LEVELS_ABOVE = 2
 """Levels around an extra: the list of the samples' extras, and the map of one sample's."""
 
@@ -260,27 +264,21 @@ def _extras(rows: Sequence[Any]) -> bytes:
     if len(joined) > MAX_EXTRAS_BYTES:
         raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")
     if may_hold_more(joined, MAX_CONTAINERS):
-        _check_readable(joined, "extras cannot be stored", MAX_NESTING)
+        try:
+            unpack(joined, "extras")
+        except DecodeError as error:
+            raise EncodeError(f"extras cannot be stored: {error}") from error
     return joined
 
 
 def _check_extra(key: str, value: object) -> None:
-    """Refuse values that can be packed but not unpacked, such as nested maps with int keys."""
+    """Refuse values that would not come back equal, such as tuples and maps with int keys."""
     check_text(key, MAX_EXTRAS_BYTES, "an extra's key")
-    if type(value) not in _FLAT:
-        cannot = f"extra {key!r} cannot be stored"
+    if type(value) not in FLAT:
         try:
-            packed = _pack(value)
-        except EncodeError as error:
-            raise EncodeError(f"{cannot}: {error}") from error
-        _check_readable(packed, cannot, MAX_NESTING - _LEVELS_ABOVE)
-
-
-def _check_readable(packed: bytes, cannot: str, levels: int) -> None:
-    try:
-        unpack(packed, "value", levels=levels)
-    except DecodeError as error:
-        raise EncodeError(f"{cannot}: {error}") from error
+            pack_equal(value, levels=MAX_NESTING - _LEVELS_ABOVE)
+        except ValueError as error:
+            raise EncodeError(f"extra {key!r} cannot be stored: {error} ({_HELD}).") from error
 
 
 def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object], None]) -> bytes:
@@ -300,10 +298,6 @@ def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object
 
 def _pack(value: object) -> bytes:
     try:
-        packed: bytes = msgpack.packb(value, datetime=True)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise EncodeError(
-            f"{error} (msgpack holds None, bool, 64-bit int, float, str, bytes, "
-            "aware datetime, list and dict)."
-        ) from error
-    return packed
+        return pack(value)
+    except ValueError as error:
+        raise EncodeError(f"{error} ({_HELD}).") from error

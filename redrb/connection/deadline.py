@@ -66,6 +66,7 @@ class Deadline:
         repeat_s: float | None = None,
         stop: Stop | None = None,
         budget: Stop | None = None,
+        blocks_s: float = 0.0,
     ) -> None:
         """Count from now.
 
@@ -79,6 +80,8 @@ class Deadline:
             budget: Its seconds on Redis, once a signal has come, are those of the block. A
                 request that is under way when they are over is interrupted in the main thread; in
                 another one `Stop.end` interrupts it.
+            blocks_s: Seconds for which the server may let its reply wait, as asked: a connection
+                that is silent for so long is not broken.
 
         Raises:
             ConfigError: `timeout` is no number >= 0.
@@ -96,6 +99,7 @@ class Deadline:
             self.repeat_until = now + repeat_s
         self.stop = stop
         self.budget = budget
+        self._blocks_s = blocks_s
         self.counts = budget is None
         self._outer: Deadline | None = None
         self._watch: AbstractContextManager[None] | None = None
@@ -178,7 +182,8 @@ class Deadline:
         left = self.left_s
         if left == math.inf or timeout is None:
             return timeout
-        return min(timeout, max(left, _SHORTEST_S), max(left / 3, GRACE_S))
+        third = max(left / 3, GRACE_S, self._blocks_s + GRACE_S)
+        return min(timeout, max(left, _SHORTEST_S), third)
 
     def pause(self, seconds: float) -> None:
         """Wait between two attempts of a request, or until the thread is asked to stop."""

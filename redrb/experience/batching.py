@@ -11,8 +11,9 @@ from torch import Tensor
 from redrb.errors import RecordError
 from redrb.experience.padding import (
     ACTION_FIELDS,
+    MARKED,
     MASK_DTYPES,
-    MASK_OF,
+    MASKS,
     SEQUENCE_FIELDS,
     check_side,
     lengths_mask,
@@ -40,9 +41,10 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
 
     Sequence-aligned fields are padded to the longest S, action-aligned ones to the longest A, with
     zeros (token versions with -1); dtypes are kept. Further tensors that differ in their first
-    dimension are padded too, and get their lengths as `<name>_lengths`. A mask that no sample has
-    stays None if all lengths are equal. Otherwise it is made, so that padding is never taken for
-    tokens. Contract: ColossalAI `coati`, whose batches pad on the left.
+    dimension are padded too, and get their lengths as `<name>_lengths`; those with one entry a
+    token are padded as `sequences` is, and need none. A mask that samples lack is made from their
+    lengths, also where these are equal: a batch with sequences has an `attention_mask`, one with
+    actions an `action_mask`. Contract: ColossalAI `coati`, whose batches pad on the left.
 
     Args:
         items: At least one sample; all with the same fields and dtypes.
@@ -62,7 +64,7 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
     padded: dict[str, Tensor] = {}
     lengths: dict[str, list[int]] = {}
     for name, column in columns.items():
-        if name in MASK_OF.values():
+        if name in MASKS:
             continue
         missing = [row for row, tensor in enumerate(column) if tensor is None]
         if missing:
@@ -72,10 +74,12 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
         present = [tensor for tensor in column if tensor is not None]
         padded[name] = _zero_pad_sequences(present, side, name=name)
         lengths[name] = [tensor.shape[0] if tensor.dim() else 0 for tensor in present]
-    for of, mask in MASK_OF.items():
-        made = _batch_mask(mask, columns.get(mask, [None] * len(rows)), columns.get(of), side)
+    for mask, marked in MARKED.items():
+        described = next((name for name in marked if name in padded and padded[name].dim() > 1), "")
+        column = columns.get(mask, [None] * len(rows))
+        made = _batch_mask(mask, column, lengths.get(described), side)
         if made is not None:
-            padded[mask] = made
+            padded[mask] = made if mask in columns else made.to(padded[described].device)
     metadata: dict[str, Any] = {key: [getattr(item, key) for item in items] for key in METADATA}
     return assemble_experience(padded, metadata, side, lengths)
 
@@ -86,12 +90,18 @@ def assemble_experience(
     side: Side,
     lengths: Mapping[str, Sequence[int]],
 ) -> Experience:
-    """Return an Experience of padded tensors by name and lists of metadata by name."""
+    """Return an Experience of padded tensors by name and lists of metadata by name.
+
+    Args:
+        lengths: First dimension of each sample's tensor, by name, where samples differ in it; of
+            `sequences` and the tensors that are padded to its shape, where any of these differ.
+    """
     standard: dict[str, Any] = {name: padded.get(name) for name in TENSOR_FIELDS}
     further = {name: tensor for name, tensor in padded.items() if name not in standard}
+    aligned = token_aligned(further, standard["sequences"])
     for name, tensor in list(further.items()):
-        found = lengths.get(name, ())
-        if len(set(found)) < 2:
+        found = lengths.get(name, [])
+        if found == lengths.get("sequences", []) if name in aligned else len(set(found)) < 2:
             continue
         if lengths_name(name) in padded:
             raise RecordError(
@@ -110,7 +120,8 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     fields hold the padding value: one repeated token in `sequences`, zeros in the action-aligned
     fields (-1 in token versions). So a masked action with a log-probability stays. A row whose mask
     is 0 everywhere stays whole. A further tensor is cut to its entry in `<name>_lengths`, if the
-    batch has them. The samples are views of the batch.
+    batch has them; without, one of the shape of `sequences` is cut with it. The samples are views
+    of the batch.
 
     Raises:
         RecordError: A field has another batch size than the others.
@@ -127,8 +138,9 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     for name, found in lengths.items():
         for row, length in zip(rows, found, strict=True):
             row[name] = row[name][row_slice(length, row[name].shape[0], side)]
+    of_tokens = (*SEQUENCE_FIELDS, *token_aligned(experience.tensors, experience.sequences))
     for row in rows:
-        _strip(row, "attention_mask", SEQUENCE_FIELDS, side)
+        _strip(row, "attention_mask", of_tokens, side)
         _strip(row, "action_mask", ACTION_FIELDS, side)
     return _samples(experience, rows)
 
@@ -175,6 +187,20 @@ def lengths_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return found
 
 
+def token_aligned(tensors: Mapping[str, Tensor], sequences: Tensor | None) -> list[str]:
+    """Return the names of a batch's further tensors that have one entry for each token.
+
+    They have the shape of `sequences`, `[B, S]`. Where the samples of such a tensor have other
+    lengths than their sequences, the batch has its `<name>_lengths`.
+    """
+    shape = None if sequences is None else sequences.shape
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor.shape == shape and lengths_name(name) not in tensors
+    ]
+
+
 def _zero_pad_sequences(
     tensors: Sequence[Tensor], side: str = "left", *, name: str = "sequences"
 ) -> Tensor:
@@ -200,25 +226,19 @@ def _zero_pad_sequences(
 def _batch_mask(
     name: str,
     column: Sequence[Tensor | None],
-    described: Sequence[Tensor | None] | None,
+    lengths: Sequence[int] | None,
     side: Side,
 ) -> Tensor | None:
-    """Return the padded mask; it is made from the lengths for samples without one."""
+    """Return the padded mask; for samples without one it is made from their lengths, if known."""
     given = [mask for mask in column if mask is not None]
     if len(given) == len(column):
         return _zero_pad_sequences(given, side, name=name)
-    if described is None and not given:
+    if lengths is None and not given:
         return None
-    if described is None:
+    if lengths is None:
         raise RecordError(f"{name} is None in some samples, and no other field has their lengths.")
-    lengths = [
-        tensor.shape[0] if tensor is not None and tensor.dim() else 0 for tensor in described
-    ]
     if not given:
-        if len(set(lengths)) == 1:
-            return None
-        device = next((tensor.device for tensor in described if tensor is not None), None)
-        return lengths_mask(lengths, max(lengths), side, MASK_DTYPES[name]).to(device)
+        return lengths_mask(lengths, max(lengths), side, MASK_DTYPES[name])
     filled = [
         mask
         if mask is not None

@@ -79,14 +79,29 @@ def check_groups(groups: Sequence[Sequence[Any]], first: int = 0) -> dict[int, R
 
 @torch.no_grad()
 def all_finite(rewards: Sequence[Tensor]) -> bool:
-    """Return whether all elements of tensors of one shape are finite, usually in one call."""
+    """Return whether all elements of tensors of one shape are finite, usually in one call.
+
+    Raises:
+        RecordError: A tensor has no numbers that can be read.
+    """
     if not rewards:
         return True
     try:
         joined = rewards[0] if len(rewards) == 1 else torch.stack(list(rewards))
         return bool(joined.isfinite().all())
-    except RuntimeError:  # several devices or dtypes, or a dtype without this kernel
-        return all(bool(reward.double().isfinite().all()) for reward in rewards)
+    except (RuntimeError, TypeError):  # several devices or dtypes, or a dtype without this kernel
+        return all(map(_is_finite, rewards))
+
+
+def _is_finite(reward: Tensor) -> bool:
+    try:
+        return bool(reward.double().isfinite().all())
+    except (RuntimeError, TypeError) as error:
+        raise RecordError(
+            f"a reward is a {type(reward).__name__} of {reward.dtype}, {reward.layout} on "
+            f"{reward.device}, which has no numbers that can be read: {error}",
+            field="reward",
+        ) from error
 
 
 def _check_fields(fields: Sequence[object], where: Where) -> None:
@@ -99,7 +114,12 @@ def _check_fields(fields: Sequence[object], where: Where) -> None:
         if not isinstance(tensor, Tensor):
             found = f"is a {type(tensor).__name__}, not a torch.Tensor"
             _refuse(name, f"{found}: convert it with torch.as_tensor()", where)
-        shape = tensor.shape
+        if tensor.is_nested:
+            _refuse(name, "is a nested tensor: unbind it, and give each sample its part", where)
+        try:
+            shape = tensor.shape
+        except RuntimeError as error:  # of a parameter that has no memory yet
+            _refuse(name, f"has no shape: {error}", where)
         if len(shape) not in dims:
             axis = "S" if name in SEQUENCE_FIELDS else "A"
             wanted = " or ".join(f"[{axis}]" if each else "[]" for each in dims)

@@ -27,10 +27,13 @@ ACTION_FIELDS = (
 )
 """Fields of length A (`values`, `kl` and `advantages` may be scalars instead)."""
 
-MASK_OF = {"sequences": "attention_mask", "action_log_probs": "action_mask"}
-"""Field -> the mask that marks its padding."""
+MARKED = {
+    "attention_mask": ("sequences",),
+    "action_mask": tuple(name for name in ACTION_FIELDS if name != "action_mask"),
+}
+"""Mask -> the fields whose padding it marks: the first of them that has lengths gives its own."""
 
-MASKS = frozenset(MASK_OF.values())
+MASKS = frozenset(MARKED)
 """The masks: samples may lack them, because a missing mask can be made."""
 
 MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
@@ -82,6 +85,8 @@ def lengths_mask(
     lengths: Sequence[int], longest: int, side: Side, dtype: torch.dtype, *, pin: bool = False
 ) -> Tensor:
     """Return a mask `[B, longest]` that is 1 on each row's `lengths` entries, 0 on its padding."""
+    if min(lengths) == longest:
+        return torch.ones(len(lengths), longest, dtype=dtype, pin_memory=pin)
     sizes = torch.tensor(lengths, dtype=torch.int64)[:, None]
     places = torch.arange(longest)[None, :]
     real = places >= longest - sizes if side == "left" else places < sizes

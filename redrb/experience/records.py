@@ -43,7 +43,8 @@ class BufferItem:
         status: Status of the rollout.
         group_id: Name of its group, the same for all completions of one prompt.
         tags: Scalars by name, for queries.
-        extras: Values that msgpack can hold, such as messages, text, reward details.
+        extras: Values that msgpack can hold, such as messages, text, reward details. Those that
+            would come back as others, such as tuples, are refused.
     """
 
     sequences: Tensor | None
@@ -75,7 +76,10 @@ class Experience:
     Attributes:
         tensors: Further tensors by name, `[B, ...]`. Where the samples of `name` differ in their
             first dimension, it is padded with 0, and `<name>_lengths`, int64 `[B]`, has the
-            dimension of each.
+            dimension of each. A tensor of the shape of `sequences` has one entry a token, unless it
+            has lengths.
+        attention_mask: 1 for each token that counts, `[B, S]`; a batch that redrb makes has it.
+        action_mask: True for each action that counts, `[B, A]`; a batch that redrb makes has it.
         group_index: Index of each sample's group within the batch, int64 `[B]`, counted from 0 in
             the order of the batch; None where the batch was not made of groups. It is not stored.
         padding_side: Side of the padding, which `split_experience_batch` removes.

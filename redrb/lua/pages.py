@@ -16,6 +16,7 @@ PAGES: dict[str, int] = {
     # Leases.
     "taken_over": 50,  # groups of dead consumers that one call requeues
     "dead_consumers": 20,  # dead consumers that one call looks at
+    "late": 16,  # consumers, or makers, that are late for a heartbeat and are named in a reply
     "slots": 32,  # slots of a consumer that are read together
     "unnoted": 100,  # names without a slot that one call removes when a consumer ends
     "copied_bytes": 1_048_576,  # payload that a script reads, after which a page ends

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TextIO, TypeAlias
 
+from msgpack import ExtType
 from torch import Tensor
 
 from redrb.codec import decode_items, parse_group
@@ -246,7 +247,8 @@ def _sample(item: BufferItem) -> Line:
 def to_json(value: Any) -> Any:
     """Return the JSON form of `value`.
 
-    Bytes become `{"$bytes": base64}`, times `{"$datetime": ISO 8601}`, numbers that are not finite
+    Bytes become `{"$bytes": base64}`, times `{"$datetime": ISO 8601}`, msgpack's own types
+    `{"$ext": [code, base64]}`, numbers that are not finite
     `{"$float": "nan" | "inf" | "-inf"}`, and maps with keys that are bytes or begin with `$`
     `{"$map": [[key, value], ...]}`.
     """
@@ -256,6 +258,8 @@ def to_json(value: Any) -> Any:
         return {"$datetime": value.isoformat()}
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
+    if isinstance(value, ExtType):
+        return {"$ext": [value.code, base64.b64encode(value.data).decode()]}
     if isinstance(value, list | tuple):
         made = []
         for one in value:  # no comprehension: each of its levels would cost two of the stack

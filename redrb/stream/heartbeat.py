@@ -25,6 +25,9 @@ LONGEST_PERIOD_S = 2.5
 _SHORTEST_BEAT_S = 1.0
 """Time that a beat has at least, however short the lease."""
 
+_GAPS = 64
+"""Silences that are remembered, each longer than all after it."""
+
 _STOP_S = 0.5
 """How long `stop` waits for a beat that is under way."""
 
@@ -43,6 +46,32 @@ def do_each(left: deque[T], do: Callable[[T], None]) -> None:
         except StoreError:
             left.appendleft(entry)
             raise
+
+
+class Silences:
+    """How long Redis heard nothing of a heartbeat: the times between two beats that it answered.
+
+    Safe among threads. A call that holds Python's lock (GIL) stops all threads, and with them the
+    heartbeat: afterwards this says for how long.
+    """
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        self._heard = time.monotonic()
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=_GAPS)
+
+    def end(self) -> float:
+        """Note that Redis has answered a beat; returns the seconds of the silence before it."""
+        before, self._heard = self._heard, time.monotonic()
+        while self._gaps and self._gaps[-1][1] - self._gaps[-1][0] <= self._heard - before:
+            self._gaps.pop()  # a shorter one that has ended before is never the longest
+        self._gaps.append((before, self._heard))
+        return self._heard - before
+
+    def longest_s(self, since: float) -> float:
+        """Return the seconds of the longest silence since a time (monotonic), until now."""
+        gaps = [*self._gaps, (self._heard, time.monotonic())]
+        return max((end - max(begin, since) for begin, end in gaps if end > since), default=0.0)
 
 
 class Heartbeat:

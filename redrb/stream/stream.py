@@ -120,8 +120,8 @@ class ExperienceStream(OpenTask, Closing):
                 the client.
             checks: Checks of each put: "values" (numbers are finite where `action_mask` counts
                 them), "fields" (all completed groups of the task have the same fields and dtypes),
-                "versions" (there is a policy version if the task has a bound of staleness).
-                Default: all of them.
+                "versions" (there is a policy version if the task has a bound of staleness, and with
+                `weights` it is published). Default: all of them.
             on_bad_group: "raise" refuses a put with a bad group: nothing of it is stored, and the
                 error names all bad groups. "drop" stores the other groups; bad ones are logged, and
                 count as filtered.

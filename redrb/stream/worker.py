@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
 from redrb.experience.faults import newest_fault
 from redrb.forks import in_child
+from redrb.processes import process_name
 from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.steps import Steps
 from redrb.stream.task.calls import Announce
@@ -163,7 +163,7 @@ class Worker:
     def _begin(self) -> None:
         """Become a worker that Redis does not know yet: at first, and in a forked process."""
         self._pid = os.getpid()
-        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self.name = process_name()
         self.end = WorkerEnd(self._task, self.name)
         self._lock = threading.Lock()
         self._began = time.monotonic()

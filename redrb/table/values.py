@@ -24,6 +24,7 @@ from redrb.codec.dtypes import DTYPES
 from redrb.codec.plain.cells import ARRAY, HEAD, TENSOR, read_cell, spread
 from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
 from redrb.errors import ConfigError, DecodeError, EncodeError
+from redrb.packing import pack_equal
 from redrb.unpacking import unpack
 
 if TYPE_CHECKING:
@@ -33,14 +34,11 @@ Piece: TypeAlias = bytes | memoryview
 
 OBJECT, PICKLE = ARRAY + 1, ARRAY + 2
 _SIGNATURE: Final = 32
-_KIND: Final = attrgetter("dtype", "layout", "is_nested", "is_meta", "is_cpu")
+_KIND: Final = attrgetter("__class__", "dtype", "layout", "is_nested", "is_meta", "is_cpu")
 _CODES: Final = {dtype.name: dtype.code for dtype in DTYPES}
 _NUMPY: Final = {
     code: name for name, code in _CODES.items() if "float8" not in name and name != "bfloat16"
 }
-
-_UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
-"""Errors of objects that msgpack does not hold, or not so that they can be read again."""
 
 
 def head_of(kind: int, dtype: str, shape: tuple[int, ...], what: str) -> bytes:
@@ -92,7 +90,7 @@ class Values:
             raise EncodeError(
                 f"{what} is a {type(values).__name__}: give one value for each row."
             ) from None
-        if isinstance(values, str | bytes | Mapping | Set) or count != len(keys):
+        if isinstance(values, _NO_COLUMNS) or count != len(keys):
             raise EncodeError(f"{what}: give one value for each of the {len(keys)} rows.")
         if is_tensor(values):
             rows = _rows_of_tensor(values, what)
@@ -116,11 +114,10 @@ class Values:
         if _is_array(value):
             head = head_of(ARRAY, str(value.dtype), value.shape, what)
             return head, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        if isinstance(value, np.generic):
-            value = python_value(value)
+        value = python_value(value)
         try:
-            packed = _packed(value, what)
-        except _UNPACKABLE as error:
+            packed = pack_equal(value, strict=True)
+        except ValueError as error:
             if self._secret is None:
                 dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
                 raise EncodeError(
@@ -184,6 +181,10 @@ class Values:
         return hmac.digest(secret, place + pickled, "sha256")
 
 
+_NO_COLUMNS: Final = (str, bytes, bytearray, memoryview, Mapping, Set)
+"""Types of values that have a length, and are not one value for each row."""
+
+
 def is_tensor(value: object) -> bool:
     """Return whether a value is a tensor; imports no torch."""
     kind = type(value)
@@ -209,15 +210,22 @@ def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
 
 
 def _is_array(value: object) -> bool:
-    """Return whether a value is an array of numbers; the mask of a masked one would be lost."""
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+    """Return whether a value is an array of numbers, and neither masked nor a matrix."""
+    # a mask would be lost, and rows of a matrix are matrices
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray | np.matrix):
         return False
     return value.dtype.kind not in "OSUmM"  # objects, texts and dates
 
 
-def python_value(value: np.generic) -> Any:
-    """Return a number or a text as Python's; a date is returned, as Python's has another unit."""
-    return value if isinstance(value, np.datetime64 | np.timedelta64 | np.void) else value.item()
+def python_value(value: Any) -> Any:
+    """Return a number or text of numpy as the equal one of Python; others as they are."""
+    if not isinstance(value, np.generic):
+        return value
+    if isinstance(value, np.str_):
+        return str.__str__(value)
+    if isinstance(value, np.bytes_):
+        return bytes(value)
+    return value.item() if value.dtype.kind in "biuf" else value  # of times, item() is another one
 
 
 def rows_of_nested(values: torch.Tensor, what: str) -> list[torch.Tensor]:
@@ -270,14 +278,6 @@ def _without_rest(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def _packed(value: object, what: str) -> bytes:
-    """Return msgpack that `unpack` reads; raises one of `_UNPACKABLE` for other objects."""
-    packed: bytes = msgpack.packb(value, datetime=True, strict_types=True)
-    if type(value) in (list, dict):
-        unpack(packed, what)
-    return packed
-
-
 def _dtype_of(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -285,15 +285,11 @@ def _dtype_of(tensor: torch.Tensor) -> str:
 def _bytes_of(tensor: torch.Tensor, what: str) -> Any:
     import torch
 
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        raise EncodeError(
-            f"{what}: a {'nested' if tensor.is_nested else 'meta' if tensor.is_meta else 'sparse'} "
-            f"tensor of layout {tensor.layout} is no value: give dense tensors."
-        )
+    from redrb.codec.collecting import plain_memory
+
     if _dtype_of(tensor) not in _CODES:
         raise EncodeError(f"{what}: tables hold no elements of dtype {_dtype_of(tensor)}.")
-    dense = tensor.detach().resolve_neg().to("cpu").contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy()
+    return plain_memory(what, tensor).reshape(-1).view(torch.uint8).numpy()
 
 
 def _rows_of_tensor(values: torch.Tensor, what: str) -> list[tuple[Piece, ...]] | None:
@@ -317,13 +313,20 @@ def _rows_of_list(values: Sequence[torch.Tensor], what: str) -> list[tuple[Piece
     import torch
 
     kinds = set(map(_KIND, values))
-    _, layout, is_nested, is_meta, is_cpu = next(iter(kinds))
+    kind, dtype, layout, is_nested, is_meta, is_cpu = next(iter(kinds))
     if len(kinds) > 1 or is_nested or is_meta or layout is not torch.strided:
+        return None
+    if kind not in (torch.Tensor, torch.nn.Parameter) or str(dtype)[6:] not in _CODES:
         return None
     shapes = [each.shape for each in values]
     if not shapes[0] or any(not each or each[1:] != shapes[0][1:] for each in shapes):
         return None
-    whole = torch.cat(list(values) if is_cpu else [each.detach().to("cpu") for each in values])
+    if not all(each.data_ptr() or not each.numel() for each in values):  # torch would read there
+        return None
+    try:
+        whole = torch.cat(list(values) if is_cpu else [each.detach().to("cpu") for each in values])
+    except RuntimeError:  # torch cannot read one of them: the row at fault is named then
+        return None
     return _ragged(whole, [0, *accumulate(shape[0] for shape in shapes)], what)
 
 
@@ -359,10 +362,9 @@ def pack_tags(key: str, tags: Mapping[str, Any]) -> bytes:
     for name, value in tags.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise EncodeError(f"row {key!r}: the name of a tag is {name!r:.80}: give a text.")
-        plain = python_value(value) if isinstance(value, np.generic) else value
         try:
-            packed[name] = _packed(plain, f"tag {name!r}")
-        except _UNPACKABLE as error:
+            packed[name] = pack_equal(python_value(value), strict=True)
+        except ValueError as error:
             raise EncodeError(
                 f"row {key!r}: tag {name!r} cannot be stored ({error}): give None, a bool, int, "
                 "float, str, bytes, or lists and dicts of these."

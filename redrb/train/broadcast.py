@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,9 +10,11 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from redrb.connection import Client
-from redrb.errors import ConfigError
-from redrb.keys import maker_key, trainer_key
+from redrb.errors import ConfigError, DecodeError, WeightCorrupt
+from redrb.keys import WeightKeys, maker_key, trainer_key
+from redrb.scopes import Closing
 from redrb.train.announcements import MAX_REASON, Announcement, AnnouncementReader, announce
+from redrb.train.republishing import Republishing
 from redrb.train.world import whole_tensors
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora.layers import lora_of
@@ -19,8 +22,10 @@ from redrb.weights.tensors.dtypes import published_dtype
 from redrb.weights.tensors.names import unwrapped
 from redrb.weights.wire.lora_config import LoraConfig
 
+_log = logging.getLogger("redrb")
 
-class Broadcast:
+
+class Broadcast(Closing):
     """Publishes the models of one trainer as one version, so that no maker mixes versions of them.
 
     Tensors and layers are named `<model>.<name>`.
@@ -50,6 +55,7 @@ class Broadcast:
         self._client, self._namespace, self._trainer = client, namespace, trainer
         self._dtype = dtype
         self._publisher: WeightPublisher | None = None
+        self._republishing: Republishing | None = None
         self.published: tuple[WeightVersion, ...] = ()
         self._announcement = Announcement(trainer, settings=dict(settings or {}))
         latest = self._subscriber().latest()  # of an earlier run
@@ -73,11 +79,18 @@ class Broadcast:
         self._keys.append(self._trainer_key)
 
     def take_over(self, models: Mapping[str, nn.Module]) -> int:
-        """Load the newest version; the rank that publishes also fences earlier trainers."""
+        """Load the newest version; the rank that publishes also fences earlier trainers.
+
+        Of a damaged version nothing is loaded; 0 is returned then, as without a version.
+        """
         if self._publishes:
             self._fence_others()
         inner = {name: unwrapped(model) for name, model in models.items()}
-        loaded = self._subscriber().poll(inner)
+        try:
+            loaded = self._subscriber().poll(inner)
+        except (WeightCorrupt, DecodeError) as damage:
+            _log.error("trainer %r starts over with the weights it has: %s", self._trainer, damage)
+            return 0
         version = loaded.version if loaded else 0
         if self._publishes and self._newest_announcement().version < version:
             # the earlier trainer died before it announced it
@@ -104,18 +117,31 @@ class Broadcast:
             self.published += (publisher.publish(tensors),)
         if adapter is not None:
             self.published += (publisher.publish_lora(adapter),)
-        self.version = self.published[-1].version
-        self._announcement = replace(self._announcement, version=self.version)
-        announce(self._client, self._keys, self._announcement)
+        self._announce(self.published[-1])
+        if self._republishing is None:
+            keys = WeightKeys.of(self._namespace, self._trainer)
+            self._republishing = Republishing(self._client, keys, publisher, self._announce)
         return self.version
+
+    def close(self) -> None:
+        """Publish nothing more for readers that find the newest version damaged."""
+        if self._republishing is not None:
+            self._republishing.close()
 
     def end_job(self, why: str, reward: float | None = None) -> None:
         """Announce that the job is over, with the newest version and the last reward."""
         if not self._publishes:
             return
+        self.close()
         newest = self._newest_announcement()
         newest = replace(newest, ended=why[:MAX_REASON] or "it is over", reward=reward)
         announce(self._client, self._keys, newest)
+
+    def _announce(self, published: WeightVersion) -> None:
+        """Announce a version to the makers."""
+        self.version = published.version
+        self._announcement = replace(self._announcement, version=self.version)
+        announce(self._client, self._keys, self._announcement)
 
     def _fence_others(self) -> WeightPublisher:
         """Return the publisher; its creation fences that of an earlier trainer."""

@@ -290,7 +290,7 @@ def _packed(batch: Experience) -> dict[str, Any]:
     """Return a batch with its padding, in types that `torch.load(weights_only=True)` reads."""
     size = batch_size(batch)
     meta = {name: per_sample(batch, name, size) for name in METADATA}
-    packed = msgpack.packb(meta, default=str)
+    packed = msgpack.packb(meta, datetime=True, default=str)
     return {
         "tensors": {name: getattr(batch, name) for name in TENSOR_FIELDS},
         "further": dict(batch.tensors),

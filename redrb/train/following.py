@@ -17,7 +17,14 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
-from redrb.errors import DecodeError, StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
+from redrb.errors import (
+    DecodeError,
+    StoreUnavailable,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
 from redrb.keys import WeightKeys, maker_key, trainer_key
 from redrb.train.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.weights import WeightSubscriber
@@ -141,6 +148,7 @@ class MakerWeights(BackgroundFetch):
         self.models = LockedModels(models)
         self.version: int | None = None
         self.initialised = not wait_for_first
+        self._mixed = False  # whether the models hold a mixture
         self.fetch_s = 0.0
         self._first_timeout, self._in_flight = first_timeout, in_flight
         self._to_maker = AnnouncementReader(client, maker_key(namespace, maker))
@@ -184,7 +192,7 @@ class MakerWeights(BackgroundFetch):
             WeightTimeout: No weights came in time.
             WeightMismatch: They do not fit the models.
             ConfigError: The trainer has other settings than the maker.
-            DecodeError: An announcement or the weights are damaged.
+            DecodeError: An announcement is damaged.
         """
         started = time.monotonic()
         missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
@@ -232,7 +240,8 @@ class MakerWeights(BackgroundFetch):
             least: Version for which a fetch beside generation is waited for, a few seconds.
 
         Raises:
-            WeightError, DecodeError: The first weights cannot be loaded. Later ones are logged.
+            WeightError, DecodeError: The first weights cannot be loaded, for another reason than
+                that they are damaged. Damage, and later weights, are logged.
             ConfigError: A trainer with other settings than the maker's has started.
         """
         began = time.monotonic()
@@ -249,7 +258,7 @@ class MakerWeights(BackgroundFetch):
             if not self.stop:
                 self._outage.failed(outage)
         except (WeightError, DecodeError) as wrong:
-            if self.version is None:
+            if self._mixed or (self.version is None and not isinstance(wrong, WeightCorrupt)):
                 raise
             _log.error("maker %r keeps the weights it has: %s", self.maker, wrong)
         finally:
@@ -321,7 +330,10 @@ class MakerWeights(BackgroundFetch):
             prepared = subscriber.prepared_load(self.models.models, strict="model")
             self._prepared, self.name = prepared, trainer
         self._announced = announcement.version
-        prepared.fetch()
+        try:
+            prepared.fetch()
+        except DecodeError as damage:
+            raise WeightCorrupt(str(damage)) from damage
         if prepared.newest < announcement.version:
             _log.error(
                 "version %d of weights %r was announced, but is not in Redis any more: maker %r "
@@ -338,10 +350,10 @@ class MakerWeights(BackgroundFetch):
         except WeightMismatch:
             raise
         except BaseException:  # loading broke off: the models hold a mixture until it is repeated
-            self.version = None
+            self.version, self._mixed = None, True
             raise
         if loaded is not None:
-            self.version = loaded
+            self.version, self._mixed = loaded, False
             self._note_initialised(prepared)
             self.models.loads += 1
 

@@ -176,7 +176,12 @@ class Maker(Closing):
         return version, {**self.generate_kwargs, **options}
 
     def _note(self, experience: Experience, version: int | None) -> None:
-        """Give samples without a weight version this one; announce the rewards."""
+        """Give samples without a weight version this one; announce the rewards.
+
+        Without weights of a trainer it is 0, the version before the first: their groups become
+        stale as well, also if the trainer gives its bound only later.
+        """
+        version = version or 0
         given = experience.policy_version  # a list for a part of a batch, also if none is known
         if given is None:
             experience.policy_version = version  # the oldest: later tokens have newer weights

@@ -46,7 +46,13 @@ def replace_predecessor(client: Client, trainer: str, stream: ExperienceStream) 
             _log.warning(
                 "trainer %r: %d groups of the trainer before it were requeued", trainer, requeued
             )
-    client.execute("SET", key, f"{stream.task} {stream.consumer}")
+    note_consumer(client, trainer, stream)
+
+
+def note_consumer(client: Client, trainer: str, stream: ExperienceStream) -> None:
+    """Note the consumer of a trainer for its successor; once more, as Redis may lose its data."""
+    key = consumer_key(stream.namespace, trainer)
+    client.at(key).execute("SET", key, f"{stream.task} {stream.consumer}")
 
 
 def staleness(experience: Experience, current_version: int) -> dict[str, float]:
@@ -131,7 +137,7 @@ class Trainer(Closing):
     ) -> None:
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
-        self._rank, self._stream = rank, stream
+        self._rank, self._stream, self._noted_with = rank, stream, client
         self._stop = Stop(checked_stop_seconds("stop_timeout", stop_timeout))
         hooks = together(callbacks, TrainerCallback)
         batches = FreshBatches(
@@ -299,11 +305,12 @@ class Trainer(Closing):
             models: The models by name, as for `push_weights`.
 
         Returns:
-            The version that was loaded; 0: none was published, and the models are unchanged.
+            The version that was loaded; 0: none was published, or the newest is damaged, which is
+            logged, and the models are unchanged.
 
         Raises:
             WeightMismatch: The weights do not fit the models, which are unchanged.
-            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
+            StoreUnavailable: As `WeightSubscriber.poll` does.
         """
         return self._broadcast.take_over(models)
 
@@ -330,9 +337,11 @@ class Trainer(Closing):
         if not self._rank:
             self._stream.worker.weight_version = version
             self._stream.advance(version)  # max_staleness counts from it
+        if self._rank is None:
+            note_consumer(self._noted_with, self.name, self._stream)
         return version
 
     def close(self) -> None:
         """Requeue leased batches and close the stream."""
-        with Deadline(budget=self._stop):
+        with Deadline(budget=self._stop), self._broadcast:
             self._stream.close()

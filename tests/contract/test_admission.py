@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +16,13 @@ import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
+from redrb.cli.run.held import return_held
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.keys import TaskKeys
+from redrb.processes import process_name
 from redrb.stream import AdmissionStats
 from redrb.stream.admission import admitter
+from redrb.stream.admission.calls import Admit
 from redrb.stream.admission.maker import Maker
 from tests.samples import numbered, numbers
 from tests.scenes import until
@@ -393,3 +399,85 @@ def test_threads_that_race_never_hold_more_than_the_bound(real_url):
         assert peak == most
         stream.clear()
         stream.close()
+
+
+def ended_process(who: str) -> str:
+    """Return the name of something that a process held which has ended, or of one that lives."""
+    host, pid, place = process_name().rsplit("-", 2)
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    names = {
+        "ended": f"{host}-{ended.pid}-{place}",
+        "this process": f"{host}-{pid}-{place}",
+        "another machine": f"not-{host}-{ended.pid}-{place}",
+        "another container": f"{host}-{ended.pid}-{'0' * 8}{place[8:]}",
+        "no process": "doctor-0123456789ab",
+    }
+    return names[who]
+
+
+WHO = ["ended", "this process", "another machine", "another container", "no process"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("held", ["rights", "request", "groups"])
+@pytest.mark.usefixtures("no_heartbeats")
+def test_what_a_process_held_that_has_ended_on_this_machine_returns_at_the_next_beat(
+    open_stream, who, late, held
+):
+    """Of all that are late for a heartbeat only those are dead that this machine knows to be."""
+    stream, other = (open_stream(max_staleness=0, groups_per_version=4) for _ in range(2))
+    stream.advance(1)
+    stream.join_group()
+    stream.put(numbered(0), policy_version=1)
+    task, name = stream._task, ended_process(who)
+    store, prefix = task.store, task.store.keys.prefix
+    soon = int(store.client.execute("TIME")[0]) * 1000 + (5_000 if late else 29_000)
+    if held == "groups":
+        other.worker.name = name
+        other._consumer._begin()
+        other.take(1, timeout=0)
+        store.client.execute("ZADD", f"{prefix}consumers:default", "XX", soon, name)
+    else:
+        count = 3 if held == "rights" else 4
+        incarnation = task.description.incarnation
+        store.call(Admit(f"{name}/1", count, count, 30_000, 30_000, 60_000, incarnation, "series"))
+        store.client.execute("ZADD", f"{prefix}makers", "XX", soon, name)
+        if held == "request":
+            store.client.execute("HSET", f"{prefix}needs:#admission", f"{name}/1", f"4 {soon} 0")
+    stream._consumer.beat()
+    returned = who == "ended" and late
+    found = stream.stats()
+    assert (found.admission.held, found.admission.lost) == (
+        (0, 3) if returned and held == "rights" else (3 * (held == "rights"), 0)
+    )
+    assert found.admission.waiting == (held == "request" and not returned)
+    assert found.ledger.leased == (held == "groups" and not returned)
+    assert found.taken_over == (held == "groups" and returned)
+    if held == "groups" and returned:
+        assert store.client.execute("HGETALL", f"{prefix}deliveries:default")
+
+
+def test_a_run_returns_at_once_what_a_worker_held_that_it_has_seen_end(open_stream, namespace):
+    stream, other = (open_stream(max_staleness=0, groups_per_version=4) for _ in range(2))
+    stream.advance(1)
+    stream.join_group()
+    put_admitted(stream, 0)
+    held = other.take(1, timeout=0), other.admit(2, timeout=0)
+    assert list(map(len, (held[0].ids, held[1]._left))) == [1, 2]
+    task = other._task
+    waiting = Admit(
+        f"{process_name()}/1", 4, 4, 30_000, 30_000, 60_000, task.description.incarnation, ""
+    )
+    assert task.store.call(waiting).outcome == "wait"
+    client = task.store.client
+    return_held(client, "math", namespace, os.getpid() + 1)
+    found = stream.stats()
+    assert (found.admission.held, found.admission.waiting, found.ledger.leased) == (2, 1, 1)
+    for _ in range(2):  # repeated, it returns nothing a second time
+        return_held(client, "math", namespace, os.getpid())
+        found = stream.stats()
+        assert (found.admission.held, found.admission.waiting, found.ledger.leased) == (0, 0, 0)
+        assert (found.admission.lost, found.taken_over, found.ledger.waiting) == (2, 1, 1)
+    return_held(client, "no-such-task", namespace, os.getpid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import redrb
-from redrb import BatchTimeout, ExperienceStream
+from redrb import BatchTimeout, ExperienceStream, Status
 from redrb.errors import AdmissionTimeout
 from redrb.stream import Admission, Lease
-from redrb.stream.admission.calls import BeatMaker
+from redrb.stream.admission.calls import Admit, BeatMaker, GiveBack
+from redrb.stream.put.rights import Rights
+from redrb.stream.take.calls import Leave, Take, TakeRequest
 from tests.samples import numbered
 
 STEPS = st.sampled_from(
@@ -165,3 +168,143 @@ def test_no_group_that_was_admitted_is_ever_too_stale(
             model.check()
     finally:
         model.close()
+
+
+WAITING_STEPS = st.sampled_from(
+    [
+        *[("ask", 4, 1), ("ask", 2, 2), ("put",), ("take",), ("ack",), ("publish",)] * 3,
+        *[("ask", 3, 3), ("back",), ("kill",), ("die",), ("give_up",), ("drop",), ("jump",)],
+        *[("hungry", 1), ("hungry", 2), ("hungry", 5), ("fed",), ("bound", 2), ("bound", 1)],
+    ]
+)
+
+
+class Waiters:
+    """Requests for rights that wait, and nobody who looks by himself: each must be woken."""
+
+    def __init__(self, bound: int, per_version: float) -> None:
+        self.client = redrb.connect(f"fake://{uuid4().hex}")
+        self.stream = ExperienceStream(
+            self.client, "math", max_staleness=bound, groups_per_version=per_version
+        )
+        self.stream.join_group()
+        self.version = self.stream.advance(1)
+        self.task = self.stream._task
+        self.store, self.prefix = self.task.store, self.task.store.keys.prefix
+        self.waiting: dict[str, tuple[int, int]] = {}
+        self.held: list[tuple[str, str, tuple[int, ...]]] = []
+        self.leases: deque[Lease] = deque()
+        self.number = 0
+
+    def close(self) -> None:
+        self.stream.close()
+        self.client.close()
+
+    def ask(self, count: int, least: int) -> None:
+        self.number += 1
+        self.look(f"maker-{self.number}/1", count, least)
+
+    def look(self, waiter: str, count: int, least: int) -> str:
+        incarnation, hour = self.task.description.incarnation, 3_600_000
+        reply = self.store.call(
+            Admit(waiter, count, least, hour, hour, hour, incarnation, "series")
+        )
+        self.waiting.pop(waiter, None)
+        if reply.outcome == "granted":
+            self.held.append((waiter, reply.series, reply.numbers))
+        elif reply.outcome == "wait":
+            self.waiting[waiter] = (count, least)
+        return reply.outcome
+
+    def put(self) -> None:
+        if self.held:
+            _, series, numbers = self.held.pop(0)
+            rights = Rights("math", self.prefix, series, numbers)
+            groups = [[numbered(0)] for _ in numbers]
+            self.stream.put_many(groups, policy_version=self.version, admission=rights)
+
+    def back(self) -> None:
+        if self.held:
+            _, series, numbers = self.held.pop()
+            self.store.call(GiveBack(series=series, numbers=tuple(map(str, numbers))))
+
+    def kill(self) -> None:
+        """A maker with rights dies, and another one finds its deadline over."""
+        if self.held:
+            maker = self.held.pop()[0].partition("/")[0]
+            self.client.execute("ZADD", f"{self.prefix}makers", "XX", 1, maker)
+            incarnation = self.task.description.incarnation
+            self.store.call(BeatMaker("other", 3_600_000, incarnation))
+
+    def die(self) -> None:
+        """A maker that waits is killed; its machine knows it."""
+        if self.waiting:
+            waiter = next(iter(self.waiting))
+            del self.waiting[waiter]
+            self.store.call(GiveBack(holder=waiter.partition("/")[0], died=True))
+
+    def give_up(self) -> None:
+        if self.waiting:
+            waiter, (count, least) = self.waiting.popitem()
+            incarnation, hour = self.task.description.incarnation, 3_600_000
+            self.store.call(Admit(waiter, count, least, 0, hour, hour, incarnation, "series"))
+            self.store.call(GiveBack(holder=waiter))
+
+    def take(self) -> None:
+        with suppress(BatchTimeout):
+            self.leases.append(self.stream.take(2, timeout=0))
+
+    def ack(self) -> None:
+        if self.leases:
+            self.leases.popleft().ack()
+
+    def drop(self) -> None:
+        if self.leases:
+            self.leases.popleft().reject("bad")
+
+    def publish(self) -> None:
+        self.version = self.stream.advance(self.version + 1)
+
+    def jump(self) -> None:
+        """Weights go on so far that what waits expires at the next take."""
+        self.version = self.stream.advance(self.version + 5)
+        self.stream.expire()
+
+    def bound(self, versions: int) -> None:
+        self.stream.configure(max_staleness=versions)
+
+    def hungry(self, groups: int) -> None:
+        """A take waits for groups, which makers may begin beyond the bound."""
+        self.fed()
+        self.number += 1
+        request = TakeRequest(groups, groups, Status.COMPLETED, "")
+        revision, hour = self.task.description.revision, 3_600_000
+        names = ("default", "hungry", "hungry/0", str(self.number), request, "hungry.w")
+        self.store.call(Take(*names, hour, hour, revision))
+
+    def fed(self) -> None:
+        list(self.store.pages(Leave("default", "hungry")))
+        keys = [f"{self.prefix}{kind}:default" for kind in ("queue", "needs")]
+        self.client.execute("DEL", *keys)
+
+    def check(self) -> None:
+        for waiter, (count, least) in list(self.waiting.items()):
+            woken = self.client.execute("DEL", f"{self.prefix}wake:{waiter}")
+            outcome = self.look(waiter, count, least)
+            assert woken or outcome == "wait", (waiter, outcome)
+
+
+@given(
+    st.integers(0, 2),
+    st.sampled_from([1, 2, 3, 2.4]),
+    st.lists(WAITING_STEPS, min_size=30, max_size=60),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_no_request_that_could_be_granted_waits_without_being_woken(bound, per_version, steps):
+    waiters = Waiters(bound, per_version)
+    try:
+        for name, *arguments in steps:
+            getattr(waiters, name)(*arguments)
+            waiters.check()
+    finally:
+        waiters.close()

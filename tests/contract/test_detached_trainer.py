@@ -672,6 +672,18 @@ def test_a_version_that_was_published_and_not_announced_is_found(
     assert len(client.execute("XRANGE", announcements, "-", "+")) == 1
 
 
+def test_a_trainer_is_found_by_its_successor_after_redis_lost_its_data(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make(name="t") as first:
+        client.execute("DEL", *client.execute("KEYS", f"redrb:{{{namespace}*"))
+        first.sync_models_to_remote_makers()
+        feed(first, 1)
+        lease = first.buffer.stream.take(1, timeout=5)
+        with make(name="t"), pytest.raises(LeaseLost):  # which gives the group to all
+            lease.ack()
+
+
 def test_weights_may_be_sent_in_another_dtype(
     make: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:

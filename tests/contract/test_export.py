@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from safetensors import safe_open
@@ -27,6 +28,7 @@ EXTRAS: dict[str, Any] = {
     "lost": [float("inf"), float("-inf")],
     "nothing": None,
     "yes": True,
+    "own": msgpack.ExtType(5, b"\xff"),
     "deep": {"$bytes": "not bytes", "list": [{b"key": 1}, [], {}]},
 }
 
@@ -225,6 +227,7 @@ def test_values_that_json_lacks_have_a_form_of_their_own():
         {"$bytes": "AP8="},
         {"$datetime": "2026-01-02T03:04:05.000600+00:00"},
     )
+    assert form["own"] == {"$ext": [5, "/w=="]}
     assert form["lost"] == [{"$float": "inf"}, {"$float": "-inf"}]
     keyed = {"$map": [[{"$bytes": "a2V5"}, 1]]}
     assert form["deep"] == {"$map": [["$bytes", "not bytes"], ["list", [keyed, [], {}]]]}

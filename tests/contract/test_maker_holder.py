@@ -247,6 +247,36 @@ def test_a_maker_waits_for_its_first_full_update(
     assert late.policy_version == 1
 
 
+class Overriding(Holder):
+    """A maker that makes experience by itself, without a weight version."""
+
+    def make_experience(self, inputs: Any) -> Experience:
+        made: Experience = self.experience_maker.make_experience(inputs)
+        return made
+
+
+@pytest.mark.parametrize("kind", [Holder, Overriding])
+def test_samples_of_makers_that_began_before_the_trainer_become_stale(
+    client: Client, namespace: str, scope: ExitStack, trainer: Callable[..., Trainer], kind: Any
+) -> None:
+    """Its bound is not known when they are put."""
+    models = (Linear(), Linear(), None, None)
+    maker = scope.enter_context(
+        kind(["trainer_0"], Strategy, lambda: models, client=client, namespace=namespace)
+    )
+    maker.workingloop(lambda: [prompts(1, 2)])
+    learner = trainer([], max_staleness=1, train_batch_size=1)
+    learner.sync_models_to_remote_makers()
+    first = learner.buffer.sample(timeout=5)
+    assert first.policy_version == [0]
+    maker.workingloop(lambda: [prompts(3)])
+    for _ in range(2):
+        learner.sync_models_to_remote_makers()
+    assert learner.buffer.stream.expire() == 2
+    maker.workingloop(lambda: [prompts(4)])
+    assert learner.buffer.sample(timeout=5).policy_version == [3]
+
+
 def test_a_maker_that_no_trainer_names_follows_the_first_of_its_list(
     holder: Callable[..., Holder],
     trainer: Callable[..., Trainer],

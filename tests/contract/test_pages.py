@@ -112,6 +112,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "queries": (waiting.queries_woken,),
     "woken_at_end": (waiting.woken_at_the_end,),
     "dead_makers": (waiting.dead_makers,),
+    "late": (waiting.ended_makers,),
     "rights_lost": (waiting.dead_makers, waiting.dead_maker, waiting.held_too_long),
     "rights_returned": (waiting.rights_returned,),
     "parts_dropped": (waiting.parts_dropped,),

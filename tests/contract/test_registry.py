@@ -65,6 +65,45 @@ def test_a_lost_registry_fills_when_tasks_are_opened(client: Client, namespace: 
         assert names(client, namespace) == ["math"]
 
 
+@pytest.mark.parametrize("lost", ["everything", "the registry"])
+@pytest.mark.parametrize("deltas", [True, False])
+def test_what_goes_on_after_redis_lost_its_data_is_listed_again(
+    client: Client, namespace: str, lost: str, deltas: bool
+) -> None:
+    """Publisher, task and table that were opened before, each by its next call."""
+    options = {"deltas": deltas, "anchor_every": 1}
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, **options)
+    publisher.publish({"a": torch.ones(2)})
+    table = redrb.Table(client, "rows", namespace=namespace)
+    with ExperienceStream(client, "math", namespace=namespace, weights="actor") as stream:
+        for _ in range(2):
+            pattern = f"redrb:{{{namespace}*" if lost == "everything" else registry_key(namespace)
+            client.execute("DEL", *client.execute("KEYS", pattern))
+            assert publisher.publish({"a": torch.ones(2)}).version > 1
+            assert list(Registry(client, namespace).names("weights")) == ["actor"]
+            if lost == "everything":
+                stream.put(numbered(1))
+                table.put(["a"], {"n": [1]})
+                state = StateReader(client, namespace).look()
+                assert [task.name for task in state.tasks] == ["math"]
+                assert [each.name for each in state.tables] == ["rows"]
+                assert [each.name for each in state.weights] == ["actor"]
+                newest = publisher.publish({"a": torch.ones(2)}).version
+                assert stream.stats().version == newest
+
+
+def test_followers_that_redis_lost_are_entered_again(client: Client, namespace: str) -> None:
+    """On a cluster they are on the node of the weights, and not on that of the task."""
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    publisher.publish({"a": torch.ones(2)})
+    with ExperienceStream(client, "math", namespace=namespace, weights="actor") as stream:
+        publisher.publish({"a": torch.ones(2)})
+        client.execute("DEL", *client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*"))
+        for version in (3, 4):
+            publisher.publish({"a": torch.ones(2)})
+            assert stream.stats().version == version
+
+
 def test_a_deletion_keeps_the_name_of_a_task_that_was_created_meanwhile(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
-from redrb.compat.xtuner import ReplayBuffer
+from redrb.compat.xtuner import ReplayBuffer, tasks
 from redrb.compat.xtuner.rollout_packing import pack_group
 from redrb.compat.xtuner.taking import release
 from redrb.connection import Client
@@ -718,6 +718,48 @@ def saved(
         return opened(f"{namespace}-again", order)
 
     return save
+
+
+@pytest.mark.parametrize("lost", ["everything", "the names", "the tasks"])
+@pytest.mark.parametrize("opened", [0, 1, 2], ids=["by-the-writer", "by-the-reader", "by-both"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
+    client: Client,
+    namespace: str,
+    lost: str,
+    opened: int,
+    parts: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`opened`: which buffers, of two processes, knew the task before the loss."""
+    keys = {"everything": "*", "the names": "replay}*", "the tasks": "task[}:]*"}
+    monkeypatch.setattr(tasks, "ENTER_AGAIN_S", 0.0 if lost == "the names" else 10.0)
+
+    async def main() -> None:
+        async with (
+            ReplayBuffer(client, namespace=namespace, partitions=parts) as writer,
+            ReplayBuffer(client, namespace=namespace, partitions=parts) as reader,
+            ReplayBuffer(client, namespace=f"{namespace}-again", partitions=parts) as again,
+        ):
+            await writer.put([as_dict(0)], "old")
+            if opened != 1:  # 1: the writer opens it after the loss
+                await writer.put([as_dict(1)], "task")
+            if opened:
+                await reader.put([as_dict(2)], "task")
+            for key in client.execute("KEYS", f"redrb:{{{namespace}:{keys[lost]}"):
+                client.execute("DEL", key)
+            await writer.put([as_dict(7)], "task")
+            counts = [await each.count("task", Status.COMPLETED) for each in (writer, reader)]
+            assert counts[0] == counts[1] >= 1
+            for each in (writer, reader):
+                assert await each.size() == counts[0] + await each.count("old", "completed")
+            for each in (writer, reader):
+                await each.save(tmp_path / "save")
+            await again.resume(tmp_path / "save")
+            assert await again.size() == await reader.size()
+
+    asyncio.run(main())
 
 
 @BOTH_KINDS

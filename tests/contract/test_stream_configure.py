@@ -421,7 +421,8 @@ def test_a_restarted_process_keeps_what_was_changed_by_hand_and_says_so_once(
     open_stream: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its code gives the value from before the change, at each start."""
-    first = open_stream(limit=64, max_deliveries=3, rate=RateLimit.at_least(1), max_staleness=2)
+    bound = {"max_staleness": 2, "weights": "policy"}
+    first = open_stream(limit=64, max_deliveries=3, rate=RateLimit.at_least(1), **bound)
     assert not caplog.records
     changed = {"limit": 200, "max_deliveries": None, "rate": RateLimit.queue(32), "keep": "2h"}
     open_stream().configure(**changed)

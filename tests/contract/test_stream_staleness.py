@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.connection import Client
+from redrb.errors import RecordError
 from redrb.lua.pages import PAGES
+from redrb.stream import TaskSettings
+from redrb.stream.task.settings import NO_BOUND
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -110,12 +114,92 @@ def test_the_task_learns_versions_from_the_publisher(client: Client, namespace: 
     publisher.publish(state)
     stream = stream_of(client, namespace, max_staleness=1, weights="actor")
     assert stream.stats().version == 1
-    put_versions(stream, [1, 2, 3])
+    put_versions(stream, [1])
     publisher.publish(state)
     publisher.publish(state)
     assert stream.stats().version == 3
+    for version in (2, 3):
+        stream.put(numbered(version - 1), policy_version=version)
     assert stream.expire() == 1
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
+
+
+FUTURE: dict[str, Callable[[int], dict[str, Any]]] = {
+    "of the put": lambda version: {"put": version},
+    "of the samples": lambda version: {"policy_version": version},
+    "of the tokens": lambda version: {"token_versions": torch.tensor([version, version])},
+    "of the newest token": lambda version: {"token_versions": torch.tensor([1, version])},
+}
+
+
+def put_by(stream: ExperienceStream, how: str, way: str, newest: int, version: int) -> None:
+    """Put a sample of the newest version, and one of another that is said in one of the ways."""
+    fields = FUTURE[way](version)
+    default = fields.pop("put", None)
+    first = {name: value for name, value in FUTURE[way](newest).items() if name != "put"}
+    group = [numbered(0, **first), numbered(1, **fields)]
+    if how == "put":
+        stream.put(group, policy_version=default)
+    elif how == "put_many":
+        stream.put_many([group], policy_version=default)
+    elif how == "writer":
+        with stream.writer() as writer:
+            writer.put(group, policy_version=default)
+    else:
+        for index, part in enumerate(group):
+            stream.put_part(str(version), part, index=index, of=2, policy_version=default)
+
+
+@pytest.mark.parametrize("way", FUTURE)
+@pytest.mark.parametrize("how", ["put", "put_many", "writer", "put_part"])
+@pytest.mark.parametrize("rule", [{}, {"max_staleness": 1}, {"max_token_staleness": 1}], ids=str)
+def test_a_version_that_is_not_published_is_refused(
+    client: Client, namespace: str, rule: Any, how: str, way: str
+) -> None:
+    """Such as the number of an optimizer step, by which the group would not expire."""
+    publisher = WeightPublisher(client, "actor", namespace=namespace)
+    WeightPublisher(client, "other", namespace=namespace).publish({"w": torch.ones(1)}, version=900)
+    stream = stream_of(client, namespace, weights="actor", **rule)
+    with stream:
+        for newest in (1, 2):
+            publisher.publish({"w": torch.zeros(3)})
+            for version in (500, newest + 1):
+                with pytest.raises(RecordError, match="step") as caught:
+                    put_by(stream, how, way, newest, version)
+                assert f"'actor' that is published is {newest}" in str(caught.value)
+                assert caught.value.field == "policy_version"
+            put_by(stream, how, way, newest, newest)
+        assert stream.stats().ledger.put == 2
+
+
+def test_a_version_counts_as_published_before_its_task_learns_of_it(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publisher that dies between the two, and one that publishes while makers put."""
+    publisher = WeightPublisher(client, "actor", namespace=namespace)
+    maker = stream_of(client, namespace, max_staleness=1, weights="actor")
+    maker.put(numbered(0), policy_version=7)  # nothing is published: nobody knows
+    monkeypatch.setattr(publisher._committer, "_advance_followers", lambda _: None)
+    for version in range(1, 20):
+        publisher.publish({"w": torch.zeros(3)})
+        maker.put(numbered(version), policy_version=version)
+        assert maker.stats().version == version
+
+
+def test_groups_of_before_redis_lost_its_data_are_still_taken_in(
+    client: Client, namespace: str
+) -> None:
+    publisher = WeightPublisher(client, "actor", namespace=namespace)
+    maker = stream_of(client, namespace, max_staleness=1, weights="actor")
+    publisher.publish({"w": torch.zeros(3)}, version=300)
+    maker.put(numbered(0), policy_version=300)
+    client.execute("DEL", *client.execute("KEYS", f"redrb:{{{namespace}:*"))
+    WeightPublisher(client, "actor", namespace=namespace).publish({"w": torch.zeros(3)})
+    maker.put(numbered(1), policy_version=300)
+    maker.put(numbered(2), policy_version=1)
+    with pytest.raises(RecordError):
+        maker.put(numbered(3), policy_version=301)
+    assert maker.stats().ledger.put == 2
 
 
 @pytest.mark.parametrize("on_expired", ["discard", "keep"])
@@ -260,3 +344,33 @@ def test_stats_count_waiting_groups_by_status(client: Client, namespace: str) ->
     assert stream.counts()[Status.ABORTED] == 1
     stream.take(1, timeout=0)
     assert stream.stats().waiting == {Status.ABORTED: 1}
+
+
+@pytest.mark.parametrize("name", ["max_staleness", "max_token_staleness"])
+def test_a_bound_without_a_version_to_count_from_is_logged_when_the_stream_opens(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    bound: dict[str, Any] = {name: 2}
+
+    def opened(task: str, **given: Any) -> list[str]:
+        caplog.clear()
+        with ExperienceStream(client, task, namespace=namespace, **given) as stream:
+            stream.put(numbered(1), policy_version=0)
+            stream.take(1, timeout=0).ack()
+            stream.configure(limit=5)
+            stream.put(numbered(1), policy_version=0)
+        return [text for text in caplog.messages if "has no effect before" in text]
+
+    (said,) = opened("math", **bound)
+    assert f"task 'math': {name}=2 has no effect before the task knows" in said
+    assert "weights=NAME" in said
+    assert "stream.advance(version)" in said
+    assert len(opened("parts", partitions=2, **bound)) == 1
+    assert not opened("math")
+    assert not opened("code", weights="policy", **bound)
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.advance(1)
+    assert not opened("math", **bound)
+    assert not opened("trained", implied=TaskSettings(**bound))  # its trainer advances it
+    bound[name] = NO_BOUND
+    assert not opened("plain", **bound)

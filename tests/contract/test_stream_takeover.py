@@ -32,7 +32,16 @@ def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream):
 
 
 @pytest.mark.long
-def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream):
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda _, lease: lease.ack(),
+        lambda _, lease: lease.release(),
+        lambda stream, lease: stream.take(1, timeout=0, ack=lease),
+    ],
+    ids=["ack", "release", "take"],
+)
+def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream, end):
     dead, other = open_stream(lease_ms=200), open_stream()
     dead.put_many([[numbered(n)] for n in range(3)])
     lost = dead.take(2, timeout=0)
@@ -40,12 +49,24 @@ def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream):
     lease = other.take(3, timeout=5)
     assert numbers(lease) == [0, 1, 2]
     assert other.stats().taken_over == 2
-    with pytest.raises(LeaseLost, match="heartbeat stopped") as caught:
-        lost.ack()
+    with pytest.raises(
+        LeaseLost, match=r"silent for [0-9.]+ s, longer than lease_ms=200"
+    ) as caught:
+        end(dead, lost)
     assert caught.value.ids == (1, 2)
     assert caught.value.task == "math"
     lease.ack()
     assert other.stats().ledger.acked == 3
+
+
+def test_a_loss_that_no_silence_explains_says_so(open_stream):
+    late, other = open_stream(), open_stream()
+    late.put(numbered(1))
+    lease = late.take(1, timeout=0)
+    kill_consumer(late)
+    other.take(1, timeout=0).ack()
+    with pytest.raises(LeaseLost, match=r"never silent for longer than \d+\.\d s .lease_ms=30000"):
+        lease.ack()
 
 
 def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(open_stream):

@@ -55,9 +55,7 @@ def test_a_take_says_what_makers_do_that_have_rights_or_old_weights(client, name
         for count in (1, 3):
             error = str(refused(training))
             assert f"Of {count} group" in error
-            assert (
-                "on arrival has version 1, and the newest version is 4: check that makers" in error
-            )
+            assert "on arrival has version 1, and the newest version is 4: do makers load" in error
             making.put_many([[numbered(each, policy_version=1)] for each in range(3 - count)])
         with ExperienceStream(client, "math", group="late", **options) as late:
             assert "; 3 were put before, of which 3 expired as too stale." in str(refused(late))

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from redrb import WeightPublisher
-from redrb.errors import ConfigError, PublisherFenced, WeightMismatch
+from redrb.errors import ConfigError, EncodeError, PublisherFenced, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import upload
 from redrb.weights.reading import targets
 from redrb.weights.wire import stored_keys
+from tests.published import check_nothing_left
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
 
@@ -117,6 +118,79 @@ def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, subscri
         publisher.publish(state)
         subscriber.poll(target)
         assert torch.equal(target["a"], state["a"])
+
+
+CHANGES = {
+    "by torch": lambda tensor: tensor.add_(1),
+    "past torch's count": lambda tensor: tensor.data.view(-1)[:8].add_(1),
+}
+
+
+CASES = [
+    (kind, published, how)
+    for kind in ("full", "delta", "full, deltas=False", "anchor")
+    for published in ("bfloat16", "float32", "cast", "strided", "adapter")
+    for how in CHANGES
+    if (kind == "full" or published != "adapter")
+    # of a tensor that is not contiguous a copy is sent, of which nobody knows that it is a mixture
+    and (published != "strided" or how == "by torch")
+]
+
+
+@pytest.mark.parametrize(("kind", "published", "how"), CASES, ids=map(", ".join, CASES))
+@pytest.mark.parametrize("place", ["before the first chunk", "after the first", "after the last"])
+def test_tensors_that_change_while_they_are_sent_are_not_published(
+    client, namespace, subscriber, monkeypatch, small_chunks, kind, published, place, how
+):
+    options = {
+        "deltas": kind != "full, deltas=False",
+        "anchor_every": 1 if kind == "anchor" else 25,
+    }
+    dtype = "bfloat16" if published == "cast" else None
+    publisher = WeightPublisher(client, "actor", namespace=namespace, dtype=dtype, **options)
+    made = torch.bfloat16 if published == "bfloat16" else torch.float32
+    state = {"a": torch.randn(3000).to(made), "b": torch.randn(3000).to(made)}
+    if published == "strided":
+        state["b"] = torch.randn(30, 100).t()
+    publish = publisher.publish
+    if published == "adapter":
+        state = {"0.lora_A": torch.randn(8, 300), "0.lora_B": torch.randn(300, 8)}
+        config = {"0": LoraConfig(r=8, lora_alpha=8)}
+        publish = lambda tensors: publisher.publish_lora((tensors, config))  # noqa: E731
+    before = publish(state)
+    kept = subscriber.fetch(before.version)
+    for tensor in state.values():
+        tensor.view(-1)[:9].add_(1) if tensor.is_contiguous() else tensor[:9].add_(1)
+    last = list(state.values())[-1]
+
+    def send(client, values, *, original=upload.upload, **given):
+        def changing():
+            if place == "before the first chunk":
+                CHANGES[how](last)
+            for number, value in enumerate(values):
+                yield value
+                if not number and place == "after the first":
+                    CHANGES[how](last)
+
+        original(client, changing(), **given)
+        if place == "after the last":
+            CHANGES[how](last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "upload", send)
+        if kind == "full":
+            publisher._baseline.forget()
+        with pytest.raises(EncodeError, match=r"changed while it was published"):
+            publish(state)
+    assert subscriber.latest() == before
+    again = subscriber.fetch()
+    assert all(torch.equal(again[name], kept[name]) for name in kept)
+    later = publish(state)
+    fetched = subscriber.fetch(later.version)
+    for name, tensor in state.items():
+        assert torch.equal(fetched[name], tensor.to(fetched[name].dtype))
+    if published != "adapter":
+        check_nothing_left(client, namespace)
 
 
 @pytest.mark.parametrize("was_told", [False, True])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 import redrb
 from redrb import ExperienceStream
@@ -79,3 +82,53 @@ def test_the_rights_of_killed_makers_return_and_waiting_makers_go_on(real_url, n
         assert found.balanced
         stream.clear()
         stream.close()
+
+
+HOLDER = """
+import sys, redrb
+url, namespace, holds = sys.argv[1:]
+stream = redrb.ExperienceStream(redrb.connect(url), "math", namespace=namespace)
+held = stream.take(2, timeout=60) if holds == "groups" else stream.admit(4, timeout=60)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("holds", ["groups", "rights"])
+def test_what_a_killed_process_of_this_machine_held_goes_to_others_long_before_its_lease_is_over(
+    real_url, namespace, holds, caplog
+):
+    """Its lease lasts for half a minute; its machine knows at once that it has died."""
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(
+            client, "math", namespace=namespace, max_staleness=0, groups_per_version=4
+        ) as stream,
+    ):
+        stream.advance(1)
+        stream.join_group()
+        stream._consumer.attend()  # its heartbeat looks after the others
+        if holds == "groups":
+            stream.put_many([[numbered(0)], [numbered(1)]], policy_version=1)
+        dead = warm.Popen(
+            [sys.executable, "-c", HOLDER, real_url, namespace, holds],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert said(dead) == "holds"
+        finally:
+            dead.kill()  # nobody has read its exit status yet
+        began = time.monotonic()
+        if holds == "groups":
+            assert numbers(stream.take(2, timeout=25)) == [0, 1]
+            assert stream.stats().taken_over == 2
+        else:
+            stream.admit(4, timeout=25).cancel()
+            assert stream.stats().admission.lost == 4
+        assert time.monotonic() - began < 20
+        assert "has died" in caplog.text
+        dead.communicate(timeout=30)
+        stream.clear()

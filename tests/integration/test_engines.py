@@ -32,6 +32,7 @@ from redrb.train.episodes import EpisodeMaker
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica
+from redrb.weights.reading.state_copies import PrivateCopy
 from tests.engine_server import EngineServer, log_probs_of, tiny_model
 
 PROMPT = [1, 2, 3]
@@ -765,6 +766,37 @@ def test_a_version_that_cannot_be_loaded_does_not_keep_the_server_from_the_next(
             assert await weights.update(timeout=5) == 3
 
     asyncio.run(follow())
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_damaged_version_is_fetched_once_and_the_next_one_is_loaded(
+    client, namespace, tmp_path, monkeypatch, joins
+):
+    publish, fetched, loaded = publisher(client, namespace), [], []
+    fetch = PrivateCopy.fetch
+
+    def noted(self, catalogue, version, **options):
+        fetched.append(version)
+        return fetch(self, catalogue, version, **options)
+
+    class Server(SGLangEngine):
+        async def update(self, path, version, label=None):
+            loaded.append(version)
+
+    monkeypatch.setattr(PrivateCopy, "fetch", noted)
+    weights = EngineWeights(client, "trainer_0", Server("http://h"), tmp_path, namespace=namespace)
+    first = 1 if joins else 2
+    for version in range(1, first + 1):
+        publish(version, version)
+        if version < first:
+            assert asyncio.run(weights.update(timeout=5)) == version
+    client.execute("DEL", f"redrb:{{{namespace}:weights:trainer_0}}:chunk:{first}:0")
+    timer = threading.Timer(2.5, publish, [first + 1, 9])
+    timer.start()
+    assert asyncio.run(weights.update(timeout=20)) == first + 1
+    timer.join()
+    assert fetched == list(range(1, first + 2))
+    assert loaded == [version for version in range(1, first + 2) if version != first]
 
 
 def test_makers_of_one_machine_share_their_folder(client, namespace, tmp_path):

@@ -17,7 +17,14 @@ from redrb import ExperienceStream, Stage
 from redrb.cli.__main__ import main
 from redrb.cli.arguments import ROLES
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied, WeightTimeout
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    RedrbError,
+    StoreDenied,
+    WeightCorrupt,
+    WeightTimeout,
+)
 from redrb.keys import TaskKeys, reference_weights, registry_key
 from redrb.registry import Registry
 from redrb.stream.task.lookup import task_stats
@@ -106,6 +113,9 @@ def test_a_maker_puts_and_reads_weights(log_in: LogIn, owner: Client, namespace:
     target = {"a": torch.zeros(8)}
     assert reader.poll(target)
     assert torch.equal(target["a"], WEIGHTS["a"])
+    owner.execute("DEL", f"redrb:{{{namespace}:weights:policy}}:chunk:1:0")
+    with pytest.raises(WeightCorrupt, match="next version is a full one"):
+        reader.fetch()
 
 
 def test_a_stage_forwards_and_reaches_no_third_task(

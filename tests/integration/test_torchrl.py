@@ -98,14 +98,17 @@ def test_a_loss_of_torchrl_trains(buffer: Any) -> None:
 
 
 def test_groups_of_makers_come_as_tensordicts(stream: redrb.ExperienceStream) -> None:
-    for length in (5, 7):
-        tokens = torch.arange(1, length + 1)
-        items = [redrb.BufferItem(tokens, torch.zeros(3), reward=torch.tensor(1.0))] * 2
-        stream.put(items, policy_version=6)
     buffer = task_buffer(stream, 4, group_size=2, timeout=5)
-    batch = buffer.sample()
-    assert batch["sequences"].shape == (4, 7)
-    assert batch["attention_mask"].sum(1).tolist() == [5, 5, 7, 7]
+    for lengths in ((7, 7), (5, 7)):
+        for length in lengths:
+            tokens = torch.arange(1, length + 1)
+            items = [redrb.BufferItem(tokens, torch.zeros(3), reward=torch.tensor(1.0))] * 2
+            stream.put(items, policy_version=6)
+        batch = buffer.sample()
+        assert batch["sequences"].shape == (4, 7)
+        counted = [length for length in lengths for _ in range(2)]
+        assert batch["attention_mask"].sum(1).tolist() == counted
+        assert batch["action_mask"].sum(1).tolist() == [3] * 4
     assert batch["policy_version"].tolist() == [6] * 4
     buffer.storage.reject(batch, "not wanted")
     assert stream.stats().ledger.dead == 2

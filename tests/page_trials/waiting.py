@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import msgpack
 
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
+from redrb.processes import process_name
 from redrb.stream.admission.calls import Admit, BeatMaker
 from redrb.stream.take.calls import Leave, Take, TakeRequest
 from redrb.stream.task.calls import Announce
@@ -106,6 +110,29 @@ def _rights_return(bench: Bench, rights: list[int]) -> None:
     for number in range(len(rights)):
         bench.client.execute("ZADD", bench.key("makers"), "XX", 1, f"maker-{number}")
     _reclaim(bench, stream, sum(rights), living=1)
+
+
+def ended_makers(bench: Bench, count: int) -> None:
+    """Makers whose processes have ended on this machine are found, a page at each beat."""
+    stream = bench.filled(0, **RIGHTS)
+    host, _, place = process_name().rsplit("-", 2)
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as ended:
+        pass
+    late = int(bench.client.execute("TIME")[0]) * 1000 + 5_000
+    for number in range(count):
+        maker = f"{host}-{ended.pid}-{place}{number}"
+        admit(bench, stream, maker, 1)
+        bench.client.execute("ZADD", bench.key("makers"), "XX", late, maker)
+
+    def is_over() -> bool:
+        makers = bench.run(BeatMaker("other", 30_000, stream.incarnation)).makers
+        assert len(makers) <= PAGES["late"]
+        stream._admitter.maker.end_dead(makers)
+        return bench.size("makers") == 1
+
+    until(is_over)
+    rights = stream.stats().admission
+    assert (rights.lost, rights.held, rights.balanced) == (count, 0, True)
 
 
 def held_too_long(bench: Bench, count: int) -> None:

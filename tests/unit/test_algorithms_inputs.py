@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from redrb.algorithms import (
@@ -20,8 +22,14 @@ from redrb.algorithms import (
 )
 from redrb.algorithms.models import ModelInputs
 from redrb.algorithms.prompts import prompt_inputs
+from redrb.codec import decode_batch, encode_groups, parse_groups
 from redrb.errors import ConfigError, RecordError
-from redrb.experience import Experience, make_experience_batch, split_experience_batch
+from redrb.experience import (
+    BufferItem,
+    Experience,
+    make_experience_batch,
+    split_experience_batch,
+)
 from tests.networks import VOCABULARY, WIDTH, PlainActor, seeded
 
 PATCH = 5
@@ -255,6 +263,64 @@ def test_models_of_transformers_with_images_see_them():
         assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
     chosen.tensors["pixel_values"] = -chosen.tensors["pixel_values"]
     assert step(chosen)["ratio_max"] > 1 + 1e-4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=4),
+    st.sampled_from(["left", "right"]),
+)
+@settings(deadline=None)
+def test_an_input_is_aligned_only_if_each_sample_has_one_entry_a_token(lengths, side):
+    """Whatever the padded shapes are, and however the batch was made and split."""
+    items = [
+        make(torch.ones(tokens).long(), torch.arange(1, entries + 1), torch.ones(tokens) * 2)
+        for tokens, entries in lengths
+    ]
+    (layout,) = parse_groups([group.blob for group in encode_groups([items])])
+    made = make_experience_batch(items, side=side)
+    again = make_experience_batch(split_experience_batch(made), side=side)
+    for batch in (made, decode_batch([layout], side=side), again):
+        inputs = ModelInputs.of(batch.tensors, batch.sequences)
+        assert torch.equal(inputs.aligned["kinds"], batch.sequences * 2)
+        assert ("crops" in inputs.aligned) == all(tokens == entries for tokens, entries in lengths)
+        assert inputs.tensors().keys() == batch.tensors.keys()
+        if side == "left" and "crops" in inputs.others:
+            joined = inputs.for_forward(frozenset(["crops"]), torch.device("cpu"))
+            expected = torch.cat([each.tensors["crops"] for each in items])
+            assert joined.get("crops", expected[:0]).tolist() == expected.tolist()
+        for got, expected in zip(split_experience_batch(batch), items, strict=True):
+            for name, tensor in expected.tensors.items():
+                assert torch.equal(got.tensors[name], tensor)
+
+
+def make(sequences: Tensor, crops: Tensor, kinds: Tensor) -> BufferItem:
+    return BufferItem(sequences, None, tensors={"crops": crops, "kinds": kinds})
+
+
+@pytest.mark.parametrize("crops", [[4, 4], [2, 4], [3, 4], [3, 1], [8, 8], [5, 8]])
+def test_prompts_join_what_is_no_entry_a_token(crops):
+    class Cropped(PlainActor):
+        def forward(self, sequences, attention_mask, crops):
+            self.crops = crops
+            return super().forward(sequences, attention_mask)
+
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    rows = [torch.arange(1, count + 1) for count in crops]
+    actor = seeded(Cropped)
+    maker = GRPOExperienceMaker(actor, share, group_size=2)
+    given = {"input_ids": mask * 5, "attention_mask": mask, "crops": rows}
+    batch = maker.make_experience(given, **options())
+    aligned = crops == [3, 4]
+    doubled = [row for row in rows for _ in range(2)]
+    assert ("crops" in ModelInputs.of(batch.tensors, batch.sequences).aligned) == aligned
+    items = split_experience_batch(batch)
+    if not aligned:
+        assert [each.tensors["crops"].tolist() for each in items] == [d.tolist() for d in doubled]
+    step = GRPOStep(actor, torch.optim.SGD(actor.parameters(), lr=0.0), micro_batch_size=3)
+    for whole in (batch, make_experience_batch(items)):
+        assert step(whole)["ratio_max"] == pytest.approx(1, abs=1e-5)
+        if not aligned:
+            assert actor.crops.dim() == 1
 
 
 def test_lengths_that_do_not_fit_are_refused():

@@ -57,7 +57,10 @@ def test_an_element_that_is_no_sample_is_refused(item):
         ({"action_mask": torch.ones(2, 1)}, r"action_mask has length 1"),
         ({"reward": torch.ones(3)}, r"reward holds 3 samples"),
         ({"reward": torch.tensor(1.0)}, r"reward has no batch dimension"),
-        ({"action_log_probs": torch.zeros(2, 5)}, r"has length 5 and sequences 3"),
+        (
+            {"action_log_probs": torch.zeros(2, 5), "action_mask": None},
+            r"has length 5 and sequences 3",
+        ),
         ({"policy_version": [1, -2]}, r"policy_version is -2"),
         ({"policy_version": True}, r"policy_version is True"),
     ],

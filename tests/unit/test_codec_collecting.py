@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -22,11 +23,12 @@ from redrb.codec import (
     parse_group,
 )
 from redrb.codec import encode as codec_encode
-from redrb.codec.collecting import Collector
+from redrb.codec.collecting import BY_TORCH, Collector
 from redrb.errors import EncodeError, RecordError
 from redrb.experience import BufferItem
 from redrb.experience.checking import check_groups
 from redrb.experience.records import TENSOR_FIELDS, named_tensors
+from redrb.table.values import Values
 from tests.samples import numbered
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
@@ -132,6 +134,8 @@ def unusual_tensors() -> list[Tensor]:
         torch.arange(6).as_strided((1, 6), (99, 1)),
         torch.empty(0, 3, 2),
         torch.ones(2, 3).to_sparse().to_dense(),
+        torch._neg_view(torch.arange(3.0)),
+        torch.arange(6, dtype=torch.int8)[::2],
     ]
 
 
@@ -149,11 +153,114 @@ def test_a_number_whose_sign_stands_elsewhere_keeps_it():
     assert found.item() == -1
 
 
-def test_a_tensor_whose_storage_was_freed_is_refused():
-    freed = torch.ones(40)
-    freed.untyped_storage().resize_(0)
-    with pytest.raises(EncodeError, match="x has no memory"):
-        encode_groups([[numbered(0, tensors={"x": freed})]])
+def freed() -> Tensor:
+    tensor = torch.ones(40)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Wrapper(Tensor):
+    """A tensor without memory of its own, as those of quantization and sharding are."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return Tensor._make_wrapper_subclass(cls, (2,))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.ones(2)
+
+
+def masked() -> Tensor:
+    from torch.masked import masked_tensor
+
+    return masked_tensor(torch.ones(2), torch.tensor([True, False]))
+
+
+def fake() -> Tensor:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
+NOT_PLAIN: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "freed": (freed, "has no memory"),
+    "zeros alone": (lambda: torch._efficientzerotensor((2,)), "has no memory|plain memory"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "nested"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
+        "nested",
+    ),
+    "coo": (lambda: torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
+    "csr": (lambda: torch.eye(2).to_sparse_csr(), "layout torch.sparse_csr"),
+    "bsr": (lambda: torch.eye(2).to_sparse_bsr((1, 1)), "layout torch.sparse_bsr"),
+    "mkldnn": (lambda: torch.eye(2).to_mkldnn(), "layout torch._mkldnn"),
+    "meta": (lambda: torch.ones(2, device="meta"), "device meta"),
+    "wrapper": (Wrapper, "Wrapper, a tensor that stands for others"),
+    "masked": (masked, "MaskedTensor, a tensor that stands for others"),
+    "fake": (fake, "FakeTensor, a tensor that stands for others"),
+    "lazy": (torch.nn.UninitializedParameter, "uninitialized"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8), "qint8"),
+    "complex": (lambda: torch.ones(2, dtype=torch.complex64).conj(), "complex64"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse|MaskedTensors|quantize_per_tensor)")
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_a_tensor_without_plain_memory_is_refused_for_its_own_cause(kind):
+    make, cause = NOT_PLAIN[kind]
+    for encode in (encode_groups, check_and_encode_groups):
+        with pytest.raises(EncodeError, match=rf"x .*({cause})"):
+            encode([[numbered(0, tensors={"x": make()})]])
+    for values in ([make()], [make(), make()], [torch.ones(2), make()]):
+        with pytest.raises(EncodeError, match=rf"'x'.*({cause})"):
+            Values().encode_column("x", values, ["a", "b"][: len(values)])
+    for name in TENSOR_FIELDS:
+        for encode in (encode_groups, partial(check_and_encode_groups, values=True, alike=True)):
+            with pytest.raises((RecordError, EncodeError), match=name):
+                encode([[numbered(0, **{name: make()})]])
+
+
+def test_the_tensors_of_a_transform_are_refused():
+    def put(row: Tensor) -> Tensor:
+        for encode in (encode_groups, check_and_encode_groups):
+            with pytest.raises(EncodeError, match="x cannot be read as plain memory"):
+                encode([[numbered(0, tensors={"x": row})]])
+        return row
+
+    torch.func.vmap(put)(torch.ones(2, 3))
+
+
+ALL_DTYPES = sorted(
+    {each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_each_dtype_of_torch_comes_back_or_is_refused_by_its_name(dtype):
+    if str(dtype).startswith("torch.q"):
+        tensor = torch._empty_affine_quantized((8,), scale=1.0, zero_point=0, dtype=dtype)
+    else:
+        bits = torch.arange(8 * dtype.itemsize, dtype=torch.uint8)
+        tensor = (bits % 2 if dtype is torch.bool else bits).view(dtype)
+    for encode in (encode_groups, check_and_encode_groups):
+        sample = numbered(0, tensors={"x": tensor})
+        if dtype in BY_TORCH:
+            found = decoded(sample, encode).tensors["x"]
+            assert found.dtype == dtype
+            assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+            continue
+        with pytest.raises(EncodeError, match=f"x is {dtype}"):
+            encode([[sample]])
+        for name in TENSOR_FIELDS:
+            for one in (tensor, tensor[:3], tensor[0]):
+                with pytest.raises((RecordError, EncodeError), match=name):
+                    encode([[numbered(0, **{name: one})]])
+        for values in ([tensor], [tensor, tensor], tensor):
+            with pytest.raises(EncodeError, match=f"dtype {str(dtype)[6:]}"):
+                Values().encode_column("x", values, [str(row) for row in range(len(values))])
 
 
 def test_further_tensors_may_be_in_some_samples_alone():

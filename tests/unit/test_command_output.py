@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from typing import Any
 
 import pytest
+from msgpack import ExtType
 from rich.text import Text
 
 from redrb.cli import output
@@ -69,6 +71,12 @@ class Closed(io.StringIO):
         if text:
             raise BrokenPipeError
         return 0
+
+
+def test_values_that_json_lacks_are_printed_as_texts(capsys):
+    show({"tags": {b"k": [b"v", float("nan")], "t": {"e": ExtType(5, b"x")}}}, [], as_json=True)
+    expected = {"tags": {"b'k'": ["b'v'", None], "t": {"e": [5, "b'x'"]}}}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch):

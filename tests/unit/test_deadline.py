@@ -41,6 +41,14 @@ def test_a_timeout_ends_waits_then_repetitions_then_all_work(clock):
     assert not here().over
 
 
+@pytest.mark.parametrize("seconds", [0.001, 1.0, 4.0, 5.0, 10.0, 17.0])
+def test_a_connection_lasts_as_long_as_the_server_was_asked_to_wait(seconds):
+    with Deadline(seconds, blocks_s=seconds):
+        assert seconds < here().shortened(20.0) <= 20.0
+    with Deadline(60, at_most=2.0), Deadline(seconds, blocks_s=seconds):
+        assert here().shortened(20.0) <= 2.0
+
+
 @pytest.mark.parametrize("inner", [None, 60.0])
 def test_a_block_within_another_one_ends_no_later(clock, inner):
     with Deadline(5.0) as outer:

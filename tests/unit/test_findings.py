@@ -163,6 +163,35 @@ def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
 
 
+def test_a_stall_names_the_rights_of_dead_makers_and_when_they_return() -> None:
+    def found(*late: tuple[str, int, float], life: str = "silent", left: int = 0) -> list[str]:
+        admission = AdmissionStats(
+            held=sum(rights for _, rights, _ in late),
+            waiting=1,
+            left=left,
+            makers={name: rights for name, rights, _ in late},
+            returns_s={name: seconds for name, _, seconds in late},
+        )
+        waits = with_worker("trainer", waits_for="batch", waits_s=1.0)
+        state = with_stats(waits, admission=admission)
+        workers = [
+            WorkerState(f"{name.rpartition('-')[0]}-worker", role="maker", life=life)
+            for name, _, _ in late
+        ]
+        task = replace(state.tasks[0], workers=(*workers, *state.tasks[0].workers))
+        said = findings_of(replace(state, tasks=(task,)))
+        return [each.summary for each in said if each.code == "waits-for-dead-maker"]
+
+    (one,) = found(("gpu-1-77-ab", 14, 12.04))
+    assert one.startswith(
+        "Training waits for 14 rights of the dead maker gpu-1-77-ab; they return in 12.0 s"
+    )
+    (many,) = found(("gpu-1-77-ab", 14, 12.0), ("gpu-2-78-cd", 1, 20.0))
+    assert "15 rights of 2 dead makers, gpu-1-77-ab, gpu-2-78-cd; they return in 20.0 s" in many
+    assert found(("gpu-1-77-ab", 14, 12.0), life="live") == []
+    assert found() == []
+
+
 def _worker(
     name: str, life: str, age_s: float, label: str = "", ran_s: float = 1000.0, **more: Any
 ) -> WorkerState:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import queue
 import threading
+import time
 
 from redrb.errors import StoreUnavailable
-from redrb.stream.heartbeat import Heartbeat
+from redrb.stream.heartbeat import Heartbeat, Silences
 
 
 class Beating:
@@ -79,3 +81,43 @@ def test_heartbeats_of_a_server_that_is_away_are_logged_once(caplog):
     [_, over] = [record.getMessage() for record in caplog.records]
     assert over.startswith("recovered after ")
     assert over.endswith(": a heartbeat failed; leases last for lease_ms after the one before")
+
+
+class Listening:
+    """Beats that Redis answers at once."""
+
+    def __init__(self) -> None:
+        self.silences = Silences()
+        self.heard = threading.Event()
+
+    def beat(self) -> None:
+        self.silences.end()
+        self.heard.set()
+
+
+def test_a_call_that_holds_the_lock_of_python_is_a_silence_of_its_length() -> None:
+    listening = Listening()
+    heartbeat = Heartbeat(listening.beat, 30, "test")
+    assert listening.heard.wait(10)
+    began = time.monotonic()
+    ctypes.PyDLL(None).usleep(250_000)  # as a C extension that does not give the lock up
+    assert listening.silences.longest_s(began) > 0.24
+    listening.heard.clear()
+    assert listening.heard.wait(10)
+    heartbeat.stop()
+    assert listening.silences.longest_s(began) > 0.24
+    after = time.monotonic()
+    assert listening.silences.longest_s(after) < 0.24
+
+
+def test_the_longest_silence_since_a_time_is_found_among_many(monkeypatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("redrb.stream.heartbeat.time.monotonic", lambda: now)
+    silences, gaps = Silences(), []
+    for number in range(1000):
+        begin, now = now, now + (number * 37 % 101) + 1
+        silences.end()
+        gaps.append((begin, now))
+        for since in (0.0, now / 2, begin, now):
+            recent = [end - max(begin, since) for begin, end in gaps if end > since]
+            assert silences.longest_s(since) == max(recent, default=0.0)

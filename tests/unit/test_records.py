@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from redrb import BufferItem, Experience, Status, make_experience_batch, split_experience_batch
-from redrb.codec import encode_groups
+from redrb.codec import decode_batch, encode_groups, parse_groups
 from redrb.errors import ConfigError, EncodeError, RecordError
 from redrb.experience.batching import _zero_pad_sequences, padded_rows
 from redrb.experience.records import STANDARD_FIELDS
@@ -107,10 +107,32 @@ def test_masks_are_made_where_unequal_lengths_bring_none(side):
     assert batch.action_mask.sum(1).tolist() == [1, 3, 3]
 
 
-def test_masks_stay_none_while_all_lengths_are_equal():
-    batch = make_experience_batch([item(3, 2), item(3, 2)])
-    assert batch.attention_mask is None
-    assert batch.action_mask is None
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("lengths", [[(3, 2)], [(3, 2)] * 2, [(3, 0)] * 2, [(3, 3), (4, 1)]])
+@pytest.mark.parametrize(
+    "without", [(), ("action_log_probs",), ("action_log_probs", "values"), ("sequences",)]
+)
+def test_a_batch_always_has_the_masks_of_its_tokens_and_actions(lengths, without, side):
+    items = [
+        item(*each, values=torch.tensor(0.5), token_versions=torch.ones(each[1]).long())
+        for each in lengths
+    ]
+    for each in items:
+        for name in without:
+            setattr(each, name, None)
+    (layout,) = parse_groups([group.blob for group in encode_groups([items])])
+    for batch in (make_experience_batch(items, side=side), decode_batch([layout], side=side)):
+        assert batch.action_mask.dtype == torch.bool
+        assert batch.action_mask.sum(1).tolist() == [actions for _, actions in lengths]
+        assert torch.equal(batch.action_mask, batch.token_versions == 1)
+        if "sequences" in without:
+            assert batch.attention_mask is None
+        else:
+            assert torch.equal(batch.attention_mask, (batch.sequences != 0).long())
+    flat = item(3, 2, values=torch.tensor(0.5))
+    flat.sequences = flat.action_log_probs = None
+    batch = make_experience_batch([flat, flat])
+    assert (batch.attention_mask, batch.action_mask) == (None, None)  # there are no lengths
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -148,13 +170,15 @@ def test_values_kl_and_advantages_may_be_scalars_or_a_number_an_action(side):
 
 
 def test_a_row_whose_mask_is_zero_everywhere_stays_whole():
-    masked = item(3, 2, action_mask=torch.zeros(2, dtype=torch.bool))
+    masked = item(
+        3, 2, attention_mask=torch.ones(3).long(), action_mask=torch.zeros(2, dtype=torch.bool)
+    )
     (got,) = split_experience_batch(make_experience_batch([masked]))
     assert_same(got, masked)
 
 
 def test_masked_tokens_inside_a_sample_are_no_padding():
-    masked = item(4, 2, attention_mask=torch.tensor([0, 1, 0, 1]))
+    masked = item(4, 2, attention_mask=torch.tensor([0, 1, 0, 1]), action_mask=torch.ones(2).bool())
     for side in SIDES:
         batch = make_experience_batch([masked, item(6, 2)], side=side)
         assert_same(split_experience_batch(batch)[0], masked)
@@ -244,10 +268,9 @@ def test_token_versions_are_padded_with_minus_one():
 
 
 def test_metadata_goes_through_make_and_split():
-    items = [
-        item(3, 2, policy_version=4, status=Status.ABORTED, group_id="a", tags={"score": 1.0}),
-        item(3, 2, extras={"messages": [{"role": "user"}]}),
-    ]
+    masks = {"attention_mask": torch.ones(3).long(), "action_mask": torch.ones(2).bool()}
+    known = {"policy_version": 4, "status": Status.ABORTED, "group_id": "a", "tags": {"score": 1.0}}
+    items = [item(3, 2, **masks, **known), item(3, 2, **masks, extras={"m": [{"role": "user"}]})]
     batch = make_experience_batch(items)
     assert batch.policy_version == [4, None]
     assert batch.status == [Status.ABORTED, Status.COMPLETED]
@@ -269,9 +292,9 @@ def test_to_device_moves_every_tensor_and_leaves_none():
     batch = make_experience_batch([item(3, 2, tensors={"logits": torch.ones(3)})])
     assert batch.to_device("meta") is batch
     moved = [tensor for tensor in vars(batch).values() if isinstance(tensor, torch.Tensor)]
-    assert len(moved) == 6
+    assert len(moved) == 8
     assert {tensor.device.type for tensor in (*moved, batch.tensors["logits"])} == {"meta"}
-    assert batch.attention_mask is None
+    assert batch.token_versions is None
 
 
 def test_pin_memory_returns_the_batch_itself():

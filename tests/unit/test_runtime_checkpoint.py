@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_metadata_has_the_limits_of_groups(tmp_path: Path) -> None:
     for _ in range(62):  # as deep as a put allows
         deepest = [deepest]
     kept = batch()
-    kept.extras = [{"deep": deepest, "many": [[]] * 200_000}] * 2
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    kept.extras = [{"deep": deepest, "many": [[]] * 200_000, "at": [at, float("inf")]}] * 2
     checkpoints = Checkpoints(tmp_path, owner="me")
     checkpoints.save({}, Position(step=1, kept=[kept]), {})
     restored = checkpoints.load(1, {})[0].kept[0].extras

@@ -60,8 +60,6 @@ def assert_refused(*frames: Frame) -> None:
         {"limit": "007"},
         {"partitions": "0"},
         {"tags": '["b" , "a"]'},
-        {"rate": "1 10 -20 60", "limit": "9"},
-        {"rate": "1 10 -20 60", "capacity": "9"},
         {"keep_ms": "soon"},
         {"tags": '["a", "a"]'},
         {"tags": "[7]"},

@@ -57,6 +57,7 @@ class Filter:
         ({"rate": RateLimit(1.0, 1, 4.0, 9.0), "limit": 4}, "no take before 5 groups"),
         ({"rate": RateLimit(2.0, 1, 7.0, 99.0), "capacity": 3, "max_reads": 2}, "at least 4"),
         ({"rate": RateLimit(0.5, 1, -9.0, 9.0), "limit": 64}, "fill the limit at last"),
+        ({"rate": RateLimit.queue(4), "partitions": 2}, "with partitions= leave it out"),
         ({"tags": "source"}, "tags='source' is no list"),
         ({"tags": ["a", "a"]}, "names a twice"),
         ({"tags": [f"t{n}" for n in range(33)]}, "at most 32"),

@@ -16,12 +16,13 @@ from rich.text import Text
 
 from redrb.cli.processes.metrics_log import MetricsLog, RecordFile
 from redrb.cli.run.folder import Owner, RunFolder
+from redrb.cli.run.held import return_held
 from redrb.cli.run.history import JobEvents
 from redrb.cli.run.job import TRAINER, Job, delete_job, delete_namespace
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.server import server_for, watch_advice
 from redrb.cli.run.supervisor import ProcessState, Supervisor
-from redrb.cli.run.worker_process import OnEnd, WorkerProcess
+from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess
 from redrb.connection import Client, connect
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
@@ -132,7 +133,7 @@ class Run:
             self._diary = diary
             self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
             try:
-                self._add_workers(url)
+                self._add_workers(client, url)
                 self._say(watch_advice(url, self.job.recipe.namespace))
                 self._watch(client)
                 self._why = self._reason()
@@ -155,20 +156,26 @@ class Run:
         if steps:
             self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
 
-    def _add_workers(self, url: str) -> None:
+    def _add_workers(self, client: Client, url: str) -> None:
         """Add the trainer, then the makers, with the commands that a cluster uses."""
         job, folder, history = self.job, self.folder, self._history
+        task, namespace = job.recipe.task_name, job.recipe.namespace
         environment, trained_before_s = job.environment(url), history.trained_s
 
         def add(name: str) -> None:
             def start(on_end: OnEnd) -> WorkerProcess:
+                def ended(death: Death) -> None:
+                    on_end(death)
+                    if death.status:
+                        return_held(client, task, namespace, death.pid)
+
                 return WorkerProcess(
                     job.command(name, trained_s=history.trained_s - trained_before_s),
                     environment=environment,
                     metrics=RecordFile(folder.metrics(name), self._lost_records),
                     log=RecordFile(folder.log(name), self._lost_records),
                     on_event=history.add,
-                    on_end=on_end,
+                    on_end=ended,
                     lock=folder.workers_lock,
                 )
 

@@ -38,6 +38,7 @@ class Death:
         status: Its exit status; below 0 the signal that killed it. It is 0 also if SIGTERM was
             sent before the process could handle it.
         reason: The end of its error output.
+        pid: Its process id.
         explains: Whether the last line of it says why it ended, as that of a trace does.
     """
 
@@ -45,6 +46,7 @@ class Death:
     ran_s: float
     reason: str
     explains: bool = True
+    pid: int = 0
 
     @property
     def why(self) -> str:
@@ -153,7 +155,8 @@ class WorkerProcess:
         self._metrics.close()
         self._log.close()
         lines = self._last_errors.decode(errors="replace").strip().splitlines()
-        on_end(Death(status, ran_s, "\n".join(lines[-REASON_LINES:])))
+        reason = "\n".join(lines[-REASON_LINES:])
+        on_end(Death(status, ran_s, reason, pid=self.pid))
         self.ended.set()
 
     def _read_events(self, on_event: OnEvent) -> None:

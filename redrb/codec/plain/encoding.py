@@ -44,15 +44,16 @@ def collect(*_: Any) -> None:
     """Leave all groups to `Collector.any`, which asks tensors one by one, and to `check_groups`.
 
     The compiled kernel returns `Columns` of a group, found in one pass over its samples: None where
-    a value is not exactly of type `tensor` with its elements in order in CPU memory, a field has
-    several dtypes, or a limit of the format is exceeded. It takes
+    a value is not exactly of the type of tensors with its elements in order in CPU memory, a field
+    has several dtypes, or a limit of the format is exceeded. It takes
 
         samples, tables: the samples, and the further tensors of each
         names, keys: the fields, standard ones first, and the packed key of each in the schema
         rules: four bytes for each standard field: least and most dimensions; whether it describes
             actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions, 8 for a field
             that samples may lack, 16 for one that `encode` checks
-        tensor, exchange: the type of tensors, and its `__dlpack_c_exchange_api__`
+        types: the type of tensors, and their dtypes of signed and unsigned bytes
+        exchange: `__dlpack_c_exchange_api__` of tensors
     """
     return
 

@@ -307,7 +307,10 @@ class ExperienceMakerHolder(Maker):
         if own is ExperienceMakerHolder.make_experience:
             yield from super()._parts(inputs)
         else:
-            yield self.make_experience(inputs)
+            version = self._weights.version
+            experience = self.make_experience(inputs)
+            self._note(experience, version)
+            yield experience
 
     def update_experience_maker(
         self,

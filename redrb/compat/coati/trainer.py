@@ -187,7 +187,7 @@ class DetachedTrainer(Trainer):
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
-        with self._client_scope, Deadline(budget=self._stop):
+        with self._client_scope, Deadline(budget=self._stop), self._broadcast:
             self.buffer.close()
 
 

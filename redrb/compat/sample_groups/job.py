@@ -25,7 +25,7 @@ from redrb.environment import PREFIX, variable
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
-from redrb.train.trainer import replace_predecessor
+from redrb.train.trainer import note_consumer, replace_predecessor
 
 _log = logging.getLogger("redrb")
 
@@ -158,6 +158,7 @@ class JobGroups:
             self._acknowledge_until(self._saved[-1 - self._keep])
         self._files.delete(before + 1, rollout_id)
         self.generation.save()
+        note_consumer(self._client, self.finished.task, self.finished)
 
     def load(self, rollout_id: int | None) -> None:
         """Resume after the checkpoint of a rollout: acknowledge its groups, release all others.

@@ -64,8 +64,8 @@ def samples_of(data: TensorDictBase) -> list[BufferItem]:
 def tensordict_of(items: Sequence[BufferItem], ids: Sequence[int]) -> TensorDict:
     """Return samples as one TensorDict with batch size `[B]`, or raise RecordError.
 
-    Standard fields of several lengths are padded on the left, with masks; further tensors must have
-    one shape each.
+    Standard fields of several lengths are padded on the left. With `sequences` or
+    `action_log_probs` the batch has their masks. Further tensors must have one shape each.
     """
     rows = [named_tensors(item) for item in items]
     names = rows[0].keys()
@@ -79,9 +79,10 @@ def tensordict_of(items: Sequence[BufferItem], ids: Sequence[int]) -> TensorDict
             "shape, or take the samples with ExperienceStream.take.",
             field=ragged[0],
         )
-    columns = {name: torch.stack([row[name] for row in rows]) for name in names if not uneven}
-    if uneven:
+    if uneven or not names.isdisjoint(("sequences", "action_log_probs")):
         columns = named_tensors(make_experience_batch(items))
+    else:
+        columns = {name: torch.stack([row[name] for row in rows]) for name in names}
     result = TensorDict({}, batch_size=[len(items)])
     for name, column in columns.items():
         parts = tuple(name.split("."))

@@ -17,9 +17,9 @@ def save(tasks: Tasks, directory: Path) -> None:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
         StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
     """
-    names = tasks.names()
+    names = [name for name in tasks.names() if tasks.exists(name)]
     for name in names:
-        tasks.open(name)
+        tasks.open(name).join_group()  # creates partitions that were lost
     save_tasks({name: tasks.stores(name) for name in names}, directory)
 
 

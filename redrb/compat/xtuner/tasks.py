@@ -1,9 +1,15 @@
-"""The tasks of one buffer: a stream for each, and a set in Redis with the names of all tasks."""
+"""The tasks of one buffer: a stream for each, and a set in Redis with the names of all tasks.
+
+Redis may lose the set, with the tasks or, on a cluster, without them. So a process enters a name
+again when its stream creates the task anew, when it looks for the names of all, and now and then.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
@@ -24,7 +30,19 @@ ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 GROUP = "replay"
 """Consumer group of all buffers."""
 
+ENTER_AGAIN_S = 10.0
+"""Time after which a call enters the names of the streams again."""
+
 _STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
+
+
+class _Stream(ExperienceStream):
+    """The stream of one task, which enters its name now and whenever it creates the task anew."""
+
+    def __init__(self, enter_name: Callable[[], None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        enter_name()
+        self._task.enter_name = enter_name
 
 
 class Tasks:
@@ -53,6 +71,7 @@ class Tasks:
         self._tags = None if tags is None else declare_tags(tags)
         self._lease_ms = lease_ms
         self._lock = threading.Lock()
+        self._entered = time.monotonic()
         self._streams: dict[str, ExperienceStream] = {}
         self._stores: dict[str, list[TaskStore]] = {}
         self._names = replay_key(namespace)
@@ -63,9 +82,9 @@ class Tasks:
         with self._lock:
             stream = self._streams.get(task)
             if stream is None:
-                stream = self._make(task)
-                self._names_client.execute("SADD", self._names, task)
-                self._streams[task] = stream
+                stream = self._streams[task] = self._make(task)
+            if time.monotonic() - self._entered >= ENTER_AGAIN_S:
+                self._enter(*self._streams)
             return stream
 
     def find(self, task: str) -> ExperienceStream | None:
@@ -74,7 +93,7 @@ class Tasks:
         if (
             stream is None
             and self._names_client.execute("SISMEMBER", self._names, task)
-            and self._exists(task)
+            and self.exists(task)
         ):
             return self.open(task)
         return stream
@@ -85,8 +104,12 @@ class Tasks:
         A task that was deleted, as by `redrb rm`, is left out, although its name stays.
         """
         members = self._names_client.execute("SMEMBERS", self._names)
-        names = filter(is_name, (name.decode(errors="replace") for name in members))
-        return sorted(name for name in names if name in self._streams or self._exists(name))
+        found = set(filter(is_name, (name.decode(errors="replace") for name in members)))
+        with self._lock:
+            own = set(self._streams)
+        if own - found:
+            self._enter(*sorted(own - found))
+        return sorted(own | {name for name in found - own if self.exists(name)})
 
     def total(self) -> int:
         """Return the number of waiting groups over all tasks and statuses."""
@@ -134,6 +157,11 @@ class Tasks:
             self._stores[task] = stores
         return stores
 
+    def exists(self, task: str) -> bool:
+        """Return whether the task is there; its name may stay without it."""
+        store = self.stores(task)[0]
+        return bool(store.client.execute("EXISTS", store.keys.task))
+
     def forget(self, task: str) -> None:
         """Close the stream of a task that was replaced; the next `open` opens it again."""
         with self._lock:
@@ -148,12 +176,13 @@ class Tasks:
         for stream in streams.values():
             stream.close()
 
-    def _exists(self, task: str) -> bool:
-        store = self.stores(task)[0]
-        return bool(store.client.execute("EXISTS", store.keys.task))
+    def _enter(self, *tasks: str) -> None:
+        self._names_client.execute("SADD", self._names, *tasks)
+        self._entered = time.monotonic()
 
     def _make(self, task: str) -> ExperienceStream:
-        stream = ExperienceStream(
+        stream = _Stream(
+            partial(self._enter, task),
             self.client,
             task,
             namespace=self.namespace,

@@ -26,7 +26,7 @@ if not rule.groups_per_version then
   queue()
   return cmsgpack.pack({outcome = 'unset'})
 end
---@include admission held_rights
+--@include admission held_rights late_makers
 redis.call('HSETNX', key('admission'), 'series', ask.series)
 local series = redis.call('HGET', key('admission'), 'series')
 local given = rights_of(waiter, -1)
@@ -46,7 +46,8 @@ if free < least then
   return cmsgpack.pack({outcome = 'wait', version = rule.version, more = more, held = state.held,
     stored = state.stored, trained = math.floor(state.trained - state.mark), most = state.most,
     waiting = redis.call('ZCARD', key('queue', '#admission')), oldest_ms = math.floor(age),
-    oldest_maker = string.match(state.oldest_waiter or '', '^[^/]*')})
+    oldest_maker = string.match(state.oldest_waiter or '', '^[^/]*'),
+    makers = late_makers(now, ask.lease_ms)})
 end
 
 local amount = math.min(ask.count, free)

@@ -1,4 +1,4 @@
--- A maker returns rights that it does not use, and gives up requests.
+-- A maker returns rights that it does not use, and gives up requests; or it has died, as its machine knows.
 -- KEYS[1] stream
 -- ARGV    the call `GiveBack` of redrb/stream/admission/calls.py
 -- Returns the page: rights returned. Repeated, it returns none a second time.
@@ -8,6 +8,13 @@ check_permissions(KEYS[1])
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local holder, ended = ask.holder, {}
+if ask.died then
+  for _, waiter in ipairs(redis.call('ZRANGE', key('queue', '#admission'), 0, PAGE.waiters - 1)) do
+    if string.match(waiter, '^[^/]+') == holder then
+      dequeue('#admission', waiter)
+    end
+  end
+end
 if not rules().groups_per_version then
   dequeue('#admission', holder)
   return cmsgpack.pack({found = 0})
@@ -24,6 +31,6 @@ if holder ~= '' then
     redis.call('ZREM', key('makers'), holder)
   end
 end
-local returned = end_rights(ended, 'returned')
+local returned = end_rights(ended, ask.died and 'lost' or 'returned')
 wake_rights()
 return cmsgpack.pack({more = holder ~= '' and #ended == PAGE.rights_returned, found = returned})

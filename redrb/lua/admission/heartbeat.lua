@@ -13,7 +13,7 @@ if rule.incarnation ~= ask.incarnation or not rule.groups_per_version then
   return cmsgpack.pack({outcome = 'anew'})
 end
 announce(ask.worker, ARGV[2], false)
---@include held_rights
+--@include held_rights late_makers
 local now = set_clock(ask.lease_ms)
 local known = redis.call('ZSCORE', key('makers'), maker)
 redis.call('ZADD', key('makers'), string.format('%.0f', now + ask.lease_ms), maker)
@@ -22,4 +22,5 @@ if lost > 0 then
   --@include admission
   wake_rights(now)
 end
-return cmsgpack.pack({outcome = known and 'held' or 'lost', taken_back = lost, more = more})
+return cmsgpack.pack({outcome = known and 'held' or 'lost', taken_back = lost, more = more,
+  makers = late_makers(now, ask.lease_ms)})

@@ -14,17 +14,22 @@ local function report_rights(report)
   end
   report('makers', redis.call('ZCOUNT', key('makers'), string.format('(%.0f', now_ms()), '(+inf'))
   report('admission:waiting', redis.call('ZCARD', key('queue', '#admission')))
-  local makers = state.held > 0 and redis.call('ZRANGE', key('makers'), 0, PAGE.reported_makers - 1) or {}
-  for _, maker in ipairs(makers) do
-    local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
+  local makers = {}
+  if state.held > 0 then
+    makers = redis.call('ZRANGE', key('makers'), 0, PAGE.reported_makers - 1, 'WITHSCORES')
+  end
+  for i = 1, #makers, 2 do
+    local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. makers[i] .. '/', '(' .. makers[i] .. '0')
     if held > 0 then
-      report('maker:' .. maker, held)
+      report('maker:' .. makers[i], held)
+      report('return:' .. makers[i], math.max(0, makers[i + 1] - now_ms()))
     end
   end
 end
 
--- Report the counters of the task. Names that begin with maker: are those of makers that hold rights. Returns
--- the number of stored groups.
+-- Report the counters of the task. Names that begin with maker: are those of makers that hold rights; those
+-- that begin with return: say in how many ms they return if no heartbeat comes. Returns the number of stored
+-- groups.
 local function report_task(report)
   if redis.call('EXISTS', key('parts')) == 1 then
     report('parts:groups', redis.call('ZCARD', key('part_due')))

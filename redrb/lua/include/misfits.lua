@@ -1,4 +1,5 @@
--- Says which settings do not fit together.
+-- Says which settings do not fit together: the rules of `TaskSettings.check_whole`, where several processes
+-- have given some each.
 --@include task
 
 -- Why the settings of the task, with the changes to `values` (name -> value, false for none), do not fit
@@ -21,12 +22,20 @@ local function misfit(values)
       end
     end
   end
-  local spi, size, least = string.match(setting('rate') or '', '^(%S+) (%S+) (%S+)')
+  if setting('capacity') and tonumber(setting('limit') or '0') > 0 then
+    return {outcome = 'bounded_twice', setting = 'limit', value = setting('limit')}
+  end
+  local spi, size, least, high = string.match(setting('rate') or '', '^(%S+) (%S+) (%S+) (%S+)')
   if not spi then
     return nil
+  elseif setting('partitions') then
+    return {outcome = 'undivided'}
   end
   spi, size, least = tonumber(spi), tonumber(size), tonumber(least) or -math.huge
   local reads = tonumber(setting('max_reads') or setting('default_max_reads') or '1')
+  if (tonumber(high) or math.huge) < math.huge and reads > 0 and spi > reads then
+    return {outcome = 'overread', value = string.format('%.17g', spi), groups = reads}
+  end
   for _, name in ipairs({'limit', 'capacity'}) do
     local most, needed = tonumber(setting(name) or '0'), size
     if least > -1e15 and (name == 'limit' or reads > 0) then

@@ -63,6 +63,7 @@ local function all_settings(held)
     settings = settings,
     epoch = redis.call('HGET', puts, 'epoch') or '0',
     generation = redis.call('HGET', task, 'generation') or '0',
+    version = number(task, 'version'),
     configured = configured,
     held = held or {},
     removed = redis.call('GET', key('removed')) or '',

@@ -9,6 +9,8 @@
 -- else the version itself. fulls is a sorted set: versions that are stored in full.
 -- attempts is a hash: token of an attempt -> 'keys <range>;...': its keys, which expire no more, until it is
 -- committed. trash is a set of ranges whose keys are to be deleted.
+-- asked is a stream, of one entry at most: the damaged version that a reader has found last; the kind of
+-- version that readers wait for; and the damaged key. The next one of this kind, or a full one, ends it.
 -- A range is "chunk <token> <first> <count>" or "delta <token> <first> <count>"; it names the keys
 -- chunk:<token>:<n> and delta:<token>:<n>. Clients keep and delete keys, as they may be on other nodes.
 --
@@ -27,6 +29,7 @@ local loads = prefix .. 'loads'
 local fulls = prefix .. 'fulls'
 local attempts = prefix .. 'attempts'
 local trash = prefix .. 'trash'
+local asked = prefix .. 'asked'
 
 local NUMBERS = {'base', 'anchor', 'nbytes', 'stored', 'delta', 'ordinal', 'all_bytes', 'state_bytes'}
 
@@ -56,6 +59,12 @@ end
 local function newest_state()
   local found = redis.call('ZREVRANGE', loads, 0, 0, 'WITHSCORES')
   return found[2] and at(tonumber(found[2]))
+end
+
+-- The kind of version that a reader has asked for, or nil.
+local function asked_kind()
+  local found = redis.call('XREVRANGE', asked, '+', '-', 'COUNT', 1)[1]
+  return found and found[2][4]
 end
 
 local MOST_TOKENS = 1e15 -- numbers below 2^53 are exact
@@ -119,6 +128,7 @@ end
 -- Read a number of each key, so that a key of another type ends the script before it has written anything.
 local function check_keys()
   redis.call('XLEN', versions)
+  redis.call('XLEN', asked)
   redis.call('SISMEMBER', trash, '')
   for _, name in ipairs({fence, manifests, pins, attempts}) do
     redis.call('HLEN', name)

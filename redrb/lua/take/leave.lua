@@ -1,4 +1,5 @@
--- A consumer ends: its leased groups are requeued, a page at a time.
+-- A consumer ends: its leased groups are requeued, a page at a time. If it has died, this counts as a failed
+-- delivery of each, as if its deadline were over.
 -- KEYS[1] stream
 -- ARGV    the call `Leave` of redrb/stream/take/calls.py
 -- Returns the page: entries requeued
@@ -11,7 +12,9 @@ if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
 end
 check_permissions(stream)
 begin_writing()
-local returned, ended = return_leases(group, consumer, false, PAGE.taken_over)
+local died = ask.died and {consumer = consumer}
+local returned, ended = return_leases(group, consumer, died, PAGE.taken_over)
+add(key('group', group), 'taken_over', died and returned or 0)
 if returned > 0 then
   wake_room()
   wake_returned(group)

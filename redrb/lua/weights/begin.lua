@@ -21,4 +21,4 @@ end
 discard_attempts()
 return cmsgpack.pack({outcome = 'ok', token = redis.call('HINCRBY', fence, 'token', 1),
   newest = last and math.min(last.version, 2^53) or 0, newest_state = state and state.version or 0,
-  trash = redis.call('EXISTS', trash) == 1})
+  trash = redis.call('EXISTS', trash) == 1, asked = asked_kind() == 'full'})

@@ -57,6 +57,9 @@ redis.call('ZADD', loads, is_adapter and base or version, field)
 if kind == 'full' then
   redis.call('ZADD', fulls, version, field)
 end
+if kind == 'full' or asked_kind() == kind then
+  redis.call('DEL', asked)
+end
 redis.call('HDEL', attempts, token)
 local reply = trim(ask.keep, ask.max_bytes, '0-0')
 reply.outcome, reply.created_ms = 'ok', created_ms

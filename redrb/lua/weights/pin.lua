@@ -2,7 +2,8 @@
 -- are over, of readers that have died, are removed.
 -- KEYS[1] versions
 -- ARGV    the call `FindSteps` of redrb/weights/wire/calls.py
--- Returns the steps, and behind them the manifest of each
+-- Returns the steps, and behind them the manifest of each; or, if there is no way to the newest version, the
+-- version on this way that is gone
 --@include weights permissions
 
 local ask, none = cmsgpack.unpack(ARGV[1]), cmsgpack.pack({})
@@ -20,11 +21,20 @@ if wanted == 0 and target.version == ask.used
     and (ask.created_ms == 0 or tonumber(target.created_ms) == ask.created_ms) then
   return none
 end
+
+-- There is no way: a version that it needs is gone. What the newest version needs is not deleted.
+local function no_way(version)
+  if wanted > 0 and newest().version ~= target.version then
+    return none
+  end
+  return {cmsgpack.pack({{version = string.format('%.0f', version), how = 'gone', created_ms = ''}}), ''}
+end
+
 local state = target
 if target.kind == 'lora' then
   state = target.base > 0 and at(target.base) or nil
-  if target.base > 0 and not state then -- the version that it belongs to was deleted
-    return none
+  if target.base > 0 and not state then
+    return no_way(target.base)
   end
 end
 
@@ -45,12 +55,12 @@ local by_delta = have > 0 and entry and entry.version == have
 
 -- steps from a full version
 if state and not (by_delta and #chain == 0) then
-  local from_full, all = {}, 0
+  local from_full, all, below = {}, 0, state.version
   entry = state
   -- bound: kept versions, of which each is older
   while entry and entry.kind == 'delta' and has_delta(entry) do
     table.insert(from_full, 1, {entry, 'delta'})
-    all = all + entry.delta
+    all, below = all + entry.delta, entry.base
     entry = at(entry.base)
   end
   if entry and entry.kind == 'full' then
@@ -63,7 +73,7 @@ if state and not (by_delta and #chain == 0) then
     chain = from_full
   end
   if not chain then
-    return none
+    return no_way(below)
   end
 end
 if not state then

@@ -21,5 +21,5 @@ if #found == PAGE.versions then
 end
 discard_attempts()
 redis.call('HDEL', fence, 'first')
-redis.call('UNLINK', versions, manifests, pins, loads, fulls, prefix .. 'followers')
+redis.call('UNLINK', versions, manifests, pins, loads, fulls, asked, prefix .. 'followers')
 return cmsgpack.pack({more = false, token = token, entries = ids})

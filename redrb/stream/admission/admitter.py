@@ -20,7 +20,7 @@ HOLD_S = 3600.0
 MOST_RIGHTS = 4096
 """Most rights of one request."""
 
-SLICE_S = 10.0
+SLICE_S = 5.0
 """Longest block before a maker looks again: rare, as thousands of makers may wait."""
 
 STOP_S = 1.0
@@ -90,7 +90,7 @@ class Admitter:
                 self._task.reopen(refused_here=True)
                 continue
             self._refuse(reply, least)
-            if reply.more:
+            if reply.more or self.maker.end_dead(reply.makers):
                 continue
             if last:
                 raise self._timeout(reply, least)

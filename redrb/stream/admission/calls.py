@@ -24,6 +24,7 @@ class AdmitReply(Page, frozen=True, kw_only=True):
         held, stored, trained, most, waiting: As in `AdmissionTimeout`.
         oldest_ms: Time for which the oldest right is held.
         oldest_maker: The maker that holds it.
+        makers: Some makers that are late for a heartbeat, or for a look at their request.
     """
 
     outcome: Literal["granted", "wait", "unset", "refused", "never", "gone"]
@@ -38,6 +39,7 @@ class AdmitReply(Page, frozen=True, kw_only=True):
     waiting: int = 0
     oldest_ms: int = 0
     oldest_maker: str = ""
+    makers: tuple[str, ...] = ()
 
 
 class Admit(Call[AdmitReply], frozen=True):
@@ -71,12 +73,15 @@ class GiveBack(Call[Found], frozen=True, kw_only=True):
         series: Of the rights; numbers of another series are not those of this maker.
         numbers: The rights, as texts.
         holder: A waiter, which leaves the queue, or a maker that ends; "": none.
+        died: Whether the maker is known to have died: its rights count as lost, and its requests
+            leave the queue.
     """
 
     script: ClassVar = "admission/give_back"
     series: str = ""
     numbers: tuple[str, ...] = ()
     holder: str = ""
+    died: bool = False
 
 
 class MakerPulse(Page, frozen=True, kw_only=True):
@@ -86,10 +91,12 @@ class MakerPulse(Page, frozen=True, kw_only=True):
         outcome: "held": the maker was known, so it has its rights yet; "lost"; "anew": the task was
             created anew, or admits no more.
         taken_back: Rights taken back from dead makers.
+        makers: As in `AdmitReply`.
     """
 
     outcome: Literal["held", "lost", "anew"]
     taken_back: int = 0
+    makers: tuple[str, ...] = ()
 
 
 class BeatMaker(Call[MakerPulse], frozen=True):

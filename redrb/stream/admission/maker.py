@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import socket
 import threading
-import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from redrb.errors import StoreUnavailable
 from redrb.forks import in_child
+from redrb.processes import has_ended, process_name
 from redrb.stream.admission.calls import BeatMaker, GiveBack
-from redrb.stream.heartbeat import Heartbeat, do_each
+from redrb.stream.heartbeat import Heartbeat, Silences, do_each
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 
@@ -37,11 +35,12 @@ class Maker:
 
     def _begin(self) -> None:
         """Become a maker that Redis does not know yet: at first, and in a forked process."""
-        self.name = f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.name = process_name()
         self._requests = itertools.count(1)
         self._held: set[tuple[str, int]] = set()
         self._unused: deque[tuple[str, tuple[int, ...]]] = deque()
         self._given_up: deque[str] = deque()
+        self._silences = Silences()
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
@@ -57,6 +56,8 @@ class Maker:
     def hold(self, series: str, numbers: Sequence[int]) -> None:
         """Keep rights alive until `end`."""
         with self._lock:
+            if not self._held:
+                self._silences = Silences()
             self._held.update((series, number) for number in numbers)
         self._attend()
 
@@ -93,16 +94,42 @@ class Maker:
         incarnation = self._task.description.incarnation
         beat = BeatMaker(self.name, self.lease_ms, incarnation, self._worker.name)
         pulse = self._task.store.call(beat, self._worker.announcement())
+        silent_s = self._silences.end()
         name = self._task.name
         if pulse.outcome == "anew":  # a task that was created anew knows none of the rights
             with self._lock:
                 self._held.clear()
         elif pulse.outcome == "lost":
-            _log.warning("task %r: the heartbeat of rights to begin groups came too late", name)
+            _log.warning(
+                "task %r: the heartbeat of rights to begin groups came too late: it was silent for "
+                "%.1f s, and lease_ms=%d. Groups that are put with these rights count as late",
+                name,
+                silent_s,
+                self.lease_ms,
+            )
         if pulse.taken_back:
             _log.warning("task %r: took back %d rights to begin groups", name, pulse.taken_back)
+        self.end_dead(pulse.makers)
         if pulse.more:
             self._nudge()
+
+    def end_dead(self, makers: Iterable[str]) -> int:
+        """Take rights back from those of some makers that are known to have died.
+
+        Returns:
+            How many makers had died.
+        """
+        dead = set(filter(has_ended, makers))
+        for maker in dead:
+            left = self._task.store.pages(GiveBack(holder=maker, died=True))
+            if rights := sum(page.found for page in left):
+                _log.warning(
+                    "task %r: the process of maker %s has died: took back %d rights",
+                    self._task.name,
+                    maker,
+                    rights,
+                )
+        return len(dead)
 
     def close(self) -> None:
         """Stop the heartbeat and return all rights that are held."""

@@ -66,6 +66,7 @@ class Partition:
             worker,
             options.reader,
             self.parts.finish_due,
+            self.admitter.maker.end_dead,
         )
         worker.holds(self.consumer, self.admitter.maker)
         self.taker = Taker(task, self.consumer)
@@ -136,7 +137,10 @@ def open_partitions(
     reach = Reach(stores)
     found = reach.ask(opened)
     home = next(iter(found.values()))
+    if implied is None:  # else its trainer advances it
+        home.task.log_unbounded()
     partitions = [found.get(number) or opened(number, home) for number in range(count)]
     for each in partitions[1:]:
         each.worker.is_part_of(partitions[0].worker)
+        each.task.home = partitions[0].task
     return partitions, reach

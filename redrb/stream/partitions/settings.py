@@ -11,7 +11,7 @@ from redrb.errors import ConfigError
 from redrb.stream.task.configuring import configure
 from redrb.stream.task.lookup import existing_task, unknown_task
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.settings import DIVIDED, TaskSettings
+from redrb.stream.task.settings import DIVIDED, UNDIVIDED, TaskSettings
 from redrb.stream.task.stored_settings import (
     StoredSettings,
     check_changes,
@@ -39,10 +39,7 @@ def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, A
     if count == 1:
         return dict(settings)
     if settings.get("rate") is not None:
-        raise ConfigError(
-            "rate= counts the reads and inserts of one task: with partitions= leave it out, and "
-            "give limit= or capacity=."
-        )
+        raise ConfigError(f"{UNDIVIDED}.")
     parts = dict(settings)
     for name in DIVIDED:
         whole = settings.get(name)

@@ -32,6 +32,8 @@ from redrb.stream.put.refusals import (
     log_dropped,
     misfit_errors,
     name_row,
+    newest_version,
+    unpublished_error,
 )
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
@@ -201,6 +203,8 @@ class Preparer:
                 kind = self._task.description.kind or common_kind(found.encoded)
                 misfits = misfit_errors(found.places, found.encoded, kind)
             found.refuse(misfits)
+        if self._task.weights and "versions" in self._checks:
+            found.refuse(self._unpublished(found, options.policy_version))
         if isinstance(groups, Experience):
             for row, error in found.refused.items():
                 name_row(error, row)
@@ -269,6 +273,18 @@ class Preparer:
             for place, group in zip(places, groups, strict=True):
                 check_versions(group, place)
         return _Sorted(places, encoded, groups, filtered)
+
+    def _unpublished(self, found: _Sorted, default: int | None) -> dict[int, RecordError]:
+        """Return the error for each group of weights that are not published yet, by its place."""
+        newest = [newest_version(group, default) for group in found.samples]
+        if self._task.is_published(max(newest, default=-1)):
+            return {}
+        task = self._task
+        return {
+            place: unpublished_error(version, task.newest, task.weights, place)
+            for place, version in zip(found.places, newest, strict=True)
+            if version > task.newest
+        }
 
     def _was_created_anew(self) -> bool:
         """Look whether the task is another one by now, which does not know the old one's fields."""

@@ -73,6 +73,31 @@ def check_versions(group: Sequence[BufferItem], at: int) -> None:
             )
 
 
+def newest_version(group: Sequence[BufferItem], default: int | None) -> int:
+    """Return the newest version that made tokens of a group; -1: none is known."""
+    newest = -1
+    for item in group:
+        version = default if item.policy_version is None else item.policy_version
+        newest = newest if version is None else max(newest, version)
+        if item.token_versions is not None and item.token_versions.numel():
+            newest = max(newest, int(item.token_versions.max()))
+    return newest
+
+
+def unpublished_error(version: int, newest: int, weights: str, at: int) -> RecordError:
+    """Return the error for a group of weights that are not published: it would expire too late."""
+    return RecordError(
+        f"group {at} has policy_version {version}, and the newest version of weights {weights!r} "
+        f"that is published is {newest}: give the version of the weights that made the samples, "
+        "which is `version` of the WeightSubscriber that loaded them, or of what publish returned. "
+        "The number of an optimizer step is another one, and by it the group would not expire. Or "
+        'open the stream without the check "versions".',
+        field="policy_version",
+        group=at,
+        sample=0,
+    )
+
+
 def unversioned_errors(
     places: Iterable[int], groups: Iterable[EncodedGroup]
 ) -> dict[int, RecordError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn, TypeAlias
@@ -13,6 +14,7 @@ from redrb.connection.deadline import Deadline, here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost, RankLost, WrongStep
 from redrb.forks import in_child
+from redrb.stream.heartbeat import Silences
 from redrb.stream.ranks.calls import (
     MOST_STEPS,
     RANKS,
@@ -48,12 +50,16 @@ class RankShare:
 
     Attributes:
         consumer: The process that is this rank.
+        silences: Of its heartbeat.
+        since: When it took the part (monotonic).
     """
 
     store: TaskStore
     group: str
     consumer: str
     place: RankStep
+    silences: Silences
+    since: float
     whole: ClassVar[Collection[Outcome]] = ("ack", "release", "fail")
 
     def end_request(
@@ -99,7 +105,9 @@ class RankShare:
             )
         return (
             f"rank {self.place.rank} was silent for longer than lease_ms, and step "
-            f"{self.place.step} has ended since, or the ranks began anew. Go on with the next step."
+            f"{self.place.step} has ended since, or the ranks began anew (the longest silence of "
+            f"its heartbeat: {self.silences.longest_s(self.since):.1f} s). Go on with the next "
+            "step."
         )
 
     def abandon(self, ids: tuple[int, ...]) -> None:
@@ -411,6 +419,10 @@ class Ranks:
         raw = reply[0][1] if reply else ()
         return dict(map(parse_entry, raw)), first_ids(raw)
 
+    def _share(self, place: RankStep) -> RankShare:
+        consumer, now = self._consumer, time.monotonic()
+        return RankShare(self._store, consumer.group, consumer.name, place, consumer.silences, now)
+
     def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
         """Return the lease on a part; None when another process has taken the rank over."""
         place = request.place
@@ -421,7 +433,7 @@ class Ranks:
                 self._store,
                 self._consumer,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
-                RankShare(self._store, self._consumer.group, self._consumer.name, place),
+                self._share(place),
                 status=request.take.status,
                 incarnation=incarnation,
                 draw=None if weights is None else Draw(weights, weights.pop(0)),

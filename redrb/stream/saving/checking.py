@@ -30,7 +30,6 @@ from redrb.stream.saving.records import (
     settings_of,
 )
 from redrb.stream.task.entries import MAX_COUNT, SavedFacts, unpack_facts
-from redrb.stream.task.rate import rate_of
 from redrb.stream.task.settings import SETTINGS, WIRE_FORMAT, whole_number
 
 Record: TypeAlias = GroupRecord | DeadRecord | SourceRecord | dict[str, str]
@@ -226,7 +225,7 @@ def _checked_header(head: Any) -> TaskHeader:
 def _check_settings(settings: Mapping[str, str]) -> None:
     """Check each setting of a saved task as one of a new task is checked.
 
-    A capacity and a limit may both be there: two processes can have given them to the task.
+    Whether they fit together is known when the task is resumed, which may have others of its own.
     """
     _require(settings_of(settings) == settings and "rules" not in settings, "a counter")
     _require(settings.get("format", str(WIRE_FORMAT)) == str(WIRE_FORMAT), "the format")
@@ -241,11 +240,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
     _require(known, f"sampled={sampled!r:.80} in the order {name!r:.80}")
     if "unsorted" in settings:
         _require(order and _UNSORTED.fullmatch(settings["unsorted"]), "groups that are not sorted")
-    if "rate" in settings:
-        least = rate_of(settings["rate"]).min_size
-        for name in ("limit", "capacity"):
-            most = int(settings.get(name, "0"))
-            _require(not 0 < most < least, f"{name}={most} with a rate of min_size={least}")
 
 
 def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:

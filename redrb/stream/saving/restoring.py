@@ -31,6 +31,7 @@ from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.settings import STORED_DEFAULTS, WIRE_FORMAT
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import check_whole, shown_settings
 
 AREA_TTL_MS = 600_000
 """Time after which Redis deletes a restore area that no process continues."""
@@ -87,7 +88,7 @@ class Restoring:
         """Check that the task may be restored, and begin a restore area.
 
         Raises:
-            ConfigError: The task was used.
+            ConfigError: The task was used, or its settings do not fit those of the file.
             StoreError: Another process began to resume later.
             TaskMismatch: The task has another order or other tags.
         """
@@ -190,7 +191,18 @@ class Restoring:
             differing["tags"] = (list(declared_tags(given)), list(self.header.tags))
         if differing:
             raise TaskMismatch(self.store.task, differing)
-        return {**STORED_DEFAULTS, **saved, **given}
+        merged = {**STORED_DEFAULTS, **saved, **given}
+        try:
+            check_whole(merged)
+        except ConfigError as error:
+            own = shown_settings({name: value for name, value in given.items() if value})
+            raise ConfigError(
+                f"the settings of {self.saved.path} "
+                f"({_listed(shown_settings(saved))}) and those that task {self.store.task!r} was "
+                f"given ({_listed(own)}) do not fit together: {error} Open the task with settings "
+                "that fit, and resume again; it was not changed."
+            ) from error
+        return merged
 
     def _task(self) -> dict[str, dict[str, str]]:
         counters = _texts(self.header.counters)
@@ -227,6 +239,10 @@ class Restoring:
             f"the restored part of task {self.store.task!r} is gone: another process resumes the "
             "task, or Redis was away for too long. The task was not changed; try again."
         )
+
+
+def _listed(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "none"
 
 
 def _texts(counts: Mapping[str, int]) -> dict[str, str]:

@@ -240,12 +240,15 @@ class Pulse(msgspec.Struct, frozen=True):
         taken_over: Groups taken over from dead consumers.
         due: Whether groups in parts are due.
         more: Whether there are more groups to take over: beat again at once.
+        consumers, makers: Some that are late for a heartbeat.
     """
 
     outcome: Literal["held", "lost", "anew"]
     taken_over: int = 0
     due: bool = False
     more: bool = False
+    consumers: tuple[str, ...] = ()
+    makers: tuple[str, ...] = ()
 
 
 class Beat(Call[Pulse], frozen=True):
@@ -263,11 +266,16 @@ class Beat(Call[Pulse], frozen=True):
 
 
 class Leave(Call[Found], frozen=True):
-    """Requeue the groups that a consumer leases, unharmed."""
+    """Requeue the groups that a consumer leases, unharmed.
+
+    Attributes:
+        died: Whether it is known to have died: the delivery of each group has failed.
+    """
 
     script: ClassVar = "take/leave"
     group: str
     consumer: str
+    died: bool = False
 
 
 class Drop(Call[Found], frozen=True):

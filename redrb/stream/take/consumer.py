@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES
-from redrb.stream.heartbeat import Heartbeat, do_each, period_s
+from redrb.processes import has_ended
+from redrb.stream.heartbeat import Heartbeat, Silences, do_each, period_s
 from redrb.stream.take.calls import Beat, Drop, Finish, Leave, Outcome, Pulse, Recheck
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.rollout_reading import GroupReader
@@ -27,12 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOST = (
-    "this consumer's heartbeat stopped for longer than lease_ms, and other consumers took the "
-    "groups over, or another client acknowledged some of them for a checkpoint or removed the "
-    "consumer group, or the task was cleared or deleted, or Redis has lost its data. Drop the "
-    "result of training on them and take again."
-)
+_DROP = "Drop the result of training on them and take again."
 
 _log = logging.getLogger("redrb")
 
@@ -44,12 +41,14 @@ class Slot:
     Attributes:
         owner: Its name in Redis. A forked process has a copy of the slot, and another name.
         token: Number of the lease in it, as text.
+        since: When it was occupied (monotonic).
     """
 
     consumer: Consumer
     owner: str
     number: int
     token: str
+    since: float
     whole: ClassVar[Collection[Outcome]] = ()
 
     @property
@@ -66,6 +65,25 @@ class Slot:
     def is_copy(self) -> bool:
         """Whether this is a forked process's copy: the lease belongs to the parent."""
         return self.owner != self.consumer.name
+
+    @property
+    def loss(self) -> str:
+        """Why the lease is lost, as far as this process knows, and what to do."""
+        silent_s, lease_ms = self.consumer.silences.longest_s(self.since), self.consumer.lease_ms
+        if silent_s * 1000 >= lease_ms:
+            return (
+                f"the heartbeat of this process was silent for {silent_s:.1f} s, longer than "
+                f"lease_ms={lease_ms}, and others got the groups. A call that holds Python's lock "
+                "(GIL) for so long stops the heartbeat, such as graph capture or a C extension; so "
+                "does a stopped process, or a Redis that is away. If that is usual, give a larger "
+                f"lease_ms. {_DROP}"
+            )
+        return (
+            f"the heartbeat of this process was never silent for longer than {silent_s:.1f} s "
+            f"(lease_ms={lease_ms}). Another client acknowledged some of the groups for a "
+            "checkpoint or removed the consumer or its group, or the task was cleared or deleted, "
+            f"or Redis has lost its data. {_DROP}"
+        )
 
     def ending(
         self,
@@ -90,7 +108,7 @@ class Slot:
                 self.free()
             else:
                 self.count(-len(ids))
-            return LOST if result == "lost" else ""
+            return self.loss if result == "lost" else ""
 
         ending = self.ending(outcome, ids, reason=reason, samples=samples, ends=ends)
         return self.consumer.end_request(ending, note)
@@ -151,6 +169,7 @@ class Consumer:
         worker: Worker,
         reader: GroupReader | None = None,
         finish_due: Callable[[float], bool] | None = None,
+        end_makers: Callable[[Sequence[str]], object] | None = None,
     ) -> None:
         """Make a consumer; its heartbeat begins with the first take.
 
@@ -158,8 +177,10 @@ class Consumer:
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
             finish_due: Puts or removes groups in parts that are due, for so many seconds; returns
                 whether there are more. The heartbeat thread calls it.
+            end_makers: Takes rights back from those of some makers that have died.
         """
         self._task = task
+        self._end_makers = end_makers
         self._finish_due = finish_due
         self.reader = reader
         self.group = group
@@ -173,6 +194,7 @@ class Consumer:
         """Become a consumer that Redis does not know yet: at first, and in a forked process."""
         self.name = self.worker.name
         self._tokens = itertools.count(1)
+        self.silences, self._silent_s = Silences(), 0.0
         self._slots: dict[int, str] = {}  # slot -> token of the lease in it
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self.abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
@@ -199,7 +221,7 @@ class Consumer:
         with self._lock:
             number = next(free for free in itertools.count() if free not in self._slots)
             token = self._slots[number] = str(next(self._tokens))
-        return Slot(self, self.name, number, token)
+        return Slot(self, self.name, number, token, time.monotonic())
 
     def free(self, slot: Slot) -> None:
         """Let another lease use a slot."""
@@ -254,18 +276,37 @@ class Consumer:
             self._task.reopen()
             pulse = self._renew()
         elif pulse.outcome == "lost" and self._slots:
-            _log.warning("task %r: the heartbeat came too late", name)
+            _log.warning(
+                "task %r: the heartbeat came too late, after %.1f s; lease_ms=%d",
+                name,
+                self._silent_s,
+                self.lease_ms,
+            )
         self._taken_over += pulse.taken_over
         if pulse.more:
             self.nudge()
         elif self._taken_over:
             _log.warning("task %r: took %d groups over from dead consumers", name, self._taken_over)
             self._taken_over = 0
+        self._end_dead(pulse)
         self._release_unread()
         self._requeue_given_up()
         do_each(self.abandoned, self._release_abandoned)
         if pulse.due and self._finish_due is not None and self._finish_due(self._slice_s):
             self.nudge()
+
+    def _end_dead(self, pulse: Pulse) -> None:
+        """Take over at once from consumers and makers that are known to have died."""
+        for name in filter(has_ended, pulse.consumers):
+            if groups := self.leave(name, died=True):
+                _log.warning(
+                    "task %r: the process of consumer %s has died: took over %d groups",
+                    self._task.name,
+                    name,
+                    groups,
+                )
+        if pulse.makers and self._end_makers is not None:
+            self._end_makers(pulse.makers)
 
     def _requeue_given_up(self) -> None:
         def requeue(slot: Slot) -> None:
@@ -293,7 +334,9 @@ class Consumer:
     def _renew(self) -> Pulse:
         incarnation = self._task.description.incarnation
         beat = Beat(self.group, self.name, self.lease_ms, incarnation)
-        return self._task.store.call(beat, self.worker.announcement())
+        pulse = self._task.store.call(beat, self.worker.announcement())
+        self._silent_s = self.silences.end()
+        return pulse
 
     def close(self, *, requeue: bool = True) -> None:
         """Stop the heartbeat and requeue the groups that are still leased, unharmed.
@@ -312,9 +355,13 @@ class Consumer:
             self.leave(self.name)
             self._may_lease = False
 
-    def leave(self, name: str) -> int:
-        """Requeue what a consumer of this group leases, unharmed; returns the number of groups."""
-        return sum(page.found for page in self._task.store.pages(Leave(self.group, name)))
+    def leave(self, name: str, *, died: bool = False) -> int:
+        """Requeue what a consumer of this group leases; returns the number of groups.
+
+        Args:
+            died: Whether it is known to have died, so that its deliveries have failed.
+        """
+        return sum(page.found for page in self._task.store.pages(Leave(self.group, name, died)))
 
     def _release_unread(self) -> None:
         while self.unread:

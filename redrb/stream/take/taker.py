@@ -10,7 +10,7 @@ from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.calls import Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
-from redrb.stream.take.consumer import LOST, Consumer, Slot
+from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
@@ -195,7 +195,7 @@ class Taker:
         before.holder.free()
         if not reply.held and reply.outcome == "taken":
             slot.requeue([seq for seq, _ in reply.entries])
-        before.note_ended("ack", before.ids, "" if reply.held else LOST)
+        before.note_ended("ack", before.ids, "" if reply.held else before.holder.loss)
 
     def _part_of(self, ack: Lease | None) -> PartitionLease | None:
         """Return the part of a lease to acknowledge; it must be held by this consumer."""

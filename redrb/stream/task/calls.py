@@ -17,6 +17,11 @@ from redrb.stream.task.description import StalenessRules
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
+Misfit: TypeAlias = Literal[
+    "unversioned", "excluded", "blocked", "bounded_twice", "overread", "undivided"
+]
+"""Why settings do not fit together, as `redrb/lua/include/misfits.lua` says it."""
+
 
 class SettingsReply(msgspec.Struct, frozen=True):
     """The settings of a task, or which of them do not fit together.
@@ -25,18 +30,21 @@ class SettingsReply(msgspec.Struct, frozen=True):
         settings: Value of each setting, "" for none.
         epoch: Of the producers' records.
         generation: Number of changes of the settings.
+        version: Newest weight version that the task knows; 0: none.
         configured: Names of settings that `Configure` has changed.
         held: Those of them that the caller gave another value.
         removed: The incarnation that was removed last, and by whom; "" for none.
         unfinished: Whether work is left: call `Fill` until it is done.
-        setting, value: The setting that is excluded, or blocks.
-        groups: Groups that takes need; 0: the rate leaves groups unread, which fill any limit.
+        setting, value: The setting that is excluded, or blocks; or the samples_per_insert.
+        groups: Groups that takes need; 0: the rate leaves groups unread, which fill any limit. Of
+            "overread" the reads of a group.
         gives_limit: Whether this call gives the limit, and not the rate.
     """
 
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     epoch: int = 0
     generation: int = 0
+    version: int = 0
     configured: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     removed: str = ""
@@ -55,10 +63,12 @@ class OpenReply(SettingsReply, frozen=True, kw_only=True):
             has others of the settings given, those in `settings`; "unversioned": it is to evict the
             stalest groups, and indexes no versions; "excluded": it cannot have this setting beside
             groups_per_version; "blocked": the limit or capacity is smaller than the groups that a
-            first take needs by the rate, so that takes and puts would wait for each other.
+            first take needs by the rate, so that takes and puts would wait for each other;
+            "bounded_twice": it has a limit and a capacity; "overread": the rate asks for more reads
+            than groups have; "undivided": it has a rate and partitions.
     """
 
-    outcome: Literal["ok", "unknown", "differs", "unversioned", "excluded", "blocked"]
+    outcome: Literal["ok", "unknown", "differs", Misfit]
 
 
 class Open(Call[OpenReply], frozen=True):
@@ -100,7 +110,7 @@ class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
             groups are stored.
     """
 
-    outcome: Literal["ok", "changed", "unsortable", "unversioned", "excluded", "blocked"]
+    outcome: Literal["ok", "changed", "unsortable", Misfit]
 
 
 class Configure(Call[ConfigureReply], frozen=True):

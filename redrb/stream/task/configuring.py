@@ -12,7 +12,14 @@ from redrb.errors import ConfigError, TaskMismatch
 from redrb.stream.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
 from redrb.stream.task.rate import UNREAD_FILL
-from redrb.stream.task.settings import excluded_by_admission, stored_names
+from redrb.stream.task.settings import (
+    BOUNDED_TWICE,
+    UNDIVIDED,
+    UNVERSIONED,
+    excluded_by_admission,
+    overread,
+    stored_names,
+)
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import caller, check_changes, read_fields, settings_in
 
@@ -22,9 +29,7 @@ def open_task(store: TaskStore, call: Open) -> OpenReply | None:
 
     Raises:
         TaskMismatch: The task exists with other settings.
-        ConfigError: `eviction="stalest"` is asked of a task that indexes no versions, or the limit
-            or capacity is smaller than the rate's `min_size`, or another process gave a setting
-            that `groups_per_version` excludes.
+        ConfigError: The settings, of which other processes gave some, do not fit together.
     """
     reply = store.call(call)
     if reply.outcome == "unknown":
@@ -84,15 +89,20 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
 
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
     """Refuse settings that do not fit together; else do the work that a change has left."""
-    if reply.outcome == "unversioned":
-        raise ConfigError(
-            f'task {store.task!r} indexes no versions, so eviction="stalest" has nothing to go by: '
-            'give order="stalest" or max_staleness too.'
-        )
     if reply.outcome == "blocked":
         raise _blocked(store.task, reply)
     if reply.outcome == "excluded":
         raise excluded_by_admission(reply.setting, reply.value)
+    why = {
+        "unversioned": UNVERSIONED,
+        "bounded_twice": f"it would have {reply.setting}={reply.value} and a capacity, of which "
+        f"another process gave one. {BOUNDED_TWICE.capitalize()}: leave yours out, or take the "
+        "other one away with `redrb set`",
+        "overread": overread(float(reply.value or 0), reply.groups),
+        "undivided": UNDIVIDED,
+    }.get(reply.outcome)
+    if why is not None:
+        raise ConfigError(f"task {store.task!r}: {why}.")
     if reply.unfinished:  # groups are indexed or sorted, or history deleted, in pages
         fill(store)
 

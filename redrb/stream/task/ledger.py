@@ -66,6 +66,7 @@ class AdmissionStats:
         most: Most groups that may be begun and not yet trained.
         left: Rights that may be given now; not positive while makers must wait.
         makers: Held rights by maker, of at most 100 makers.
+        returns_s: Seconds until the rights of each of them return, if no heartbeat of it comes.
     """
 
     granted: int = 0
@@ -79,6 +80,7 @@ class AdmissionStats:
     most: int = 0
     left: int = 0
     makers: Mapping[str, int] = field(default_factory=dict)
+    returns_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
@@ -95,8 +97,10 @@ class AdmissionStats:
             for name, held in counters.items()
             if name.startswith("maker:")
         }
-        names = [name for name in cls.__slots__ if name != "makers"]
-        return cls(**{name: counters[f"admission:{name}"] for name in names}, makers=makers)
+        returns_s = {name: counters.get(f"return:{name}", 0) / 1000 for name in makers}
+        names = [name for name in cls.__slots__ if name not in ("makers", "returns_s")]
+        known = {name: counters[f"admission:{name}"] for name in names}
+        return cls(**known, makers=makers, returns_s=returns_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,18 @@ STORED_DEFAULTS = {
 EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
 """Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
 
+BOUNDED_TWICE = "give a limit (puts wait) or a capacity (puts evict), not both"
+
+UNVERSIONED = (
+    'the task indexes no versions, so eviction="stalest" has nothing to go by: give '
+    'order="stalest" or max_staleness too'
+)
+
+UNDIVIDED = (
+    "rate= counts the reads and inserts of one task: with partitions= leave it out, and give "
+    "limit= or capacity="
+)
+
 MOST_PER_VERSION = 1e9
 
 
@@ -276,7 +288,7 @@ class TaskSettings:
             if (value := getattr(self, name)) is not None
         }
         if self.capacity is not None and self.limit:
-            raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
+            raise ConfigError(f"{BOUNDED_TWICE}.")
         self._check_rate()
         if self.groups_per_version is not None:
             for name, only in EXCLUDED_BY_ADMISSION.items():
@@ -287,6 +299,20 @@ class TaskSettings:
         if self.order is not None:
             stored["sampled"] = str(int(checked_order(self.order).sampled))
         return stored
+
+    def check_whole(self, order: str) -> None:
+        """Check the settings of a whole task: no other process gives it further ones.
+
+        Args:
+            order: Name of its order, which may be that of an `Order` object.
+
+        Raises:
+            ConfigError: Settings contradict each other. `redrb/lua/include/misfits.lua` refuses the
+                same ones when several processes give them.
+        """
+        self.as_stored()
+        if self.eviction == "stalest" and order != "stalest" and self.max_staleness is None:
+            raise ConfigError(f"{UNVERSIONED}.")
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""
@@ -301,11 +327,10 @@ class TaskSettings:
         reads = DEFAULT_MAX_READS if reads is None else reads
         if rate is None:
             return
+        if self.partitions not in (None, 1):
+            raise ConfigError(f"{UNDIVIDED}.")
         if math.isfinite(rate.max_diff) and reads and rate.samples_per_insert > reads:
-            raise ConfigError(
-                f"{rate.samples_per_insert:g} samples an insert cannot be read from groups that "
-                f"are taken {reads} times: give max_reads=0 with a capacity, or more reads."
-            )
+            raise ConfigError(f"{overread(rate.samples_per_insert, reads)}.")
         for name, most in (("limit", self.limit), ("capacity", self.capacity)):
             # groups that are read for ever and evicted leave their reads to the others
             least = rate.least_stored if name == "limit" or reads else rate.min_size
@@ -346,6 +371,14 @@ def may_give_rights(settings: Mapping[str, Any]) -> bool:
     return all(
         settings.get(name) in (None, value, str(value))
         for name, value in EXCLUDED_BY_ADMISSION.items()
+    )
+
+
+def overread(samples_per_insert: float, reads: int) -> str:
+    """Return why a rate and max_reads do not fit together, and what to do."""
+    return (
+        f"{samples_per_insert:g} samples an insert cannot be read from groups that are taken "
+        f"{reads} times: give max_reads=0 with a capacity, or more reads"
     )
 
 

@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
 from redrb.errors import ConfigError
+from redrb.stream.orders import Fifo
 from redrb.stream.task.settings import (
+    DEFAULT_MAX_READS,
     DIVIDED,
     SETTINGS,
     STORED_NAMES,
@@ -184,6 +186,19 @@ def settings_in(fields: Mapping[str, str]) -> TaskSettings:
             if name not in ("order", "partitions")
         }
     )
+
+
+@Reading("the settings of a task")
+def check_whole(fields: Mapping[str, str]) -> None:
+    """Check the settings that a task is to have, as Redis keeps them, before it has them.
+
+    Raises:
+        ConfigError: They contradict each other, as those of a new task may not.
+    """
+    reads = fields.get("max_reads") or fields.get("default_max_reads") or DEFAULT_MAX_READS
+    partitions = int(fields.get("partitions") or 1)
+    whole = replace(settings_in(fields), max_reads=int(reads), partitions=partitions)
+    whole.check_whole(fields.get("order") or Fifo.name)
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.errors import TaskMismatch
+from redrb.errors import StoreUnavailable, TaskMismatch
 from redrb.keys import WeightKeys
 from redrb.lua.calls import Call
 from redrb.registry import Registry
@@ -21,6 +22,7 @@ from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.lookup import similar_tasks, unknown_task
 from redrb.stream.task.removal import clear, forget_name
 from redrb.stream.task.settings import (
+    NO_BOUND,
     STORED_DEFAULTS,
     WIRE_FORMAT,
     TaskSettings,
@@ -57,9 +59,20 @@ class Task:
         name: Its name.
         namespace: The namespace that it is in.
         description: The task's settings when it was last opened; replaced as a whole.
+        weights: Name of the published weights whose newest version the task learns; "": of none.
+        newest: The largest version of these weights that this process knows to be published.
+        version: Newest weight version that the task knew when it was opened; 0: none.
+        home: Of a further partition the first one, by which the task is found: it is created anew,
+            too, if this one was.
+        enter_name: Enters the name where others find it, beside the registry; called each time the
+            task is opened, as it may have been created anew, in a Redis that has lost its data. If
+            it raises, the task counts as not opened, and the next call opens it again.
     """
 
     description: TaskDescription
+    home: Task | None = None
+    enter_name: Callable[[], None] | None = None
+    version: int = 0
 
     def __init__(
         self,
@@ -98,7 +111,9 @@ class Task:
         self._generation: int | None = None
         self._configured: frozenset[str] = frozenset()
         self._removed = ""
+        self.weights = weights or ""
         self._versions = "" if weights is None else WeightKeys.of(namespace, weights).versions
+        self.newest = 0
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
         if like is None:
@@ -130,6 +145,9 @@ class Task:
             self.store.refused(self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
+        if before and self.home is not None:
+            with suppress(StoreUnavailable):  # then it is opened when it can be reached
+                self.home.reopen()
         for group in tuple(self._joined):
             self.store.call(Join(group))  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
@@ -190,6 +208,19 @@ class Task:
         self._implied |= TaskSettings(groups_per_version=groups).as_stored()
         self._open("")
 
+    def is_published(self, version: int) -> bool:
+        """Return whether a version of the weights that the task follows may have been published.
+
+        Yes where the task follows none, while nothing is published, and while Redis does not answer
+        at once. A version that this process has once known counts as published: Redis may have lost
+        its data since, and groups of it may still come.
+        """
+        if not self._versions or version <= self.newest:
+            return True
+        with suppress(StoreUnavailable), Deadline(repeat_s=0.0):
+            return not self._follow() or version <= self.newest
+        return True
+
     def note_kind(self, kind: str) -> None:
         """Note the kind of groups that the task remembers since a put from here."""
         self.description = replace(self.description, kind=kind)
@@ -225,6 +256,22 @@ class Task:
                 self.namespace,
             )
 
+    def log_unbounded(self) -> None:
+        """Log a bound of staleness that was given here, if nothing says what is current."""
+        bounds = [
+            f"{name}={bound}"
+            for name in ("max_staleness", "max_token_staleness")
+            if (bound := getattr(self._settings, name)) is not None and bound < NO_BOUND
+        ]
+        if bounds and not (self._versions or self.version):
+            _log.warning(
+                "task %r: %s has no effect before the task knows the newest weight version, which "
+                "this stream does not tell it: open it with weights=NAME, the name under which the "
+                "weights are published, or call stream.advance(version) with each version",
+                self.name,
+                " and ".join(bounds),
+            )
+
     def _open(self, incarnation: str) -> None:
         asked = Open(
             uuid.uuid4().hex,
@@ -251,11 +298,13 @@ class Task:
             raise unknown_task(self._client, self.namespace, self.name)
         if not self.store.number:
             Registry(self._client, self.namespace).add("task", self.name)
+            if self.enter_name is not None:
+                self.enter_name()
             # each partition has its part of the limits: the first one says it
             self._log_held(stored)
         # the values that the settings given from here have now
         self._generation, self._configured = stored.generation, stored.configured
-        self._removed = stored.removed
+        self._removed, self.version = stored.removed, stored.version
         for given in (self._declared, self._implied):
             for name in tuple(given):
                 given[name] = stored.settings[name]
@@ -264,12 +313,16 @@ class Task:
         if self._versions:  # a new task does not know the newest version
             self._follow()
 
-    def _follow(self) -> None:
-        """Let the publisher of the weights advance the task with each version from now on."""
+    def _follow(self) -> int:
+        """Let the publisher of the weights advance the task with each version from now on.
+
+        Returns the newest published version, 0 for none.
+        """
         client = self.store.client.at(self._versions)  # perhaps another node than the task's
         newest = Follow(self.store.keys.stream).run(client, [self._versions])
         if newest:
-            self.store.call(Advance(newest))
+            self.newest = max(self.newest, newest, self.store.call(Advance(newest)))
+        return newest
 
 
 def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:

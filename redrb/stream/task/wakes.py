@@ -37,7 +37,7 @@ def wait_for_any(lists: Iterable[tuple[Client, str]], longest_s: float | None = 
     for client, name in lists:
         wakes.setdefault(client, []).append(name)
     try:
-        with Deadline(seconds):
+        with Deadline(seconds, blocks_s=seconds):
             if len(wakes) > 1:
                 return _race(wakes, seconds)
             [(client, names)] = wakes.items()

@@ -19,7 +19,14 @@ from tenacity import wait_fixed
 from redrb.connection import Client, check_client
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist_async
-from redrb.errors import ConfigError, RedrbError, WeightError, WeightTimeout
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    RedrbError,
+    WeightCorrupt,
+    WeightError,
+    WeightTimeout,
+)
 from redrb.train.engines.engine import Engine, WeightsReplacedError
 from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
@@ -46,6 +53,9 @@ _WRITE_S = 600.0
 
 _LOADINGS = 10
 """Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
+
+_PASSING = (WeightsReplacedError, WeightCorrupt, DecodeError)
+"""Errors after which `update` loads once more: damage passes with the next version."""
 
 
 class EngineWeights:
@@ -98,6 +108,7 @@ class EngineWeights:
         self._versions = HostVersions(self._folder, f"{socket.gethostname()}.redrb", SINGLE)
         self._used: FileLock | None = None
         self._given: WeightVersion | None = None
+        self._damaged: WeightVersion | None = None  # the newest version, if that is damaged
         self._missing: MissingWeights | None = None
         self._looked = asyncio.Event()  # set when `follow` has loaded a version, or found none
         self._prefix = f"{model}." if model else ""
@@ -109,7 +120,8 @@ class EngineWeights:
         """Wait for another version than the server's, and load it.
 
         After Redis has lost its data, a smaller number is another version. If the server has lost
-        its weights, the newest version is loaded again.
+        its weights, the newest version is loaded again. Damage is logged, and the next version is
+        waited for.
 
         Returns:
             The version.
@@ -118,7 +130,7 @@ class EngineWeights:
             WeightTimeout: None was published in time.
             ConfigError: The newest version has no tensors of `model`.
             EngineError: The server could not load it.
-            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
+            WeightError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
 
         async def load() -> WeightVersion:
@@ -127,7 +139,12 @@ class EngineWeights:
             given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
             digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
             label = f"version-{found.version}-{digest}"
-            path = await asyncio.to_thread(self._use, label, found)
+            try:
+                path = await asyncio.to_thread(self._use, label, found)
+            except (WeightCorrupt, DecodeError):
+                self._damaged = found
+                raise
+            self._damaged = None
             await self._engine.update(path, found.version, label)
             return found
 
@@ -135,7 +152,7 @@ class EngineWeights:
         self._given = await insist_async(
             load,
             lambda error: _log.warning("%s", error),
-            passes=lambda error: isinstance(error, WeightsReplacedError),
+            passes=lambda error: isinstance(error, _PASSING),
             over=lambda: next(loadings) >= _LOADINGS,
             pauses=wait_fixed(_PAUSE_S),
         )
@@ -201,7 +218,8 @@ class EngineWeights:
         """Return the newest version if the server does not have it; else wait for a larger one."""
         newest = self._catalogue.newer_than(0)
         if newest is not None:
-            held = Held(None if self._engine.has_lost_weights else self._given)
+            given = None if self._engine.has_lost_weights else self._given
+            held = Held(self._damaged or given)
             if next_move(newest, held) == "fetch":
                 return newest
         return self._catalogue.wait_once(newest.version if newest else 0, seconds)

@@ -225,6 +225,9 @@ class WeightsState:
         age_s: Seconds since the newest version's commit, by the server's clock.
         expired_pins: Pins whose time is over.
         damage: Why the entry of the newest version cannot be read, as of a task.
+        asked_version: The damaged version that a reader has found last, for which it wants a full
+            one; 0: none.
+        asked_key: The key that is damaged.
     """
 
     name: str
@@ -238,6 +241,8 @@ class WeightsState:
     expired_pins: int = 0
     readable: bool = True
     damage: str = ""
+    asked_version: int = 0
+    asked_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from redis.exceptions import ResponseError
@@ -20,6 +21,9 @@ from redrb.weights.reading.catalogue import Catalogue
 _MOST_READ = 200
 """Most versions, the newest, and pins of one name that are read."""
 
+_MOST_SHOWN = 300
+"""Most characters of a damaged key that are shown: a name, its namespace and two numbers."""
+
 
 def read_weights(
     client: Client, namespace: str, names: Iterable[str], now_s: float
@@ -33,6 +37,7 @@ def read_weights(
         pipeline.add("XREVRANGE", keys.versions, "+", "-", "COUNT", _MOST_READ)
         pipeline.add("XLEN", keys.versions)
         pipeline.add("HSCAN", f"{keys.prefix}pins", 0, "COUNT", _MOST_READ)
+        pipeline.add("XREVRANGE", keys.asked, "+", "-", "COUNT", 1)
 
     replies = exchanged([catalogue.client for catalogue in catalogues], add)
     found = [
@@ -50,7 +55,7 @@ def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> Weight
     if failed is not None:
         damage = "" if is_denied(failed) else str(translate(failed, catalogue.client.where))
         return WeightsState(catalogue.name, readable=False, damage=damage)
-    entries, versions, pins = replies
+    entries, versions, pins, asked = replies
     if not entries:
         return None
     try:
@@ -63,6 +68,8 @@ def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> Weight
         float(part[2]) if len(part) == 4 and part[2].isdigit() else 0.0 for part in parts
     ]
     expired = sum(deadline <= now_s * 1000 for deadline in deadlines_ms)
+    request = dict(zip(asked[0][1][::2], asked[0][1][1::2], strict=True)) if asked else {}
+    damaged = request.get(b"version", b"")
     return WeightsState(
         name=catalogue.name,
         version=described.version,
@@ -73,4 +80,6 @@ def _weights(catalogue: Catalogue, replies: list[Reply], now_s: float) -> Weight
         age_s=max(0.0, now_s - described.created_s),
         pins=len(deadlines_ms) - expired,
         expired_pins=expired,
+        asked_version=int(damaged) if re.fullmatch(rb"[0-9]{1,16}", damaged) else 0,
+        asked_key=request.get(b"key", b"").decode(errors="backslashreplace")[:_MOST_SHOWN],
     )

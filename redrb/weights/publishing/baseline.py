@@ -12,15 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from redrb.errors import WeightError
+from redrb.weights.publishing.changes import changed
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire.chunks import checksum_of
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.delta_encoding import encode_block
 from redrb.weights.wire.manifest import Manifest
-
-CHANGED = "tensors changed while they were published: do not train until publish returns"
-"""Message of the errors about checksums that differ between two reads of one tensor."""
 
 _SAMPLED = 8
 _THREADS = 4
@@ -89,7 +87,13 @@ class Baseline:
         self._since_anchor = 0
         self._state: StateBytes | None = None
         self._manifest: Manifest | None = None  # of the state, unless that is a mixture
+        self._copied: Manifest | None = None  # of the state, if that is to be committed
         self.anchor: Anchor | None = None
+
+    @property
+    def state(self) -> StateBytes | None:
+        """The state of the last published version; None if no copy is kept."""
+        return None if self._manifest is None else self._state
 
     def stores_in_full(self, difference: Difference | None) -> bool:
         """Return whether the next version is stored in full; `difference` leads to it.
@@ -113,8 +117,8 @@ class Baseline:
 
             def encode(index: int) -> tuple[bytes, int]:
                 new = source.read(index)
-                block = encode_block(state.read(index), new, state.runs(index))
-                return block, checksum_of([new])
+                checksum = checksum_of([new])  # first: what changes after it is noticed
+                return encode_block(state.read(index), new, state.runs(index)), checksum
 
             found = dict(zip(sampled, threads.map(encode, sampled), strict=True))
             seen = sum(layout.size(index) for index in sampled)
@@ -129,43 +133,57 @@ class Baseline:
         checksums = tuple(found[index][1] for index in everything)
         return Difference(newest, before.state_hash, blocks, checksums)
 
-    def advance(self, uploaded: Anchor, source: StateBytes, difference: Difference | None) -> None:
-        """Make a committed version the baseline; `difference` leads to its state, `source`."""
-        manifest = uploaded.manifest
+    def copy(self, source: StateBytes, manifest: Manifest) -> None:
+        """Copy a state that was sent in full, before it is committed, and check what was sent.
+
+        Raises:
+            EncodeError: The state has changed since.
+        """
+        self._manifest = None
+        if not self._deltas:
+            return
+        try:
+            if self._state is None or self._state.layout != source.layout:
+                self._state = None  # its memory is freed first
+                self._state = StateBytes(source.layout)
+        except WeightError as error:  # the version is published all the same
+            _log_no_copy(manifest, error)
+            return
+        for index in range(source.layout.chunks):
+            chunk = source.read(index)
+            if checksum_of([chunk]) != manifest.checksum(index):
+                raise changed("a tensor")
+            self._state.write(index, chunk)
+        self._copied = manifest
+
+    def advance(self, uploaded: Anchor, difference: Difference | None) -> None:
+        """Make a committed version the baseline: the state that was copied, or `difference`."""
+        manifest, copied = uploaded.manifest, self._copied
         whole = manifest.kind == "full"
         self._since_anchor = 0 if whole else self._since_anchor + 1
         if whole:
             self.anchor = uploaded
-        if not self._deltas:
-            return
-        self._manifest = None
-        try:
-            self._copy(source, manifest, difference)
-        except (WeightError, MemoryError) as error:  # the version is published all the same
-            _log.warning(
-                "weights: no copy of version %d is kept, so the next version is sent in full: %s",
-                manifest.version,
-                error,
-            )
-        else:
-            self._manifest = manifest
+        self._manifest = self._copied = None
+        if difference is None:
+            self._manifest = manifest if copied is manifest else None
+        elif self._state is not None:
+            try:
+                for index, block in enumerate(difference.blocks):
+                    if block:
+                        apply_block(self._state.read(index), block, self._state.runs(index))
+            except MemoryError as error:
+                _log_no_copy(manifest, error)
+            else:
+                self._manifest = manifest
 
     def forget(self) -> None:
         """Forget the baseline: the next version is sent in full, with all its chunks."""
         self._manifest = self.anchor = None
 
-    def _copy(self, source: StateBytes, manifest: Manifest, difference: Difference | None) -> None:
-        if self._state is None or self._state.layout != source.layout:
-            self._state = None  # its memory is freed first
-            self._state = StateBytes(source.layout)
-        state = self._state
-        if difference is not None:
-            for index, block in enumerate(difference.blocks):
-                if block:
-                    apply_block(state.read(index), block, state.runs(index))
-            return
-        for index in range(source.layout.chunks):
-            chunk = source.read(index)
-            if checksum_of([chunk]) != manifest.checksum(index):
-                raise WeightError(CHANGED)
-            state.write(index, chunk)
+
+def _log_no_copy(manifest: Manifest, error: Exception) -> None:
+    _log.warning(
+        "weights: no copy of version %d is kept, so the next version is sent in full: %s",
+        manifest.version,
+        error,
+    )

@@ -54,6 +54,7 @@ class Committer:
         self._is_fenced = False
         self._last = 0
         self._token = 0
+        self._followers: set[bytes] = set()
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
@@ -84,6 +85,10 @@ class Committer:
                 "is published: leave `version` out, or give a larger number."
             )
         return Upload(self._everywhere, self._keys, source, number, begun)
+
+    def is_asked(self) -> bool:
+        """Return whether a reader has asked for another version."""
+        return bool(self._client.execute("EXISTS", self._keys.asked))
 
     def skip_tokens(self) -> None:
         """Begin the next version with a token that is larger by `_SKIPPED`."""
@@ -164,14 +169,20 @@ class Committer:
 
         A task that could not be reached learns the next version. A task that was deleted follows no
         more; one that is created anew registers again, perhaps just before it is removed here.
+        Tasks are entered again if Redis has lost the list, which may be on another node than they.
         """
-        followers = self._keys.followers
+        key = self._keys.followers
         try:
-            for stream in self._client.execute("SMEMBERS", followers):
-                if not self._advance(stream, version):
-                    self._client.execute("SREM", followers, stream)
-                    if self._advance(stream, version):
-                        self._client.execute("SADD", followers, stream)
+            listed = set(self._client.execute("SMEMBERS", key))
+            for stream in listed | self._followers:
+                follows = self._advance(stream, version)
+                if not follows and stream in listed:
+                    self._client.execute("SREM", key, stream)
+                    follows = self._advance(stream, version)
+                    listed.discard(stream)
+                if follows and stream not in listed:
+                    self._client.execute("SADD", key, stream)
+                (self._followers.add if follows else self._followers.discard)(stream)
         except StoreError as error:
             _log.warning(
                 "weights %r: not every task has learned of version %d: %s",

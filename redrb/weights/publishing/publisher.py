@@ -17,6 +17,7 @@ from redrb.registry import Registry
 from redrb.scopes import Closing
 from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
+from redrb.weights.publishing.changes import Watch
 from redrb.weights.publishing.committer import Committer
 from redrb.weights.publishing.upload import TokenUsedError, Upload
 from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES, published_dtype
@@ -138,8 +139,10 @@ class WeightPublisher(Closing):
         self._committer = Committer(client, keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
         self._closed = False
+        self._may_republish = False
         self._committer.take_over()
-        Registry(client, namespace).add("weights", name)
+        self._registry = Registry(client, namespace)
+        self._registry.add("weights", name)
 
     def __repr__(self) -> str:
         return f"<redrb.WeightPublisher {self._name!r} on {self._client.where}>"
@@ -147,11 +150,15 @@ class WeightPublisher(Closing):
     def publish(self, state: StateLike, *, version: int | None = None) -> WeightVersion:
         """Publish a version; when this returns, every reader can load it.
 
-        Do not train until this returns: the values during the call are published. The version is
-        sent as a delta or in full, whichever is less. It is sent in full every `anchor_every`
-        versions, if names or shapes changed, and whenever the version before is not certain. Tied
-        tensors are sent once; chunks that equal those of the last full version (frozen tensors)
-        are not sent again.
+        Do not train until this returns. Tensors that change meanwhile are noticed before the commit
+        by torch's count of writes, by the first 64 KiB of each chunk of 4 MiB, and, with deltas and
+        where all is sent, by all bytes. Not noticed are writes elsewhere that torch does not count,
+        such as those through `.data`: then readers may load a mixture.
+
+        The version is sent as a delta or in full, whichever is less. It is sent in full every
+        `anchor_every` versions, if names or shapes changed, whenever the version before is not
+        certain, and when a reader has found a version damaged. Tied tensors are sent once; chunks
+        that equal those of the last full version (frozen tensors) are not sent again.
 
         Args:
             state: A module (its parameters and persistent buffers), several by name, a state dict,
@@ -162,7 +169,8 @@ class WeightPublisher(Closing):
 
         Raises:
             ConfigError: `version` is not larger than the newest version.
-            EncodeError: A value in `state` cannot be published. Nothing was sent.
+            EncodeError: A value in `state` cannot be published, or changed meanwhile. Nothing was
+                published.
             PublisherFenced: Another publisher of this name was created after this one.
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; if `uncertain`, the version may be published.
@@ -187,12 +195,35 @@ class WeightPublisher(Closing):
 
         Raises:
             ConfigError: There are no LoRA layers, or `version` is not larger than the newest one.
-            EncodeError: Tensors and settings do not fit each other. Nothing was sent.
+            EncodeError: Tensors and settings do not fit each other, or tensors changed meanwhile.
+                Nothing was published.
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
         version = checked_int_or_none("version", version, 1)
         tensors, configs = adapter_of(model)
         return self._publish(tensors, version, configs)
+
+    def republish(self) -> WeightVersion | None:
+        """Publish the last version once more, in full, if a reader has found it damaged.
+
+        The next `publish` does the same: this is for a process that waits for what readers make
+        with new weights. It publishes what it keeps for deltas, once at most for each `publish`.
+
+        Returns:
+            The version; None: no reader asks, no copy is kept (`deltas=False`), the last version is
+            an adapter, or its number was given.
+
+        Raises:
+            PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
+        """
+        with self._publishing:
+            state = self._baseline.state
+            if not self._may_republish or state is None or self._closed:
+                return None
+            if not self._committer.is_asked():
+                return None
+            self._may_republish = False
+            return self._commit(state, None, None, None)
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
@@ -211,34 +242,65 @@ class WeightPublisher(Closing):
         with self._publishing:
             if self._closed:
                 raise ConfigError("this publisher was closed: create a new WeightPublisher.")
+            watch = Watch(tensors)
             live = {entry.name: plain(tensors[entry.name]) for entry in layout.owners()}
             source = StateBytes(layout, live)
-            for _ in range(_ATTEMPTS):
-                published = self._attempt(self._committer.begin(version, source), source, adapter)
-                if published is not None:
-                    return published
-                self._baseline.forget()  # its chunks are gone: the next attempt sends all of them
+            watch.begin(source)
+            published = self._commit(source, version, adapter, watch)
+            self._may_republish = adapter is None and version is None
+            return published
+
+    def _commit(
+        self,
+        source: StateBytes,
+        version: int | None,
+        adapter: dict[str, LoraConfig] | None,
+        watch: Watch | None,
+    ) -> WeightVersion:
+        """Publish a state or an adapter; `watch` is None for a state that nobody can change."""
+        baseline = self._baseline
+        for _ in range(_ATTEMPTS):
+            attempt = self._committer.begin(version, source)
+            base = baseline.state if attempt.is_asked and adapter is not None else None
+            if base is not None and version is None:  # an adapter belongs to weights that are whole
+                self._commit(base, None, None, None)
+                attempt = self._committer.begin(None, source)
+            if attempt.is_asked:
+                baseline.forget()
+            published = self._attempt(attempt, source, adapter, watch)
+            if published is not None:
+                if attempt.is_first or published.kind == "full":  # Redis may have lost its data
+                    self._registry.add("weights", self._name)
+                return published
+            baseline.forget()  # its chunks are gone: the next attempt sends all of them
         raise WeightError(
             f"weights {self._name!r}: chunks were gone at the commit: Redis evicts or lost them. "
             "Set maxmemory-policy to noeviction, and publish again."
         )
 
     def _attempt(
-        self, attempt: Upload, source: StateBytes, adapter: dict[str, LoraConfig] | None
+        self,
+        attempt: Upload,
+        source: StateBytes,
+        adapter: dict[str, LoraConfig] | None,
+        watch: Watch | None,
     ) -> WeightVersion | None:
         """Upload what readers lack, and commit it; None if chunks that it needs are gone."""
-        baseline, published = self._baseline, None
+        baseline, difference, published = self._baseline, None, None
         try:
             if adapter is not None:
                 uploaded = attempt.upload(None, whole=True, adapter=adapter)
-                published = self._committer.commit(attempt, uploaded.manifest)
             else:
                 difference = baseline.difference(source, attempt.newest_state)
                 whole = baseline.stores_in_full(difference)
                 uploaded = attempt.upload(difference, whole=whole, anchor=baseline.anchor)
-                published = self._committer.commit(attempt, uploaded.manifest)
-                if published is not None:
-                    baseline.advance(uploaded, source, difference)
+                if difference is None:
+                    baseline.copy(source, uploaded.manifest)
+            if watch is not None:
+                watch.check()
+            published = self._committer.commit(attempt, uploaded.manifest)
+            if published is not None and adapter is None:
+                baseline.advance(uploaded, difference)
         except TokenUsedError:
             self._committer.skip_tokens()
         except BaseException as error:

@@ -9,9 +9,10 @@ import numpy as np
 import xxhash
 
 from redrb.connection import Client
-from redrb.errors import EncodeError, WeightError
+from redrb.errors import WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.baseline import CHANGED, Anchor, Difference
+from redrb.weights.publishing.baseline import Anchor, Difference
+from redrb.weights.publishing.changes import HEAD_BYTES, changed
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import Begun
@@ -20,8 +21,6 @@ from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import Blob, ChunkSource, Delta, Manifest, pack_hashes
 
-_HEAD = 64 << 10
-"""First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
 _UPLOADED_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000
 """Uploaded chunks expire after `_UPLOADED_S`, plus the time that they take at this rate."""
@@ -38,6 +37,8 @@ class Upload:
         version: Number of the version.
         token: Number of the attempt, which is in the names of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
+        is_first: Whether nothing is published yet, or any more.
+        is_asked: Whether a reader has asked for a full version.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Upload:
         self.version = version
         self.token = begun.token
         self.newest_state = begun.newest_state
+        self.is_first = not begun.newest
+        self.is_asked = begun.asked
         self._spread = stored_keys.spread_of(client)
         self._client = client
         self._keys = keys
@@ -140,7 +143,7 @@ class Upload:
                     pool.extend(np.empty(size, np.uint8) for _ in range(BATCH - len(pool)))
                     segments = [source.read(index, pool[slot])]
                 checksum = None if known is None else known[index]
-                head = checksum_of([part[:_HEAD] for part in segments[:1]])
+                head = checksum_of([part[:HEAD_BYTES] for part in segments[:1]])
                 if checksum is None and anchor is not None and head == anchor.heads[index]:
                     checksum = checksum_of(segments)  # the chunk may be unchanged
                 same = anchor is not None and checksum == anchor.manifest.checksum(index)
@@ -212,5 +215,5 @@ class _Hash:
         if self._known is None:
             return made
         if self._sent and made != self._known:
-            raise EncodeError(f"{CHANGED}. Nothing was published.")
+            raise changed("a tensor")
         return self._known

@@ -16,11 +16,19 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.connection.transport import Reply
-from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
+from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.scopes import Entered
 from redrb.weights.reading.missing import MissingWeights
-from redrb.weights.wire.calls import FindSteps, FoundStep, How, RenewPin, foreign_keys_named, run
+from redrb.weights.wire.calls import (
+    Ask,
+    FindSteps,
+    FoundStep,
+    How,
+    RenewPin,
+    foreign_keys_named,
+    run,
+)
 from redrb.weights.wire.chunks import ChunkGoneError, Incoming, batches, fetch
 from redrb.weights.wire.layout import Whole
 from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest
@@ -176,9 +184,14 @@ class Catalogue:
             ) from error
 
     def step(self, found: FoundStep, stored: bytes) -> Step:
-        """Return a checked step."""
-        manifest = decode_manifest(stored)
+        """Return a checked step, or raise WeightCorrupt or DecodeError."""
         version, how = found.version, found.how
+        if how == "gone":
+            key = self.keys.versions
+            raise WeightCorrupt(f"{key} has no version {version} any more.", key=key)
+        if not stored:
+            raise DecodeError(f"{self.keys.manifests} has no version {version} any more.")
+        manifest = decode_manifest(stored)
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
         if manifest.version != version or manifest.kind not in fits.get(how, (manifest.kind,)):
             raise DecodeError(
@@ -197,10 +210,16 @@ class Catalogue:
 
 
 class Pin(Entered):
-    """Keeps the versions that one fetch needs from being deleted, until the end of its `with`."""
+    """Keeps the versions that one fetch needs from being deleted, until the end of its `with`.
+
+    Attributes:
+        catalogue: The versions.
+        version: The version that is fetched now; 0: not known.
+    """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self.version = 0
         self._reader = uuid.uuid4().hex
         self._renewed = 0.0
 
@@ -225,7 +244,11 @@ class Pin(Entered):
         with foreign_keys_named(catalogue.client, catalogue.keys):
             found, manifests = find.run_with_bytes(catalogue.client, [catalogue.keys.versions])
         self._renewed = time.monotonic()
-        return [catalogue.step(*each) for each in zip(found, manifests, strict=True)]
+        steps = []
+        for each, stored in zip(found, manifests, strict=True):
+            self.version = each.version
+            steps.append(catalogue.step(each, stored))
+        return steps
 
     def fetch(self, values: Iterable[Incoming]) -> None:
         """Fetch values, and renew the pin meanwhile."""
@@ -235,30 +258,55 @@ class Pin(Entered):
                 self._renew(PIN_S * 1000)
                 self._renewed = time.monotonic()
 
+    def ask(self, damage: WeightCorrupt | DecodeError) -> WeightCorrupt | DecodeError:
+        """Ask the publisher for a full version; returns the error to raise for the damage."""
+        catalogue = self.catalogue
+        if not self.version:  # the damage is in no version
+            return damage
+        key = damage.key if isinstance(damage, WeightCorrupt) else ""
+        key = key or catalogue.keys.manifests
+        gone = f"chunks were gone {_ATTEMPTS} times: " if isinstance(damage, ChunkGoneError) else ""
+        found = (
+            f"version {self.version} of weights {catalogue.name!r} is damaged in {key}, and there "
+            f"is no way around it: {gone}{damage}"
+        )
+        try:
+            with Deadline(repeat_s=0.0):
+                run(catalogue.client, catalogue.keys, Ask(self.version, key))
+            asked = "The publisher's next version is a full one, which can be loaded."
+        except StoreError as error:
+            asked = f"The publisher could not be asked for a full version: {error}"
+        message = (
+            f"{found} {asked} If it happens again, check that no other program writes to the keys, "
+            "that nothing trains while it publishes, and that the server's maxmemory-policy is "
+            "noeviction."
+        )
+        if isinstance(damage, DecodeError):
+            return DecodeError(message)
+        return WeightCorrupt(message, version=self.version, key=key)
+
     def _renew(self, ttl_ms: int) -> None:
         run(self.catalogue.client, self.catalogue.keys, RenewPin(self._reader, ttl_ms))
 
 
 def fetching(catalogue: Catalogue, forget: Callable[[], None], attempt: Callable[[Pin], T]) -> T:
-    """Run an attempt to fetch a version, three times at most."""
+    """Run an attempt to fetch a version, three times at most.
+
+    Raises:
+        WeightCorrupt, DecodeError: The version is damaged, by each way to it. The publisher was
+            asked for a full one.
+    """
     with Pin(catalogue) as pin:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return attempt(pin)
-            except (ChunkGoneError, WeightCorrupt):
+            except (WeightCorrupt, DecodeError):
                 forget()
         try:
             return attempt(pin)
-        except ChunkGoneError as error:
+        except (WeightCorrupt, DecodeError) as damage:
             forget()
-            raise WeightError(
-                f"weights {catalogue.name!r}: chunks were gone {_ATTEMPTS} times while they were "
-                "fetched. Let the publisher keep more versions (keep=), and check that the "
-                "server's maxmemory-policy is noeviction."
-            ) from error
-        except WeightCorrupt:
-            forget()
-            raise
+            raise pin.ask(damage) from damage
 
 
 def _seconds(created_ms: str | None) -> float:

@@ -84,6 +84,7 @@ class Replica:
 
         If Redis stays away before the first byte changed, it keeps the version before.
         """
+        pin.version = step.manifest.version
         try:
             self._follow(step.manifest, step.how, pin)
         except StoreError:
@@ -124,7 +125,9 @@ class Replica:
                     changed = [place for place in places.values() if place]
                     wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
                     data = _fetched_part(pin, manifest, blob, nbytes, wanted)
-                    self._apply(before, manifest, places, wanted, data)
+                    number = wanted.start // manifest.chunk_bytes
+                    key = pin.catalogue.keys.delta(blob.token, number, manifest.spread)
+                    self._apply(before, manifest, places, wanted, data, key)
             self.state.finish()
 
     def _change(self) -> None:
@@ -155,8 +158,9 @@ class Replica:
         places: dict[int, range],
         wanted: range,
         data: Bytes,
+        key: str,
     ) -> None:
-        """Change chunks by their parts of a delta, whose bytes `wanted` are `data`."""
+        """Change chunks by their parts of a delta: its bytes `wanted` are `data`, from `key` on."""
         self._change()
         for index, place in places.items():
             chunk = self.state.read(index)
@@ -167,18 +171,22 @@ class Replica:
                 )
             if not place:
                 if manifest.checksum(index) != before.checksum(index):
-                    raise WeightCorrupt(f"chunk {index} of version {manifest.version} is missing.")
+                    raise WeightCorrupt(
+                        f"chunk {index} of version {manifest.version} is missing.", key=key
+                    )
                 continue
             try:
                 block = data[place.start - wanted.start : place.stop - wanted.start]
                 apply_block(chunk, block.data, self.state.runs(index))
             except DecodeError as error:
                 raise WeightCorrupt(
-                    f"chunk {index} of the delta to version {manifest.version} is damaged: {error}"
+                    f"chunk {index} of the delta to version {manifest.version} is damaged: {error}",
+                    key=key,
                 ) from error
             if checksum_of([chunk]) != manifest.checksum(index):
                 raise WeightCorrupt(
-                    f"chunk {index} does not have the checksum of version {manifest.version}."
+                    f"chunk {index} does not have the checksum of version {manifest.version}.",
+                    key=key,
                 )
             self.state.write(index, chunk)
 

@@ -20,6 +20,7 @@ from redrb.errors import (
     RedrbError,
     StoreClosed,
     StoreUnavailable,
+    WeightCorrupt,
     WeightMismatch,
     WeightTimeout,
 )
@@ -330,7 +331,7 @@ class WeightStandby(BackgroundFetch, Closing):
         self._loader = loader
         self._name = name
         self._seen: int | None = None
-        self._refused = 0  # the newest version, if it can never be fetched
+        self._refused = 0  # the newest version, if it cannot be fetched
         self._start()
 
     def __repr__(self) -> str:
@@ -394,7 +395,7 @@ class WeightStandby(BackgroundFetch, Closing):
         self._seen = newest.version
         try:
             self._prepared.fetch()
-        except (WeightMismatch, DecodeError):
+        except (WeightMismatch, WeightCorrupt, DecodeError):
             self._refused = newest.version
             raise
         self._refused = 0

@@ -194,6 +194,6 @@ def fetch_adapter(step: Step, pin: Pin) -> Adapter | None:
         return None
     if manifest.layout is None or manifest.adapter is None:
         raise DecodeError(f"version {manifest.version} is no adapter.")
-    state = StateBytes(manifest.layout)
+    state, pin.version = StateBytes(manifest.layout), manifest.version
     fetch_chunks(pin, manifest, state)
     return Adapter(dict(named_tensors(state)), manifest.adapter)

@@ -107,9 +107,9 @@ class WeightSubscriber:
 
         Raises:
             WeightMismatch: Names, shapes or dtypes differ; nothing was loaded.
-            WeightCorrupt: A chunk does not match its checksum; nothing was loaded.
-            DecodeError: A manifest is damaged; nothing was loaded.
-            WeightError: Chunks were evicted while they were fetched, at each attempt.
+            WeightCorrupt: The version is damaged, or parts of it are gone, by each way to it;
+                nothing was loaded. The publisher's next version is a full one, which can be loaded.
+            DecodeError: The same of a manifest.
             WeightsTorn: `in_place` broke off.
             StoreUnavailable: Redis stayed away.
             ConfigError: `target` or `strict` is not usable, or a `standby` of this subscriber is
@@ -152,8 +152,7 @@ class WeightSubscriber:
 
         Raises:
             WeightError: There is no such version.
-            WeightCorrupt: A chunk does not match its checksum.
-            DecodeError: A manifest is damaged.
+            WeightCorrupt, DecodeError: It is damaged, as of `poll`.
             StoreUnavailable: Redis stayed away.
         """
         version = checked_int_or_none("version", version, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -179,6 +179,17 @@ class StateBytes:
             chunk[span.in_chunk : end] = self._bytes(index, span)
         chunk[end:] = 0
         return chunk
+
+    def head(self, index: int, nbytes: int) -> list[Bytes]:
+        """Return what tensors have of the first bytes of a chunk, a multiple of 64 of them."""
+        found: list[Bytes] = []
+        for span in self._spans[index]:
+            left = nbytes - span.in_chunk
+            if left <= 0:
+                break
+            part = span if span.nbytes <= left else replace(span, nbytes=left)
+            found.append(self._bytes(index, part))
+        return found
 
     def write(self, index: int, data: Bytes) -> None:
         """Set the bytes of a chunk; `data` may be the view that `read` returned."""

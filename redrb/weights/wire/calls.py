@@ -19,7 +19,7 @@ from redrb.weights.wire.manifest import Kind
 
 R = TypeVar("R")
 
-How: TypeAlias = Literal["full", "delta", "lora", "same"]
+How: TypeAlias = Literal["full", "delta", "lora", "same", "gone"]
 
 _TYPES: Final = {
     "versions": b"stream",
@@ -31,6 +31,7 @@ _TYPES: Final = {
     "fulls": b"zset",
     "trash": b"set",
     "followers": b"set",
+    "asked": b"stream",
 }
 
 
@@ -96,6 +97,7 @@ class Begun(msgspec.Struct, frozen=True):
         newest: Newest version, 0 for none.
         newest_state: Newest version that is no adapter, 0 for none.
         trash: Whether the trash has keys, which the caller deletes.
+        asked: Whether a reader has found a state damaged and waits for a full version.
     """
 
     outcome: Literal["ok", "fenced"]
@@ -103,6 +105,7 @@ class Begun(msgspec.Struct, frozen=True):
     newest: int = 0
     newest_state: int = 0
     trash: bool = False
+    asked: bool = False
 
 
 class Begin(Call[Begun], frozen=True):
@@ -223,7 +226,8 @@ class FoundStep(msgspec.Struct, frozen=True):
 
     Attributes:
         how: What to fetch: "full", the whole state; "delta", the delta to it; "lora", an adapter;
-            "same", nothing, since the reader has the version.
+            "same", nothing, since the reader has the version. "gone": there is no way, because
+            this version was lost.
         created_ms: As the version's entry has it.
     """
 
@@ -251,6 +255,19 @@ class FindSteps(Call[list[FoundStep]], frozen=True):
     used: int
     created_ms: int
     ttl_ms: int
+
+
+class Ask(Call[bool], frozen=True):
+    """Ask the publisher for a full version; returns whether it is asked.
+
+    Attributes:
+        version: The version that a reader has found damaged.
+        key: What is damaged.
+    """
+
+    script: ClassVar = "weights/ask"
+    version: int
+    key: str
 
 
 class RenewPin(Call[bool], frozen=True):

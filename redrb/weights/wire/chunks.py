@@ -32,7 +32,7 @@ _SMALL = 64 << 10  # smaller segments are joined: a system call costs more than 
 _CRLF = b"\r\n"
 
 
-class ChunkGoneError(WeightError):
+class ChunkGoneError(WeightCorrupt):
     """A chunk was deleted or evicted while it was fetched."""
 
 
@@ -267,12 +267,9 @@ def _receive(connection: Any, value: Incoming) -> None:
         name_request(error, b"GET", value.key.encode())
         raise
     if length <= 0 < value.nbytes:
-        raise ChunkGoneError(f"{value.key} does not exist any more.")
+        raise ChunkGoneError(f"{value.key} does not exist any more.", key=value.key)
     if length != value.nbytes or checksum.intdigest() != value.checksum:
-        raise WeightCorrupt(
-            f"{value.key} does not match its checksum. Check whether other programs write to that "
-            "key, and publish with a new WeightPublisher, whose first version is sent in full."
-        )
+        raise WeightCorrupt(f"{value.key} does not match its checksum.", key=value.key)
     if value.done is not None:
         value.done()
 

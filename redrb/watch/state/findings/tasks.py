@@ -9,10 +9,12 @@ from redrb.watch.state.findings.wording import (
     OF_REDRB,
     command_line,
     finding_of,
+    listed,
     of_workers,
     programs_of,
     redrb_command,
     seconds,
+    shown,
     subject_of,
     task_finding,
     worker_command,
@@ -20,6 +22,7 @@ from redrb.watch.state.findings.wording import (
 from redrb.watch.state.findings.workers import hanging
 from redrb.watch.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.watch.state.reader import MOST_NAMES
+from redrb.watch.state.workers import LATE
 from redrb.words import agreeing, counted
 
 LONG_WITHOUT_MAKER_S = 5.0
@@ -42,6 +45,7 @@ def find(state: State) -> Iterator[Finding]:
             continue
         if not task.table:  # the makers of rows that it claims are not known
             yield from _trainers(state, task)
+            yield from _dead_makers(state, task)
         waiting = [] if task.table else list(_makers(state, task))
         yield from waiting
         blocked = any(finding.code == "blocked-makers" for finding in waiting)
@@ -113,6 +117,33 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         ),
         lambda _: worker_command(state, task, "maker"),
     )
+
+
+def _dead_makers(state: State, task: TaskState) -> Iterator[Finding]:
+    """Yield that training waits for rights which makers hold that are dead, or hang."""
+    rights = task.main.stats.admission if task.main else None
+    if task.main is None or rights is None or (rights.left > 0 and not rights.waiting):
+        return
+    takes = _believed(task, task.main.stats.consumers_waiting, "trainer", "stage")
+    if not (takes or any(each.waits_for == "batch" for each in _alive(task, "trainer", "stage"))):
+        return
+    late = {name: held for name, held in rights.makers.items() if _is_late(task, name)}
+    if not late:
+        return
+    who = f"the dead maker {shown(next(iter(late)))}"
+    if len(late) > 1:
+        who = f"{len(late):,} dead makers, {listed(list(map(shown, late)))}"
+    last_s = max(rights.returns_s.get(name, 0.0) for name in late)
+    text = f"Training waits for {counted(sum(late.values()), 'right')} of {who}; "
+    text += f"they return in {seconds(last_s)}, unless a heartbeat comes."
+    yield task_finding("waits-for-dead-maker", state, task, text, "stats", task.name)
+
+
+def _is_late(task: TaskState, maker: str) -> bool:
+    """Return whether no heartbeat of a maker comes: its worker is late, or was replaced."""
+    process = maker.rpartition("-")[0] + "-"  # its name as a worker begins so, too
+    workers = [worker for worker in task.workers if worker.name.startswith(process)]
+    return not any(worker.alive and worker.life not in LATE for worker in workers)
 
 
 def _makers(state: State, task: TaskState) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Findings about weights: expired pins, weights that nobody uses, unreadable ones."""
+"""Findings about weights: damaged ones, expired pins, weights that nobody uses, unreadable ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from redrb.watch.state.findings.wording import (
     finding_of,
     redrb_command,
     seconds,
+    shown,
 )
 from redrb.watch.state.model import Finding, State
 from redrb.words import counted
@@ -30,6 +31,11 @@ def find(state: State) -> Iterator[Finding]:
             text = "The weights could not be read."
             yield finding_of("unreadable-weights", subject, text, command)
             continue
+        if weights.asked_version:
+            key = shown(weights.asked_key, longest=300)
+            text = f"A reader found version {weights.asked_version} damaged, in {key}."
+            command = redrb_command(state, "weights", "ls")
+            yield finding_of("damaged-weights", subject, text, command)
         if weights.expired_pins:
             text = f"{counted(weights.expired_pins, 'pin')} of readers that died."
             command = redrb_command(state, "doctor", "--repair")

@@ -68,7 +68,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
         silent,
         lambda worker: (
             f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
-            f"{seconds(worker.period_s)}."
+            f"{seconds(worker.period_s)}.{_returning(worker)}"
         ),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
     )
@@ -137,9 +137,20 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
     )
 
 
-def _death(worker: WorkerState) -> str:
+def _held(worker: WorkerState) -> str:
     kinds = {"leased group": worker.leased, "right": worker.rights}
-    held = " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
+    return " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
+
+
+def _returning(worker: WorkerState) -> str:
+    """Return when others get what a silent worker holds."""
+    left_s = worker.lease_s - worker.seen_s
+    held = _held(worker)
+    return f" It holds {held}, which return in {seconds(left_s)}." if held and left_s > 0 else ""
+
+
+def _death(worker: WorkerState) -> str:
+    held = _held(worker)
     holds = f"; it still holds {held}" if held else ""
     return f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}{holds}."
 
