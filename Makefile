@@ -34,7 +34,7 @@ test-oldest: .venv/bin/python  ## run unit and contract tests with the oldest pa
 	@mkdir -p build && rm -f build/oldest.txt
 	@echo "pyarrow<22" >build/oldest.in  # it comes with datasets; newer ones need numpy 2
 	@$(BIN)/uv pip compile --quiet --python .venv-oldest/bin/python --extra test -c build/oldest.in \
-	  --resolution lowest-direct --no-config pyproject.toml -o build/oldest.txt
+	  --resolution lowest-direct --only-binary :all: --no-config pyproject.toml -o build/oldest.txt
 	@.venv-oldest/bin/python $(PIP) -r build/oldest.txt && .venv-oldest/bin/python $(PIP) --no-deps -e .
 	@PYTHONDONTWRITEBYTECODE= .venv-oldest/bin/python $(PYTEST) tests/unit tests/contract $(ARGS)
 

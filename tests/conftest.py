@@ -33,7 +33,12 @@ from tests.tools import need
 
 torch.set_num_threads(1)
 # the same examples everywhere, and as much time as a busy machine needs
-hypothesis.settings.register_profile("redrb", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "redrb",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("redrb")
 gc.disable()  # until all is imported and collected
 

@@ -12,9 +12,10 @@ import inspect
 import io
 import re
 from collections.abc import Callable, Iterator
+from enum import EnumType
 from pathlib import Path
 from types import FunctionType as Function
-from typing import Any
+from typing import Any, get_origin
 
 from redrb import errors
 from redrb.cli import __main__ as cli
@@ -97,7 +98,9 @@ def _of_name(name: str, found: Any, shown: set[int]) -> Iterator[str]:
 
 
 def _signature(found: Any) -> str:
-    """Return the parameters with their defaults."""
+    """Return the parameters with their defaults; "" where they depend on Python's version."""
+    if isinstance(found, EnumType) or get_origin(found) is not None:
+        return ""
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
