@@ -83,8 +83,8 @@ def test_every_fate_is_counted(client, namespace):
         stream.advance(9)
         error = refused(stream, where={"level": 2})
         assert error.fates == {
-            "put_ever": 11, "filtered_ever": 2, "expired_ever": 0, "put": 10, "available": 0, "unmatched": 1,
-            "other_status": 1,
+            "put_ever": 11, "filtered_ever": 2, "expired_ever": 0, "put": 10, "available": 0,
+            "unmatched": 1, "other_status": 1,
             "leased_here": 3, "leased_elsewhere": 1, "acked": 1, "expired": 1, "filtered": 1,
             "evicted": 0, "dead": 1,
         }  # fmt: skip
