@@ -54,7 +54,7 @@ NAMES: Final = ("limit", "max_bytes", "retain")
 
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-_RECORD: Final = msgspec.msgpack.Decoder(list[_Number | list[_Number | str]])
+_RECORD: Final = msgspec.msgpack.Decoder(list[str | list[_Number | str]])
 
 
 class Row:

@@ -432,6 +432,35 @@ def test_replaced_columns_leave_no_values(open_table, client):
     assert table.stats().counts.trash == 0
 
 
+@pytest.mark.parametrize("retain", [None, "checkpoint"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_row_has_the_columns_of_all_its_puts(open_table, seed, retain):
+    """New columns are added to a record as it is; those that are there are looked for in it."""
+    table, rng = open_table(retain=retain), random.Random(seed)
+    known: dict[str, dict[str, int]] = {}
+    every = [f"c{number}" for number in range(rng.choice([3, 7, 40]))]
+    table.register("some", every[:2])
+    table.mark("m")
+    for value in range(60):
+        keys = rng.sample(names(6), rng.randint(1, 6))
+        columns = rng.sample(every, rng.choice([0, 1, 1, 1, 2, len(every)]))
+        table.put(keys, {name: [value] * len(keys) for name in columns}, [{"s": value}] * len(keys))
+        for key in keys:
+            known.setdefault(key, {}).update(dict.fromkeys(columns, value))
+        if value % 20 == 10:
+            table.clear(keys[:1])
+            known.pop(keys[0])
+    for key, columns in known.items():
+        assert {name: values[0] for name, values in table.get([key]).items()} == columns
+    complete = [key for key, columns in known.items() if set(every[:2]) <= columns.keys()]
+    assert table.produced(every[:2]) == len(complete)
+    if complete:
+        assert set(table.claim("some", count=len(complete), timeout=0).keys) == set(complete)
+    if retain:
+        table.restore("m", "drop")
+        assert table.tags().rows == {}
+
+
 def test_a_get_names_columns_once_and_rows_in_pages(open_table, monkeypatch):
     table = open_table()
     table.put(names(9), {"x": torch.arange(9), "y": torch.arange(9) + 10})

@@ -4,12 +4,18 @@
 -- The hash task holds settings and counters, the hash puts the last operation of each writer.
 --
 -- A row has a number, which it got at its first put, and which no other row ever gets. keys: key -> number.
--- rows: number -> record, {change of the first put, segment, ...}. tags: number -> {'' = key, name = value},
+-- rows: number -> record, {head, segment, ...}. tags: number -> {'' = key, name = value},
 -- each value as the client has packed it. columns: name -> id. changes: numbers by their last change.
 -- gone: keys that were removed, by change; only the newest, as `gone_until` says. trash: keys of values that
 -- are to be deleted. In a table that retains cleared rows, cleared: numbers of these, by change.
 -- marks: name -> "<change> <last number>".
 --
+-- Where the hash task has `left` and no `number`, there is no table, but values may be there: of one that is being
+-- deleted or resumed, or was, by a process that died. `left` names who does so; a table that is created ends it.
+--
+-- The head is the text "<change of the first put> <columns>". Each character of the columns stands for six: a bit
+-- is set for each column that the row has. So a put of new columns need not unpack what the puts before it have
+-- stored.
 -- A segment is what one put has stored of a row: {token, place, bucket, change, id, bytes, ...}. Its value is
 -- the string <owner>:<bucket>}:<token>:<place>, perhaps on another node: the columns follow each other in it.
 -- The id of a column that another put has replaced is 0.
@@ -21,6 +27,10 @@ local marks, table_prefix = key('marks'), prefix
 local owner = string.sub(prefix, 1, -3)
 
 local FIRST = 5 -- place of the first column in a segment
+
+local function has_table()
+  return redis.call('HEXISTS', task, 'number') == 1
+end
 
 -- Take so many numbers of changes. Returns the one before the first of them. They follow the server's time in
 -- microseconds, so that they go on counting up where a failover or the loss of all data took the newest ones.
@@ -51,6 +61,94 @@ local function of_rows(hash, numbered)
   return replies_of('HMGET', hash, fields)
 end
 
+-- Keys of rows by number, '' where their tags are lost.
+local function keys_of(numbered)
+  local found = of_rows(tags, numbered)
+  for i, packed in ipairs(found) do
+    found[i] = packed and cmsgpack.unpack(packed)[''] or ''
+  end
+  return found
+end
+
+-- The head of a packed record, how many elements it has, and the place behind the head.
+local function divided(packed)
+  local kind, at = string.byte(packed, 1) or 0, 2
+  local count = kind - 144
+  if kind == 220 then
+    local high, low = string.byte(packed, 2, 3)
+    count, at = high * 256 + low, 4
+  end
+  local length = string.byte(packed, at) or 0
+  if length == 217 then
+    at, length = at + 1, string.byte(packed, at + 1) + 160
+  end
+  local head = string.sub(packed, at + 1, at + length - 160)
+  if (kind ~= 220 and (count < 1 or count > 15)) or not string.find(head, '^%d+ [0-o]*$') then
+    error({err = 'ERR a record in ' .. rows .. ' is damaged'})
+  end
+  return head, count, at + length - 160 + 1
+end
+
+-- What stands before the elements of a packed array.
+local function array_of(count)
+  if count < 16 then
+    return string.char(144 + count)
+  end
+  return string.char(220, math.floor(count / 256), count % 256)
+end
+
+-- The change of the first put, and the columns, of a head.
+local function parts_of_head(head)
+  local change, had = string.match(head, '^(%d+) (.*)$')
+  return tonumber(change), had
+end
+
+local function head_of(change, had)
+  return string.format('%.0f %s', change, had)
+end
+
+-- Whether columns have one.
+local function has_column(had, id)
+  local bits = string.byte(had, math.floor(id / 6) + 1)
+  return bits and math.floor((bits - 48) / 2 ^ (id % 6)) % 2 == 1
+end
+
+-- Columns with further ones.
+local function with_columns(had, ids)
+  local bits = {string.byte(had, 1, -1)}
+  for _, id in ipairs(ids) do
+    local at = math.floor(id / 6) + 1
+    for between = #bits + 1, at do -- bound: PAGE.columns
+      bits[between] = 48
+    end
+    if math.floor((bits[at] - 48) / 2 ^ (id % 6)) % 2 == 0 then
+      bits[at] = bits[at] + 2 ^ (id % 6)
+    end
+  end
+  return string.char(unpack(bits))
+end
+
+-- Give a record, which has other segments now, its head.
+local function set_head(record)
+  local ids = {}
+  for at = 2, #record do -- bound: puts of a row
+    for field = FIRST, #record[at], 2 do -- bound: PAGE.columns
+      ids[#ids + 1] = record[at][field] > 0 and record[at][field] or nil
+    end
+  end
+  record[1] = head_of(parts_of_head(record[1]), with_columns('', ids))
+end
+
+-- The columns of rows by number, '' where there is no record.
+local function columns_of(numbered)
+  local all = of_rows(rows, numbered)
+  for i, packed in ipairs(all) do
+    local _, had = parts_of_head(packed and divided(packed) or '0 ')
+    all[i] = had
+  end
+  return all
+end
+
 -- Records of rows by number, false where there is none.
 local function records_of(numbered)
   local all = of_rows(rows, numbered)
@@ -60,30 +158,36 @@ local function records_of(numbered)
   return all
 end
 
-local function discard(segment)
-  redis.call('SADD', trash, string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2]))
+-- The key of the value of a segment.
+local function value_of(segment)
+  return string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2])
 end
 
--- Bytes of a record, and whether a column of each id is there.
+local function discard(segment)
+  redis.call('SADD', trash, value_of(segment))
+end
+
+-- Bytes of a record.
 local function bytes_of_row(record)
-  local bytes, has = 0, {}
+  local bytes = 0
   for i = 2, #record do
     local segment = record[i]
-    for at = FIRST, #segment, 2 do
-      has[segment[at]] = true
-      bytes = bytes + segment[at + 1]
+    for at = FIRST + 1, #segment, 2 do
+      bytes = bytes + segment[at]
     end
   end
-  return bytes, has
+  return bytes
 end
 
 -- Delete rows for good, by number: their values go into the trash.
 local function delete_rows(numbered, records)
+  local values = {}
   for _, record in ipairs(records) do
     for at = 2, record and #record or 0 do -- bound: puts of a row
-      discard(record[at])
+      values[#values + 1] = value_of(record[at])
     end
   end
+  in_parts('SADD', trash, values)
   in_parts('HDEL', rows, numbered)
   in_parts('HDEL', tags, numbered)
 end

@@ -19,6 +19,16 @@ end
 local drops = ask.later == 'drop'
 mark, last = tonumber(mark), tonumber(last)
 
+-- Add rows to those that this call of the client has brought back and dropped: a reply may be lost. Returns both.
+local function note(back, dropped)
+  local token, before, gone_before = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
+  if token == ask.token then
+    back, dropped = before + back, gone_before + dropped
+  end
+  redis.call('HSET', task, 'restored', string.format('%s %d %d', ask.token, back, dropped))
+  return back, dropped
+end
+
 -- Remove from a record the columns that were put after the mark; those that they have replaced are gone.
 -- Returns the bytes that are gone, nil if none are.
 local function strip(record)
@@ -30,15 +40,10 @@ local function strip(record)
       table.remove(record, at)
     end
   end
-  return bytes
-end
-
-local function keys_of(numbered)
-  local found = {}
-  for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
-    found[i] = packed and cmsgpack.unpack(packed)[''] or ''
+  if bytes then
+    set_head(record)
   end
-  return found
+  return bytes
 end
 
 -- Tasks have acknowledged rows before the mark that come back: the rows do not arrive again.
@@ -65,7 +70,7 @@ local function bring_back(numbered, records)
   local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
   for i, record in ipairs(records) do
     bytes = bytes + bytes_of_row(record or {0})
-    if not record or taken[i] or named[found[i]] or drops and record[1] > mark then
+    if not record or taken[i] or named[found[i]] or drops and parts_of_head(record[1]) > mark then
       over[#over + 1], old[#old + 1] = numbered[i], record
     else
       back[#back + 1], named[found[i]] = numbered[i], true
@@ -127,8 +132,9 @@ local function drop_later(numbered, records)
   return #over
 end
 
-local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, back = 0,
-  dropped = 0, more = true}
+local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, more = true,
+  newest = last}
+local back, dropped = 0, 0
 if ask.step == '' then
   local found = redis.call('HGETALL', marks) -- bound: three marks
   for i = 1, #found, 2 do
@@ -145,7 +151,7 @@ elseif ask.step == 'later' then
     numbered[#numbered + 1] = found[i]
   end
   if #numbered > 0 then
-    reply.after, reply.dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
+    reply.after, dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
   else
     reply.step = 'back'
   end
@@ -153,7 +159,7 @@ elseif ask.step == 'back' then
   local numbered = redis.call('ZRANGEBYSCORE', cleared, string.format('%d', mark), '+inf', 'LIMIT', 0,
     PAGE.table_rows)
   if #numbered > 0 then
-    reply.back, reply.dropped = bring_back(numbered, records_of(numbered))
+    back, dropped = bring_back(numbered, records_of(numbered))
   else
     reply.step = 'claims'
   end
@@ -171,5 +177,6 @@ else
   end
   reply.more = false
 end
+reply.back, reply.dropped = note(back, dropped)
 wake_table(true)
 return cmsgpack.pack(reply)
