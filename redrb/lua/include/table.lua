@@ -70,6 +70,15 @@ local function keys_of(numbered)
   return found
 end
 
+-- The two parts of a head: the change with the space behind it, and the columns.
+local function parts_of_head(head)
+  local first, had = string.match(head, '^(%d+ )([0-o]*)$')
+  if not first then
+    error({err = 'ERR a record in ' .. rows .. ' is damaged'})
+  end
+  return first, had
+end
+
 -- The head of a packed record, how many elements it has, and the place behind the head.
 local function divided(packed)
   local kind, at = string.byte(packed, 1) or 0, 2
@@ -82,11 +91,10 @@ local function divided(packed)
   if length == 217 then
     at, length = at + 1, string.byte(packed, at + 1) + 160
   end
-  local head = string.sub(packed, at + 1, at + length - 160)
-  if (kind ~= 220 and (count < 1 or count > 15)) or not string.find(head, '^%d+ [0-o]*$') then
+  if kind ~= 220 and (count < 1 or count > 15) then
     error({err = 'ERR a record in ' .. rows .. ' is damaged'})
   end
-  return head, count, at + length - 160 + 1
+  return string.sub(packed, at + 1, at + length - 160), count, at + length - 160 + 1
 end
 
 -- What stands before the elements of a packed array.
@@ -95,16 +103,6 @@ local function array_of(count)
     return string.char(144 + count)
   end
   return string.char(220, math.floor(count / 256), count % 256)
-end
-
--- The change of the first put, and the columns, of a head.
-local function parts_of_head(head)
-  local change, had = string.match(head, '^(%d+) (.*)$')
-  return tonumber(change), had
-end
-
-local function head_of(change, had)
-  return string.format('%.0f %s', change, had)
 end
 
 -- Whether columns have one.
@@ -136,7 +134,8 @@ local function set_head(record)
       ids[#ids + 1] = record[at][field] > 0 and record[at][field] or nil
     end
   end
-  record[1] = head_of(parts_of_head(record[1]), with_columns('', ids))
+  local first = parts_of_head(record[1])
+  record[1] = first .. with_columns('', ids)
 end
 
 -- The columns of rows by number, '' where there is no record.

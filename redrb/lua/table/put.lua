@@ -65,18 +65,16 @@ for i = 1, width do -- bound: PAGE.columns
   written[all[i]] = true
 end
 
--- Columns with those of this put; false where one is there already.
-local known_columns = {}
-local function added_to(had)
-  local found = known_columns[had]
-  if found == nil then
-    found = with_columns(had, all)
+-- Columns with those of this put, and whether one of these is there already.
+local joined, replacing = {}, {}
+local function joined_with(had)
+  if not joined[had] then
+    joined[had], replacing[had] = with_columns(had, all), false
     for _, id in ipairs(all) do
-      found = not has_column(had, id) and found
+      replacing[had] = replacing[had] or has_column(had, id)
     end
-    known_columns[had] = found
   end
-  return found
+  return joined[had], replacing[had]
 end
 
 -- Mark the columns of a record as replaced that this put writes.
@@ -103,20 +101,18 @@ end
 local function append(packed, segment)
   local head, elements, behind = divided(packed)
   local first, had = parts_of_head(head)
-  local has = added_to(had)
-  if not has then -- it replaces some
+  local has, replaces = joined_with(had)
+  if replaces then
     local record = cmsgpack.unpack(packed)
     replace(record)
-    record[#record + 1] = segment
-    set_head(record)
-    local _, left = parts_of_head(record[1])
-    return cmsgpack.pack(record), left
+    record[1], record[#record + 1] = first .. has, segment
+    return cmsgpack.pack(record), has
   end
-  local begin = array_of(elements + 1) .. cmsgpack.pack(head_of(first, has))
-  return begin .. string.sub(packed, behind) .. cmsgpack.pack(segment), has
+  return array_of(elements + 1) .. cmsgpack.pack(first .. has) .. string.sub(packed, behind)
+    .. cmsgpack.pack(segment), has
 end
 
-local having = {} -- the columns that each row has now
+local having, mine = {}, with_columns('', all) -- the columns that each row has now; those of a new one
 for i, name in ipairs(ask.keys) do
   local is_new, packed = not numbered[i], packed_rows[i]
   if is_new then
@@ -125,14 +121,19 @@ for i, name in ipairs(ask.keys) do
     stored_keys[#stored_keys + 1], stored_keys[#stored_keys + 2] = name, last
   end
   if is_new or width > 0 then
-    packed = packed or cmsgpack.pack({head_of(change + i, '')})
+    local segment
     if width > 0 then
-      local segment = {ask.token, i - 1, ask.buckets[i], change + i}
+      segment = {ask.token, i - 1, ask.buckets[i], change + i}
       for field = 1, width do -- bound: PAGE.columns
         segment[FIRST + 2 * field - 2] = all[field]
         segment[FIRST + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
       end
+    end
+    if packed then
       packed, having[i] = append(packed, segment)
+    else
+      packed = cmsgpack.pack({string.format('%.0f ', change + i) .. mine, segment})
+      having[i] = mine
     end
     stored_rows[#stored_rows + 1], stored_rows[#stored_rows + 2] = numbered[i], packed
   end

@@ -70,7 +70,7 @@ local function bring_back(numbered, records)
   local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
   for i, record in ipairs(records) do
     bytes = bytes + bytes_of_row(record or {0})
-    if not record or taken[i] or named[found[i]] or drops and parts_of_head(record[1]) > mark then
+    if not record or taken[i] or named[found[i]] or drops and tonumber((parts_of_head(record[1]))) > mark then
       over[#over + 1], old[#old + 1] = numbered[i], record
     else
       back[#back + 1], named[found[i]] = numbered[i], true
