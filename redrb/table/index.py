@@ -40,7 +40,7 @@ from redrb.unpacking import Reading, unpack
 W = TypeVar("W", Changed, Stored)
 
 FIRST: Final = 4
-"""Place of the first column in a segment; `include/table.lua` counts from 1."""
+"""Place of the first column in a segment; `include/records.lua` counts from 1."""
 
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
 

@@ -77,7 +77,7 @@ class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def head(self) -> str:
-        """The head of the record, with the columns of its segments: `include/table.lua`."""
+        """The head of the record, with the columns of its segments: `include/records.lua`."""
         with Reading("the record of a row"):
             first = whole(unpack(self.record, "record of a row")[0].partition(" ")[0])
             ids = {column for *_, cells in self.segments for column in cells[::2]} - {0}

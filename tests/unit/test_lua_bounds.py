@@ -42,8 +42,8 @@ CONSTANTS = {
         "52": "bits of a fraction",
         "1000": "power of two beyond all numbers",
     },
-    "include/table": {
-        "1000": "microseconds of a millisecond",
+    "include/table": {"1000": "microseconds of a millisecond"},
+    "include/records": {
         "15": "most elements of a short array of msgpack",
         "16": "fewest elements of a long array of msgpack",
         "144": "short array of msgpack",

@@ -8,7 +8,7 @@
 -- rows of it are missing. parts:<name>: number of a group -> how many of its rows are complete.
 -- consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g are those
 -- with the numbers g * size + 1 to (g + 1) * size.
---@include task table facts pools restore_area arrival
+--@include task table records facts pools restore_area arrival
 
 local function claims()
   local found, all = redis.call('HGETALL', table_prefix .. 'claims'), {} -- bound: PAGE.claims
@@ -22,8 +22,8 @@ local function claim_key(kind, name)
   return table_prefix .. kind .. ':' .. name
 end
 
--- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows. Tasks that claim rows
--- one by one have the same groups.
+-- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows. Tasks that claim
+-- rows one by one have the same groups.
 local lone = {}
 local function encoded(claim, row_keys)
   local frame, key_of_it = claim.front .. claim.back, #row_keys == 1 and row_keys[1]

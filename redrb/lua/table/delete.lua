@@ -1,5 +1,5 @@
--- Delete the table, a page of rows at a time; what tasks have claimed was deleted before. Then its mark `left`
--- stays, until its values are deleted: include/table.lua.
+-- Delete the table, a page of rows at a time; what tasks have claimed was deleted before. Then its mark
+-- `left` stays, until its values are deleted: include/table.lua.
 -- KEYS[1] stream
 -- ARGV    the call `Delete` of redrb/table/calls.py
 -- Returns the page

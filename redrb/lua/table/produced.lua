@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Produced` of redrb/table/calls.py
 -- Returns the page
---@include table
+--@include table records
 
 local ask, found, ids = cmsgpack.unpack(ARGV[1]), 0, column_ids()
 local page = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after), '+inf', 'WITHSCORES',

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Put` of redrb/table/calls.py; then, with tags, the packed tags of each row
 -- Returns its reply. Repeated, it changes nothing more.
---@include task table writes
+--@include task table records writes
 
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = answer_without(ask)

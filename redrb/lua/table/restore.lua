@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Restore` of redrb/table/calls.py
 -- Returns its reply. Repeated, it goes on.
---@include task table runs claims claim_ends permissions
+--@include task table records runs claims claim_ends permissions
 
 check_permissions(gone)
 begin_writing()
@@ -12,18 +12,17 @@ local answer = refusal(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
-local mark, last = string.match(redis.call('HGET', marks, ask.name) or '', '^(%d+) (%d+)$')
-if not mark then
+local change_of_it, number_of_it = string.match(redis.call('HGET', marks, ask.name) or '', '^(%d+) (%d+)$')
+if not change_of_it then
   return cmsgpack.pack({outcome = 'unknown', names = redis.call('HKEYS', marks)}) -- bound: three marks
 end
-local drops = ask.later == 'drop'
-mark, last = tonumber(mark), tonumber(last)
+local drops, mark, last = ask.later == 'drop', tonumber(change_of_it), tonumber(number_of_it)
 
--- Add rows to those that this call of the client has brought back and dropped: a reply may be lost. Returns both.
+-- Add rows to those that this call of the client has brought back and dropped, as a reply may be lost.
 local function note(back, dropped)
-  local token, before, gone_before = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
+  local token, first, second = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
   if token == ask.token then
-    back, dropped = before + back, gone_before + dropped
+    back, dropped = first + back, second + dropped
   end
   redis.call('HSET', task, 'restored', string.format('%s %d %d', ask.token, back, dropped))
   return back, dropped
@@ -132,9 +131,8 @@ local function drop_later(numbered, records)
   return #over
 end
 
-local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, more = true,
-  newest = last}
-local back, dropped = 0, 0
+local reply, back, dropped = {outcome = 'ok', step = ask.step, after = ask.after,
+  until_change = ask.until_change, more = true, newest = last}, 0, 0
 if ask.step == '' then
   local found = redis.call('HGETALL', marks) -- bound: three marks
   for i = 1, #found, 2 do

@@ -1,8 +1,8 @@
 -- Give a table its complete index, which was built below a restore area: all of it, or nothing.
 -- KEYS[1] stream
 -- ARGV    the call `EndResume` of redrb/table/calls.py
--- Returns "ok"; "used": there is a table; or "gone": the index is not complete, or another process resumes the
---         table or has deleted it. Repeated, it says "ok".
+-- Returns "ok"; "used": there is a table; or "gone": the index is not complete, or another process resumes
+--         the table or has deleted it. Repeated, it says "ok".
 --@include task table permissions
 
 check_permissions(gone)
