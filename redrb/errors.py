@@ -158,7 +158,10 @@ class RecordError(RedrbError, ValueError):
 
 
 class EncodeError(RedrbError, ValueError):
-    """A group cannot be written in the wire format. Nothing was sent."""
+    """A group cannot be written in the wire format, or is too large for it or for the server.
+
+    Nothing was sent.
+    """
 
 
 class DecodeError(RedrbError, ValueError):

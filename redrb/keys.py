@@ -191,6 +191,16 @@ class TableKeys:
         check_name("table", table)
         return cls(f"redrb:{{{namespace}:table:{table}}}:")
 
+    @property
+    def namespace(self) -> str:
+        """Namespace of the table."""
+        return self.prefix.removeprefix("redrb:{").partition(":")[0]
+
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self.prefix.removesuffix("}:").rpartition(":")[2]
+
     stream = _Key()
 
     task = _Key()

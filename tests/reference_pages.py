@@ -433,6 +433,8 @@ VARIABLES = {
     "REDRB_NAMESPACE": "namespace of the plug-ins for verl, NeMo RL, slime and miles",
     "REDRB_SECRET": "key with which NeMo RL's and verl's plug-ins sign pickled values",
     "REDRB_TRANSFER_QUEUE": "1: verl uses redrb in place of TransferQueue",
+    "REDRB_TRANSFER_QUEUE_LATER": "drop: a restart of verl drops the rows that were put after its "
+    "checkpoint; default: keep",
     "REDRB_USER_PASSWORD": "password of the user that `redrb acl --apply` makes",
     "REDRB_DASHBOARD_TOKEN": "token of the page of `redrb dashboard`; default: a random one",
 }

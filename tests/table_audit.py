@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import redrb
 from redrb.connection import Client
+from redrb.table.saving import SavedRow
 from redrb.unpacking import unpack
 
 
@@ -31,6 +32,8 @@ def audit_table(client: Client, table: redrb.Table) -> None:
     assert all(task.ledger.balanced for task in stats.tasks.values()), stats.tasks
     assert stored == named, (stored - named, named - stored)
     keys, index = table._index.keys, table._index.client
+    for record in index.execute("HVALS", keys.rows):
+        assert unpack(record, "record of a row")[0] == SavedRow(0, record, b"", 0, 0, {}, {}).head
     numbers = set(index.execute("HVALS", f"{keys.prefix}keys"))
     assert len(numbers) == counts.rows
     assert numbers == set(index.execute("ZRANGE", f"{keys.prefix}changes", 0, -1))

@@ -49,11 +49,13 @@ def _save(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     from redrb.connection import connect
+    from redrb.errors import RedrbError
     from redrb.registry import Registry
     from redrb.stream.saving.checking import first_kind
     from redrb.stream.saving.directory import read_index
     from redrb.stream.saving.file import Kind
     from redrb.stream.saving.resuming import resume
+    from redrb.stream.task.removal import forget_name
     from redrb.stream.task.store import TaskStore
 
     task, path, namespace = options.task, options.path, options.namespace
@@ -67,8 +69,12 @@ def _resume(options: argparse.Namespace) -> int:
             resumed = asdict(resume_table(client, task, path, namespace=namespace))
         else:
             stores = TaskStore.of_partitions(client, namespace, task, partitions)
-            resumed = asdict(resume(stores, path))
-            Registry(client, namespace).add("task", task)
+            Registry(client, namespace).add("task", task)  # first: the process may die
+            try:
+                resumed = asdict(resume(stores, path))
+            except RedrbError:
+                forget_name(client, namespace, stores[0])
+                raise
     show(resumed, figures(resumed), as_json=options.json)
     return 0
 

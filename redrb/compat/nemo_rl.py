@@ -40,6 +40,13 @@ class MissingSamples(MissingRows, KeyError):
     """A partition has no samples of these ids, or they lack fields; a KeyError for NeMo RL."""
 
 
+class UnknownConsumer(ConfigError, KeyError):
+    """A task claims samples that was not registered for the partition; a KeyError for NeMo RL."""
+
+    def __str__(self) -> str:  # that of a KeyError is quoted
+        return str(self.args[0])
+
+
 class NonTensorLeaf(EncodeError, TypeError):
     """A field has one Python object for the whole batch; a TypeError for NeMo RL."""
 
@@ -90,12 +97,12 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         partition_id: str,
         fields: list[str],  # noqa: ARG002
         num_samples: int,  # noqa: ARG002
-        consumer_tasks: list[str],  # noqa: ARG002
+        consumer_tasks: list[str],
         grpo_group_size: int | None = None,  # noqa: ARG002
         enums: dict[str, list[str]] | None = None,  # noqa: ARG002
     ) -> None:
-        """Make a partition. Fields and tasks need no declaration: a task begins with its claim."""
-        self._queue.partition(partition_id)
+        """Make a partition, and name the tasks that claim its samples, in any process."""
+        self._queue.declare(partition_id, consumer_tasks)
 
     def claim_meta(
         self,
@@ -116,8 +123,16 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
 
         Raises:
             BatchTimeout: Fewer samples were there in time (a TimeoutError).
+            UnknownConsumer: The partition was not registered with this task (a KeyError).
         """
-        partition = self._queue.partition(partition_id)
+        partition = self._queue.known(partition_id)
+        tasks = self._queue.tasks(partition_id)
+        if partition is None or tasks is None or task_name not in tasks:
+            listed = ", ".join(map(repr, tasks or [])) or "none"
+            raise UnknownConsumer(
+                f"task {task_name!r} is not registered as a consumer of partition "
+                f"{partition_id!r}; its tasks are {listed}. Name it in register_partition."
+            )
         self._acknowledge(partition_id, task_name)
         try:
             claim = partition.table.claim(
@@ -222,7 +237,14 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
             partition.table.clear(sample_ids)
 
     def save_checkpoint(self, checkpoint_dir: str | Path) -> None:
-        """Mark this moment in Redis, and write a small file that names the mark."""
+        """Mark this moment in Redis, and write a small file that names the mark.
+
+        Batches that were claimed through this client are acknowledged first: they are trained, and
+        do not come again after `load_checkpoint`. Those that another client has claimed last do,
+        unless it has claimed again or was closed.
+        """
+        for partition_id, task in list(self._claims):
+            self._acknowledge(partition_id, task)
         save(self._queue, checkpoint_dir, {})
 
     def load_checkpoint(self, checkpoint_dir: str | Path) -> None:

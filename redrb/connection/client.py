@@ -15,11 +15,17 @@ from redrb.connection.failures import is_moving, is_transient, may_have_landed, 
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
 from redrb.connection.sockets import limited
-from redrb.connection.transport import Argument, Pipeline, Reply, read_replies
-from redrb.errors import ConfigError, StoreUnavailable
+from redrb.connection.transport import SURE_BYTES, Argument, Pipeline, Reply, read_replies
+from redrb.errors import ConfigError, EncodeError, StoreError, StoreUnavailable
 from redrb.scopes import Entered
+from redrb.unpacking import Reading
 
 T = TypeVar("T")
+
+_LIMITS = {"proto-max-bulk-len": 512 << 20, "client-query-buffer-limit": 1 << 30}
+"""Settings of a server that limit the bytes of a value, and what they are by default."""
+
+VALUE = "a value of this request"
 
 _SHORT_S = 5.0
 """Requests with less time are those of heartbeats and loops, which come again."""
@@ -58,6 +64,7 @@ class Client(Entered):
         self.url = url
         self.server_version = server_version
         self._outage: Outage | None = None
+        self._most_bytes = SURE_BYTES  # of a value, as far as is known
         self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -189,15 +196,46 @@ class Client(Entered):
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send a pipeline once and return its replies; an error reply is an item of the list."""
+        self.check_size(pipeline.largest)
         with self._lender.lend() as connection:
             return pipeline.exchange(connection)
 
     def begin(self, pipeline: Pipeline) -> Sent:
         """Send a pipeline once; its replies are read later. Raises redis-py's exceptions."""
+        self.check_size(pipeline.largest)
         with ExitStack() as scope:
             connection = scope.enter_context(self._lender.lend())
             pipeline.send(connection)
             return Sent(connection, pipeline.commands, scope.pop_all())
+
+    def check_size(self, nbytes: int, what: str = VALUE) -> None:
+        """Refuse a value that is too large for the server, which would end the connection.
+
+        Raises:
+            EncodeError: The message names the server's limit.
+        """
+        if nbytes <= self._most_bytes:
+            return
+        name, self._most_bytes = self._limit()
+        if nbytes > self._most_bytes:
+            raise EncodeError(
+                f"{what} has {nbytes:,} bytes, and Redis at {self.where} takes "
+                f"{self._most_bytes:,} at most ({name}): make it smaller, or raise this setting of "
+                "the server. Nothing of it was sent."
+            )
+
+    def _limit(self) -> tuple[str, int]:
+        """Return the setting of the server that limits the bytes of a value, and these."""
+        try:
+            flat = self.execute("CONFIG", "GET", *_LIMITS)
+        except StoreUnavailable:
+            raise
+        except StoreError:  # this user may not look, or nobody may
+            flat = []
+        with Reading("the settings of the server"):
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            found = {name.decode(): int(limit) for name, limit in pairs}
+        return min((_LIMITS | found).items(), key=lambda each: each[1])
 
     def execute(self, *arguments: Argument, retry_s: float | None = None) -> Reply:
         """Run one command that is safe to repeat and return its reply.

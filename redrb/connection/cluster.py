@@ -19,7 +19,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import ClusterDownError, MovedError, RedisError
 from redis.exceptions import ConnectionError as Broken
 
-from redrb.connection.client import Client
+from redrb.connection.client import VALUE, Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.failures import is_transient
 from redrb.connection.lending import Connections, refuse_closed
@@ -185,6 +185,9 @@ class Cluster(Client):
         bound = self._bound.get(slot)
         return bound or self._bound.setdefault(slot, _SlotClient(self, slot))
 
+    def _limit(self) -> tuple[str, int]:
+        return self.primaries()[0]._limit()  # noqa: SLF001 (of the same class)
+
     def primaries(self) -> list[Client]:
         """Return a client for each primary; raises StoreUnavailable if no node was reached."""
         clients = [
@@ -220,6 +223,10 @@ class _SlotClient(Client):
         """Host and port of the node that serves the slot, as far as it is known."""
         endpoint = self._cluster.topology.known(self._slot)
         return self.where if endpoint is None else _named(endpoint)
+
+    def check_size(self, nbytes: int, what: str = VALUE) -> None:
+        """Refuse a value that is too large for the server; the cluster is asked once."""
+        self._cluster.check_size(nbytes, what)
 
     def at(self, key: str | bytes) -> Client:
         """Return the client for requests on `key`, in any slot."""

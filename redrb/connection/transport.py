@@ -7,7 +7,7 @@ which sends 15 KB payloads about 1.7 times as fast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import redis
 from hiredis import pack_command
@@ -19,6 +19,9 @@ from redrb.connection.failures import is_denied, name_request
 Argument: TypeAlias = bytes | str | int | float
 Reply: TypeAlias = Any
 
+SURE_BYTES: Final = 1 << 20
+"""Largest argument of a command that every server takes, whatever its settings."""
+
 _CRLF = b"\r\n"
 
 
@@ -27,17 +30,21 @@ class Pipeline:
 
     Attributes:
         commands: Number of commands.
+        largest: Bytes of the largest argument, as far as it is larger than `SURE_BYTES`.
         scripts: SHA-1 of each script among them.
     """
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
         self.commands = 0
+        self.largest = 0
         self.scripts: list[str] = []
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""
         command = _packed_command(arguments)
+        if len(command) > SURE_BYTES:
+            self._note(max(len(each) for each in arguments if isinstance(each, bytes | str)))
         self._parts.append(command)
         self.commands += 1
 
@@ -53,6 +60,7 @@ class Pipeline:
         """
         before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
         self._parts.append(before)
+        self._note(nbytes)
         self._parts += parts
         self._parts.append(_CRLF)
         self.commands += 1
@@ -64,12 +72,17 @@ class Pipeline:
         for key, value, nbytes in values:
             name = key.encode()
             parts.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes))
+            self._note(nbytes)
             parts += value
             parts.append(_CRLF)
             count += 2
         self._parts.append(b"*%d\r\n$4\r\nMSET\r\n" % count)
         self._parts += parts
         self.commands += 1
+
+    def _note(self, nbytes: int) -> None:
+        if nbytes > SURE_BYTES:
+            self.largest = max(self.largest, nbytes)
 
     def send(self, connection: redis.Connection) -> None:
         """Send all commands as one buffer."""

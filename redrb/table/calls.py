@@ -122,7 +122,12 @@ class Sweep(Call[Found], frozen=True):
 
 
 class RestoredPage(msgspec.Struct, frozen=True):
-    """Reply to `Restore`: a page of one step, and where the next page goes on."""
+    """Reply to `Restore`: a page of one step, and where the next page goes on.
+
+    Attributes:
+        back, dropped: Rows of all pages so far.
+        newest: Number of the newest row at the mark.
+    """
 
     outcome: Literal["ok", "gone", "stale", "unknown"]
     step: str = ""
@@ -130,15 +135,17 @@ class RestoredPage(msgspec.Struct, frozen=True):
     until_change: int = 0
     back: int = 0
     dropped: int = 0
+    newest: int = 0
     more: bool = False
     run: int = 0
     names: list[str] = []
 
 
 class Restore(Call[RestoredPage], frozen=True):
-    """Return to a mark."""
+    """Return to a mark; the token names one call of `Table.restore`, whose pages are counted."""
 
     script: ClassVar = "table/restore"
+    token: str
     incarnation: str
     in_run: int
     name: str
@@ -229,7 +236,12 @@ class ClaimStats(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Reply to `Count`; `redrb.table.stats` says what they are."""
+    """Reply to `Count`; `redrb.table.stats` says what they are.
+
+    Attributes:
+        left: Whether there is no table, but values of one that was not deleted, or resumed, to the
+            end.
+    """
 
     rows: int
     retained: int
@@ -247,6 +259,7 @@ class Counts(msgspec.Struct, frozen=True):
     columns: list[str] = []
     marks: dict[str, int] = {}
     claims: dict[str, ClaimStats] = {}
+    left: bool = False
 
 
 class Count(Call[Counts | None], frozen=True):
@@ -263,15 +276,41 @@ class BeginRun(Call[int], frozen=True):
 
 
 class Delete(Call[Found], frozen=True):
-    """Delete a table whose claims were deleted."""
+    """Delete a table whose claims were deleted; its values are left, under this token."""
 
     script: ClassVar = "table/delete"
+    token: str
+
+
+class Forget(Call[Found], frozen=True):
+    """Forget a table that is left under this token, and whose values are deleted.
+
+    Attributes:
+        names: Names of keys, below those of the table, that are deleted first.
+    """
+
+    script: ClassVar = "table/forget"
+    token: str
+    names: tuple[str, ...] = ()
+
+
+class BeginResume(Call[Literal["new", "left", "used", "resumed"]], frozen=True):
+    """Begin to resume a table, which is left under this token until it is complete.
+
+    Attributes:
+        resumed: Checksum of the file, and names of the tasks that are registered at the end.
+    """
+
+    script: ClassVar = "table/resume_begin"
+    token: str
+    resumed: str
 
 
 class EndResume(Call[Literal["ok", "used", "gone"]], frozen=True):
     """Give a table its complete index: "used": there is one; "gone": the index is not complete."""
 
     script: ClassVar = "table/resume"
+    token: str
     area: str
     names: list[str]
     rows: int

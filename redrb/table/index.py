@@ -40,7 +40,7 @@ from redrb.unpacking import Reading, unpack
 W = TypeVar("W", Changed, Stored)
 
 FIRST: Final = 4
-"""Place of the first column in a segment; `include/table.lua` counts from 1."""
+"""Place of the first column in a segment; `include/records.lua` counts from 1."""
 
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
 
@@ -54,7 +54,7 @@ NAMES: Final = ("limit", "max_bytes", "retain")
 
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-_RECORD: Final = msgspec.msgpack.Decoder(list[_Number | list[_Number | str]])
+_RECORD: Final = msgspec.msgpack.Decoder(list[str | list[_Number | str]])
 
 
 class Row:

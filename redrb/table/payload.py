@@ -48,6 +48,17 @@ def values_of(
     return values, sizes, buckets
 
 
+def check_largest(client: Client, values: Sequence[StoredValue], rows: Sequence[str]) -> None:
+    """Refuse values of rows that the server does not take, before any is sent.
+
+    Raises:
+        EncodeError: The message names the row, its bytes, and the server's limit.
+    """
+    if values:
+        value, row = max(zip(values, rows, strict=True), key=lambda each: each[0].nbytes)
+        client.check_size(value.nbytes, f"row {row!r}, with all columns of this put,")
+
+
 def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:
     """Return the places of keys, by the client for the requests that name them together."""
     names = list(keys)
@@ -146,10 +157,10 @@ def exchange(requests: Sequence[Request[list[Reply]]]) -> list[list[Reply]]:
     replies = []
     for first in range(0, len(requests), AT_ONCE):
         page = requests[first : first + AT_ONCE]
-        if len(page) > 1:
-            for request in page:
-                request.begin()
         try:
+            if len(page) > 1:
+                for request in page:
+                    request.begin()
             replies += [request.result() for request in page]
         finally:
             for request in page:

@@ -7,12 +7,12 @@ docs/reference/saved-files.md): rows with their values, then the settings and co
 from __future__ import annotations
 
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,16 +22,19 @@ from redrb.connection.client import scan_hash
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys, bucket_of
+from redrb.lua.pages import PAGES
+from redrb.registry import Registry
 from redrb.stream.saving.checking import open_saved
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.saving import replaced
 from redrb.stream.task.entries import Count
-from redrb.table.calls import EndResume
+from redrb.table.calls import BeginResume, EndResume
 from redrb.table.payload import StoredValue, Wanted, read, store, unlink
+from redrb.table.removal import empty_trash, forget, remove_left
 from redrb.table.table import Table
 from redrb.table.values import TagReader
-from redrb.unpacking import Reading, unpack
+from redrb.unpacking import Reading, unpack, whole
 
 FRAME_BYTES: Final = 4 << 20
 """Bytes of a frame to aim at; a single row may be larger."""
@@ -44,6 +47,8 @@ _FIELDS: Final = "limit max_bytes retain change number run cleared dropped kept_
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{1,128}\Z")]
 Changes: TypeAlias = dict[Name, Count]
+
+T = TypeVar("T")
 
 
 class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -69,6 +74,18 @@ class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         with Reading("the record of a row"):
             segments = unpack(self.record, "record of a row")[1:]
             return [(each[0], *map(int, each[1:4]), list(map(int, each[4:]))) for each in segments]
+
+    @property
+    def head(self) -> str:
+        """The head of the record, with the columns of its segments: `include/records.lua`."""
+        with Reading("the record of a row"):
+            first = whole(unpack(self.record, "record of a row")[0].partition(" ")[0])
+            ids = {column for *_, cells in self.segments for column in cells[::2]} - {0}
+            if first < 0 or (ids and not 0 < min(ids) <= max(ids) <= PAGES["columns"]):
+                raise ValueError("impossible numbers")
+            columns = sum(1 << column for column in ids)
+        bits = (columns >> shift & 63 for shift in range(0, columns.bit_length(), 6))
+        return f"{first} {''.join(chr(48 + each) for each in bits)}"
 
     @property
     def key(self) -> bytes:
@@ -214,34 +231,34 @@ def _rows(node: Client, keys: TableKeys, numbers: Sequence[int]) -> list[SavedRo
 def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> SavedTable:
     """Fill a new table from a file of `save_table`; it is there as a whole, or not at all.
 
-    Rows that were claimed and not acknowledged wait again; ledgers of the tasks begin anew.
+    Rows that were claimed and not acknowledged wait again; ledgers of the tasks begin anew. If the
+    process dies meanwhile, the same call goes on, and `redrb rm` deletes what there is.
 
     Raises:
         ConfigError: There is a table of this name.
         DecodeError: The file is damaged, or none of a table.
         StoreUnavailable: Redis stayed away.
     """
-    _, header, ending = deque(_read(path, payloads=False), 1)[0]  # all of it is checked first
+    header, ending, checksum = _checked(path)  # all of it is checked first
     keys = TableKeys.of(namespace, name)
-    node = client.at(keys.stream)
-    if node.execute("EXISTS", keys.task):
+    area = _Area(client, keys, header.claims)
+    begun = area.begin(checksum)
+    if begun == "used":
         raise ConfigError(
             f"there is a table {name!r}: resume into another one, or delete it first."
         )
-    area = _Area(client, node, keys, header.claims)
     there = ending.groups - ending.archived
     try:
-        for frame, _, _ in _read(path, payloads=True):
-            if frame.kind is Kind.ROWS:
-                area.add(msgspec.convert(frame.head, list[SavedRow]), frame.payload)
-        outcome = area.end(header, there, ending.archived)
-        if outcome == "used":
-            raise ConfigError(f"a table {name!r} was created meanwhile: nothing was resumed.")
-        if outcome == "gone":
-            raise StoreError(
-                f"the resumed rows of table {name!r} are gone, or {path} has some twice: "
-                "try again, or save anew."
-            )
+        if begun != "resumed":
+            area.fill(path, checksum)
+            outcome = area.end(header, there, ending.archived, checksum)
+            if outcome == "used":
+                raise ConfigError(f"a table {name!r} was created meanwhile: nothing was resumed.")
+            if outcome == "gone":
+                raise StoreError(
+                    f"the resumed rows of table {name!r} are gone, or {path} has some twice, or "
+                    "another process resumes or deletes the table: try again, or save anew."
+                )
     except BaseException as error:
         if not (isinstance(error, StoreUnavailable) and error.uncertain):
             with suppress(StoreError):
@@ -250,35 +267,40 @@ def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> Sa
     table = Table(client, name, namespace=namespace)
     for task, claim in header.claims.items():
         table.register(task, claim.columns, claim.size)
+    client.at(keys.task).execute("HDEL", keys.task, "resumed")
     return SavedTable(path, there, ending.archived, path.stat().st_size)
 
 
-def _read(path: Path, *, payloads: bool) -> Iterator[tuple[Any, TableHeader, TaskEnd]]:
-    """Yield the frames of a file; beside the last one stand its header and its ending."""
+def _checked(path: Path) -> tuple[TableHeader, TaskEnd, str]:
+    """Read a file, and check it; returns its header, its ending and its checksum."""
     header, ending = TableHeader({}, {}, {}, {}), TaskEnd()
     with open_saved(path) as file:
-        for frame in SaveReader(file, str(path)).frames(payloads=payloads):
-            try:
-                if frame.kind is Kind.ROWS:
-                    msgspec.convert(frame.head, list[SavedRow])
-                elif frame.kind is Kind.TABLE:
-                    header = msgspec.convert(frame.head, TableHeader)
-                elif frame.kind is Kind.END:
-                    ending = msgspec.convert(frame.head, TaskEnd)
-                else:
-                    raise DecodeError(f"{path} is no file of a table.")
-            except msgspec.ValidationError as error:
-                raise DecodeError(f"{path} is malformed: {error}.") from error
-            yield frame, header, ending
+        reader = SaveReader(file, str(path))
+        for frame in reader.frames(payloads=False):
+            if frame.kind is Kind.ROWS:
+                _converted(frame.head, list[SavedRow], path)
+            elif frame.kind is Kind.TABLE:
+                header = _converted(frame.head, TableHeader, path)
+            elif frame.kind is Kind.END:
+                ending = _converted(frame.head, TaskEnd, path)
+            else:
+                raise DecodeError(f"{path} is no file of a table.")
+    return header, ending, reader.checksum
+
+
+def _converted(head: Any, kind: type[T], path: Path) -> T:
+    try:
+        return msgspec.convert(head, kind)
+    except msgspec.ValidationError as error:
+        raise DecodeError(f"{path} is malformed: {error}.") from error
 
 
 class _Area:
     """The index of a table that is resumed, under keys that nobody else knows."""
 
-    def __init__(
-        self, client: Client, node: Client, keys: TableKeys, claims: Mapping[str, SavedClaim]
-    ) -> None:
-        self._client, self._node, self._keys, self._claims = client, node, keys, claims
+    def __init__(self, client: Client, keys: TableKeys, claims: Mapping[str, SavedClaim]) -> None:
+        self._client, self._node = client, client.at(keys.stream)
+        self._keys, self._claims = keys, claims
         self._token, self._place = uuid.uuid4().hex[:16], 0
         self._prefix = f"{keys.prefix}restoring:{self._token}:"
         self._read_tags = TagReader().read
@@ -289,13 +311,39 @@ class _Area:
         self._names = "keys rows tags changes cleared columns marks".split()
         self._names += [f"{kind}:{task}" for kind in kinds for task in claims]
 
+    def begin(self, checksum: str) -> Literal["new", "left", "used", "resumed"]:
+        """Let the table be left until it is complete; delete what earlier processes have left."""
+        ask = BeginResume(self._token, self._resumed(checksum))
+        begun = ask.run(self._node, [self._keys.stream])
+        if begun in ("new", "left"):
+            registry = Registry(self._client, self._keys.namespace)
+            registry.add("table", self._keys.table)  # `redrb ls` lists it
+        if begun == "left":
+            remove_left(self._client, self._keys, self._token)
+            empty_trash(self._client, self._keys)
+        return begun
+
+    def _resumed(self, checksum: str) -> str:
+        return " ".join([checksum, *sorted(self._claims)])
+
+    def fill(self, path: Path, checksum: str) -> None:
+        """Store the rows of a file that was checked."""
+        with open_saved(path) as file:
+            reader = SaveReader(file, str(path))
+            for frame in reader.frames(payloads=True):
+                if frame.kind is Kind.ROWS:
+                    self.add(_converted(frame.head, list[SavedRow], path), frame.payload)
+        if reader.checksum != checksum:
+            raise ConfigError(f"{path} was replaced while it was read: resume it again.")
+
     def add(self, rows: Sequence[SavedRow], payload: bytes) -> None:
         """Store rows with their values."""
         values, view = [], memoryview(payload)
         adding: dict[tuple[str, str], list[Any]] = {}
         for row in rows:
             key = self._read_tags(row.tags)[0]
-            bucket, record = bucket_of(key.encode()), [unpack(row.record, "record of a row")[0]]
+            bucket = bucket_of(key.encode())
+            record: list[Any] = [row.head]
             for *_, change, cells in row.segments:
                 length = sum(cells[1::2])
                 value = self._keys.value(bucket, self._token, self._place)
@@ -339,7 +387,7 @@ class _Area:
                 pipeline.add("PEXPIRE", f"{self._prefix}{name}", AREA_TTL_MS)
             self._node.retrying(lambda: without_errors(self._node.exchange(pipeline)))
 
-    def end(self, header: TableHeader, there: int, retained: int) -> str:
+    def end(self, header: TableHeader, there: int, retained: int, checksum: str) -> str:
         """Give the table its index, with counters that balance."""
         hashes: dict[str, Mapping[Any, Any]] = {"columns": header.columns, "marks": header.marks}
         hashes |= {f"parts:{task}": counted for task, counted in self._parts.items()}
@@ -357,15 +405,17 @@ class _Area:
             "bytes": self._bytes[True],
             "retained_bytes": self._bytes[False],
             "gone_until": known.get("change", "0"),
+            "resumed": self._resumed(checksum),  # until its tasks are registered, too
         }
         texts = {name: str(value) for name, value in fields.items()}
-        end = EndResume(self._prefix, self._names, there + retained, there, texts)
+        end = EndResume(self._token, self._prefix, self._names, there + retained, there, texts)
         return end.run(self._node, [self._keys.stream])
 
     def give_up(self) -> None:
-        """Delete the index and its values."""
+        """Delete the index and its values, and forget that the table is left."""
         for page in scan_hash(self._node, f"{self._prefix}rows"):
             rows = (SavedRow(0, record, b"", 0, 0, {}, {}) for _, record in page)
             places = (each for row in rows for each in row.segments)
             unlink(self._client, [self._keys.value(b, token, at) for token, at, b, *_ in places])
         self._node.execute("UNLINK", *(f"{self._prefix}{name}" for name in self._names))
+        forget(self._client, self._keys, self._token)

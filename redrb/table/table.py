@@ -24,14 +24,12 @@ from redrb.errors import (
 )
 from redrb.experience.records import Side
 from redrb.keys import check_name
-from redrb.registry import Registry
 from redrb.stream import StreamStats
 from redrb.table.calls import (
     Changed,
     Clear,
     Count,
     Counts,
-    Delete,
     Mark,
     Produced,
     Restore,
@@ -40,8 +38,8 @@ from redrb.table.calls import (
 )
 from redrb.table.claims import Claim, Claims
 from redrb.table.index import MOST_CELLS, MOST_ROWS, ROWS_OF_A_CALL, Index, Writing
-from redrb.table.payload import unlink
 from redrb.table.reading import Reader, checked_columns
+from redrb.table.removal import empty_trash, remove
 from redrb.table.rows import Rows
 from redrb.table.upload import Upload
 from redrb.table.values import TagReader, Values, pack_tags
@@ -77,10 +75,12 @@ class Restored:
         back: Cleared rows that are there again.
         dropped: Rows that were put after the mark and are gone, and cleared rows that did not come
             back because a newer row has their key.
+        newest: The newest row at the mark: those with larger `numbers` were put later.
     """
 
     back: int
     dropped: int
+    newest: int
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -242,7 +242,7 @@ class Table:
                 done = self._index.change(upload.request, upload.drop_after)
             except StoreUnavailable:
                 raise
-            except StoreError:
+            except (StoreError, EncodeError):  # the server takes no value of this size
                 with suppress(StoreError):  # the error of the put says more
                     upload.drop()
                 raise
@@ -399,15 +399,7 @@ class Table:
         return self._index.change(request)
 
     def _empty_trash(self, pages: int | None = None) -> None:
-        """Delete the values of rows that are gone; what is left the next call deletes."""
-        client, trash = self._index.client, self._index.keys.trash
-        while pages is None or pages > 0:
-            found = client.execute("SRANDMEMBER", trash, ROWS_OF_A_CALL)
-            if not found:
-                return
-            unlink(self._client, [key.decode() for key in found])
-            client.execute("SREM", trash, *found)
-            pages = pages and pages - 1
+        empty_trash(self._client, self._index.keys, pages)
 
     @_needs("trainer", "register tasks")
     def register(self, task: str, columns: Sequence[str], group_size: int | None = None) -> None:
@@ -555,8 +547,8 @@ class Table:
         """
         name = check_name("mark", name)
         check_choice("later", later, ("keep", "drop"))
-        opened, back, dropped = self._index.opened, 0, 0
-        ask = Restore(opened.incarnation, opened.run, name, later)
+        opened, token = self._index.opened, uuid.uuid4().hex
+        ask = Restore(token, opened.incarnation, opened.run, name, later)
         while True:
             page = self._index.call(ask)
             self._index.refuse(page.outcome, page.run)
@@ -569,10 +561,10 @@ class Table:
                     f"table {self.name!r} has no mark {name!r}: the newest two stay, and these "
                     f"are {known}."
                 )
-            back, dropped = back + page.back, dropped + page.dropped
             if not page.more:
                 break
             ask = Restore(
+                token,
                 opened.incarnation,
                 opened.run,
                 name,
@@ -584,7 +576,7 @@ class Table:
         for task, claim in self._counts().claims.items():
             self._claims.fill(task, claim.columns, claim.size)
         self._empty_trash()
-        return Restored(back, dropped)
+        return Restored(page.back, page.dropped, page.newest)
 
     def stats(self) -> TableStats:
         """Return counters of the table, and of each task that claims rows."""
@@ -605,28 +597,26 @@ class Table:
             self._index.client.execute("HSET", self._index.keys.task, *settings)
 
     @_needs("admin", "delete it")
-    def delete(self) -> int:
+    def delete(self, *, everywhere: bool = False) -> int:
         """Delete the table and what its tasks have claimed; returns the number of its rows.
 
-        If a process was killed in the middle of a put, values that no row has may stay. `redrb rm`
-        deletes these, too.
+        If the process dies meanwhile, `redrb rm` goes on.
+
+        Args:
+            everywhere: Delete also the values that no row has, of processes that were killed in the
+                middle of a put: all keys of the servers are looked through. `redrb rm` does so.
         """
         self._index.refuse_stale()
-        rows = 0
-        for task in self._counts().claims:
+        counts = self._counts()
+        for task in counts.claims:
             with suppress(UnknownTask):  # Redis has lost what it has claimed
                 self._claims.delete(task)
-        more = True
-        while more:
-            page = self._index.call(Delete())
-            rows, more = rows + page.found, page.more
-        self._empty_trash()
-        Registry(self._client, self.namespace).remove("table", self.name)
-        return rows
+        remove(self._client, self.name, namespace=self.namespace, everywhere=everywhere)
+        return counts.rows
 
     def _counts(self) -> Counts:
         found = self._index.call(Count())
-        if found is None:
+        if found is None or found.left:
             raise self._index.unknown()
         return found
 

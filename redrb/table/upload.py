@@ -9,7 +9,15 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline
 from redrb.table.calls import Put, Stored
 from redrb.table.index import Index, Writing
-from redrb.table.payload import CHUNK_BYTES, StoredValue, by_node, store, unlink, values_of
+from redrb.table.payload import (
+    CHUNK_BYTES,
+    StoredValue,
+    by_node,
+    check_largest,
+    store,
+    unlink,
+    values_of,
+)
 from redrb.table.values import Piece
 from redrb.unpacking import Reading
 
@@ -42,6 +50,7 @@ class Upload:
                 self._values, self._sizes, self._buckets = values_of(
                     self._index.keys, self._token, rows, self._cells
                 )
+                check_largest(self._client, self._values, self._keys)
         nbytes = sum(self._sizes)
         call = Put(
             **writing.names,  # type: ignore[arg-type]

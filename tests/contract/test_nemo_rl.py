@@ -77,7 +77,8 @@ def make(
 @pytest.fixture
 def driver(make: Callable[..., Any]) -> Any:
     client = make()
-    client.register_partition("train", ["x"], num_samples=4, consumer_tasks=["read"])
+    tasks = ["read", "other", "train"]
+    client.register_partition("train", ["x"], num_samples=4, consumer_tasks=tasks)
     return client
 
 
@@ -275,6 +276,54 @@ def test_a_new_driver_returns_to_a_checkpoint(
     assert again.get_samples(["a", "b", "c"], "train", ["x"])["x"].tolist() == [0, 1, 0]
     meta = again.claim_meta("train", "read", ["x"], 3)
     assert set(meta.sample_ids) == {"a", "b", "c"}
+
+
+def test_a_task_that_was_not_registered_is_an_error_at_once(
+    driver: Any, make: Callable[..., Any]
+) -> None:
+    worker = make(bootstrap=False)
+    put(driver, "a")
+    worker.put_samples(["a"], "unregistered", rows(x=torch.ones(1)))
+    for partition, task in (("train", "nobody"), ("nowhere", "read"), ("unregistered", "read")):
+        for client in (driver, worker):
+            with pytest.raises(
+                KeyError, match=f"'{task}' is not registered as a consumer"
+            ) as caught:
+                client.claim_meta(partition, task, ["x"], 1)
+            assert isinstance(caught.value, ConfigError)
+    with pytest.raises(KeyError, match="its tasks are 'read', 'other', 'train'"):
+        worker.claim_meta("train", "nobody", ["x"], 1)
+    driver.register_partition("train", ["x"], num_samples=4, consumer_tasks=["late"])
+    assert worker.claim_meta("train", "late", ["x"], 1).sample_ids == ["a"]
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_checkpoint_keeps_later_samples_of_every_partition(
+    driver: Any, make: Callable[..., Any], tmp_path: Path, partition: str
+) -> None:
+    """`val` is a partition as any other: only verl drops its later rows."""
+    driver.register_partition(partition, ["x"], num_samples=4, consumer_tasks=["read"])
+    for sample, at in (("a", None), ("b", tmp_path)):
+        driver.put_samples([sample], partition, rows(x=torch.ones(1)))
+        if at is None:
+            driver.save_checkpoint(tmp_path)
+    again = make()
+    again.load_checkpoint(tmp_path)
+    assert set(again.claim_meta(partition, "read", ["x"], 2).sample_ids) == {"a", "b"}
+
+
+def test_what_was_trained_before_a_checkpoint_is_not_claimed_after_it(
+    driver: Any, make: Callable[..., Any], tmp_path: Path
+) -> None:
+    put(driver, "a", "b", "c")
+    assert driver.claim_meta("train", "read", ["x"], 1).sample_ids == ["a"]
+    assert driver.claim_meta("train", "other", ["x"], 2).sample_ids == ["a", "b"]
+    driver.save_checkpoint(tmp_path)
+    assert driver.claim_meta("train", "read", ["x"], 1).sample_ids == ["b"]  # in a lost step
+    again = make()
+    again.load_checkpoint(tmp_path)
+    assert again.claim_meta("train", "read", ["x"], 3, blocking=False).sample_ids == ["b", "c"]
+    assert again.claim_meta("train", "other", ["x"], 3, blocking=False).sample_ids == ["c"]
 
 
 def test_a_worker_without_a_driver_does_not_go_on(make: Callable[..., Any]) -> None:

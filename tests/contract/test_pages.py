@@ -181,6 +181,7 @@ CLIENT_PAGES: Mapping[str, tuple[Trial, ...]] = {
         groups.requeued,
         groups.letters_dropped,
     ),
+    "redrb.table.removal.PAGE": (tables.a_table_is_deleted,),
     "redrb.table.payload.AT_ONCE": (tables.values_in_requests,),
     "redrb.table.payload.CHUNK_BYTES": (tables.values_in_requests,),
     "redrb.weights.wire.stored_keys._AT_ONCE": (reports.chunks_published,),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -430,6 +431,65 @@ def test_replaced_columns_leave_no_values(open_table, client):
     for value in range(3):  # more than one call deletes
         table.put(names(2048), {"x": [value] * 2048})
     assert table.stats().counts.trash == 0
+
+
+@pytest.mark.parametrize("retain", [None, "checkpoint"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_row_has_the_columns_of_all_its_puts(open_table, seed, retain):
+    """New columns are added to a record as it is; those that are there are looked for in it."""
+    table, rng = open_table(retain=retain), random.Random(seed)
+    known: dict[str, dict[str, int]] = {}
+    every = [f"c{number}" for number in range(rng.choice([3, 7, 40]))]
+    table.register("some", every[:2])
+    table.mark("m")
+    for value in range(60):
+        keys = rng.sample(names(6), rng.randint(1, 6))
+        columns = rng.sample(every, rng.choice([0, 1, 1, 1, 2, len(every)]))
+        table.put(keys, {name: [value] * len(keys) for name in columns}, [{"s": value}] * len(keys))
+        for key in keys:
+            known.setdefault(key, {}).update(dict.fromkeys(columns, value))
+        if value % 20 == 10:
+            table.clear(keys[:1])
+            known.pop(keys[0])
+    for key, columns in known.items():
+        assert {name: values[0] for name, values in table.get([key]).items()} == columns
+    complete = [key for key, columns in known.items() if set(every[:2]) <= columns.keys()]
+    assert table.produced(every[:2]) == len(complete)
+    if complete:
+        assert set(table.claim("some", count=len(complete), timeout=0).keys) == set(complete)
+    if retain:
+        table.restore("m", "drop")
+        assert table.tags().rows == {}
+
+
+@pytest.mark.long
+def test_the_time_of_a_put_hardly_grows_with_the_puts_before_it(real_url, namespace):
+    """In milliseconds of the script: records of 150 puts were unpacked, and packed anew."""
+    with redrb.connect(real_url) as client:
+        table, keys = redrb.Table(client, "train", namespace=namespace), names(1000)
+
+        def spent_us() -> int:
+            info = client.execute("INFO", "commandstats").decode()
+            return int(info.partition("cmdstat_evalsha:")[2].partition("usec=")[2].split(",")[0])
+
+        def least_us(*puts: dict[str, Any]) -> int:
+            found = []
+            for put in puts:
+                before = spent_us()
+                table.put(keys, **put)
+                found.append(spent_us() - before)
+            return min(found)
+
+        def columns(first: int, count: int) -> list[dict[str, Any]]:
+            return [{"columns": {f"c{n}": [1] * 1000}} for n in range(first, first + count)]
+
+        tags = [{"tags": [{"s": 1}] * 1000}] * 5
+        table.put(keys)
+        of_tags, of_columns = least_us(*tags), least_us(*columns(0, 5))
+        least_us(*columns(5, 140))
+        assert least_us(*tags) < 3 * of_tags
+        assert least_us(*columns(145, 5)) < 20 * of_columns  # the bytes of 150 puts are copied
+        table.delete()
 
 
 def test_a_get_names_columns_once_and_rows_in_pages(open_table, monkeypatch):

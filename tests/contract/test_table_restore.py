@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as Broken
 
 import redrb
 from redrb.errors import ConfigError, StoreUnavailable
@@ -199,6 +200,38 @@ def test_a_restore_that_breaks_off_can_be_repeated(table, pages, monkeypatch, la
     assert found.keys() == before.keys() | set(names(4, 8) if later == "keep" else ())
     rest = sorted(drain(table, "actor", size))
     assert rest == sorted(found.keys() - {"row0", "row1"})
+
+
+@pytest.mark.parametrize("later", ["keep", "drop"])
+@pytest.mark.parametrize("lost", range(1, 5))
+def test_a_restore_counts_each_row_once_where_replies_are_lost(
+    table, pages, monkeypatch, later, lost
+):
+    """Each `lost`-th reply gets lost, after the script has run, and its request is repeated."""
+    pages(table_rows=2)
+    put(table, 9)
+    table.mark("m")
+    put(table, 5, 20)
+    table.clear(names(7) + names(3, 20))
+    client, once, sent = table._index.client, table._index.client.once, 0
+
+    def losing(*arguments):
+        nonlocal sent
+        reply, sent = once(*arguments), sent + 1
+        if arguments[0] == "EVALSHA" and sent % (lost + 1) == 0:
+            raise Broken("Connection closed by server.")
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "once", losing)
+        done = table.restore("m", later)
+    rows = {*names(9), *(names(5, 20) if later == "keep" else ())}
+    assert content(table).keys() == rows
+    # those that were cleared, and then those that were put later
+    expected = (10, 0) if later == "keep" else (7, 5)
+    assert (done.back, done.dropped, done.newest) == (*expected, 9)
+    done = table.restore("m", later)
+    assert (done.back, done.dropped) == (0, 0)
 
 
 def test_restore_after_all_was_lost_says_that_there_is_no_mark(table, client, namespace):

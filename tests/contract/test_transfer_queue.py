@@ -618,6 +618,61 @@ def test_a_checkpoint_brings_back_what_lost_steps_have_consumed(
     assert set(tq.kv_list()["train"]) == {"p", "p_0_0", "q"}
 
 
+def trajectory() -> dict[str, Any]:
+    return {"status": "success", "seq_len": 8, "global_steps": 1}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_trajectories_of_the_step_of_a_checkpoint_are_cleared(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path, others: int
+) -> None:
+    """Their prompts were cleared before it, perhaps all of them. Other rows have no prompts."""
+    keys = ["p_0_0", "p_0_1", "q-1_11_0"]
+    tq.kv_batch_put(keys, "train", tags=[trajectory()] * 3)
+    tq.kv_batch_put(["a_b", "7_0_0"], "mine", tags=[trajectory(), {"status": "success"}])
+    left = [f"r{number}" for number in range(others)]
+    if left:
+        tq.kv_batch_put(left, "train", tags=[prompt("running")] * others)
+    tq.save_checkpoint(tmp_path)
+    restart()
+    tq.load_checkpoint(tmp_path)
+    assert set(tq.kv_list().get("train", {})) == set(left)
+    assert set(tq.kv_list()["mine"]) == {"a_b", "7_0_0"}
+
+
+@pytest.mark.parametrize("chosen", [None, "keep", "drop"])
+def test_a_setting_says_what_becomes_of_later_rows(
+    tq: ModuleType,
+    restart: Callable[[], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    chosen: str | None,
+) -> None:
+    """The data loader of verl gives the prompts of a lost step again, under other keys."""
+    tq.kv_batch_put(["p", "p_0_0"], "train", tags=[prompt("running"), trajectory()])
+    tq.save_checkpoint(tmp_path)
+    tq.kv_put("p", "train", tag=prompt("finished"))
+    later = ["q", "q_0_0", "q_1_0", "r"]
+    tq.kv_batch_put(later, "train", tags=[prompt("finished"), {}, {}, prompt("running")])
+    tq.kv_put("s", "train", tag=prompt("finished"))
+    tq.kv_clear(["s", "q_0_0"], "train")
+    restart()
+    if chosen is not None:
+        monkeypatch.setenv("REDRB_TRANSFER_QUEUE_LATER", chosen)
+    tq.load_checkpoint(tmp_path)
+    kept = {"p", "p_0_0"} | (set() if chosen == "drop" else {*later, "s"})
+    assert set(tq.kv_list()["train"]) == kept
+    said = "3 prompts that were put after the checkpoint stay, with 2 trajectories"
+    assert (said in caplog.text) == (chosen != "drop")
+    restart()
+    tq.load_checkpoint(tmp_path, later="drop")
+    assert set(tq.kv_list()["train"]) == {"p", "p_0_0"}
+    monkeypatch.setenv("REDRB_TRANSFER_QUEUE_LATER", "both")
+    with pytest.raises(ConfigError, match=r"REDRB_TRANSFER_QUEUE_LATER='both': use"):
+        tq.load_checkpoint(tmp_path)
+
+
 def test_partitions_that_are_younger_than_the_checkpoint(
     tq: ModuleType, restart: Callable[[], None], tmp_path: Path
 ) -> None:

@@ -18,8 +18,8 @@ from redrb.cli.__main__ import main
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys
 from redrb.table import saving
+from redrb.table.removal import stored_values
 from redrb.watch.doctor.tables import TableExamination, examine_table
-from redrb.watch.values import stored_values
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.table_audit import audit_table
@@ -185,7 +185,11 @@ def test_a_damaged_file_changes_nothing(store, namespace, file, tmp_path):
     fill(Table(store, "train", namespace=namespace), 30)
     saving.save_table(store, "train", file, namespace=namespace)
     whole = file.read_bytes()
-    for damaged in (whole[:-20], whole[: len(whole) // 2] + b"\0" + whole[len(whole) // 2 + 1 :]):
+    half = len(whole) // 2
+    for damaged in (
+        whole[:-20],
+        whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
+    ):
         file.write_bytes(damaged)
         with pytest.raises(DecodeError, match="damaged"):
             saving.resume_table(store, "again", file, namespace=namespace)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast
 
+from redrb import environment
+from redrb.checks import check_choice
+from redrb.compat.transfer_queue.process import LATER
 from redrb.compat.transfer_queue.queue import CREATED, Partition, Queue
 from redrb.compat.transfer_queue.session import opened
 from redrb.errors import ConfigError
 from redrb.staging import replacing
+from redrb.table import Restored
+from redrb.table.table import Later
 
 _FILE = "redrb.json"
 _VALIDATION = "val"
 """verl's partition for validation, whose rows belong to the weights of one moment."""
+
+_TRAJECTORY = re.compile(r"(.+)_[0-9]+_[0-9]+")
+"""Key of a trajectory of verl: that of its prompt, session and index."""
 
 _log = logging.getLogger("redrb")
 
@@ -44,7 +53,7 @@ def save_checkpoint(
     save(opened(), checkpoint_dir, metadata or {})
 
 
-def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"] = "keep") -> None:
+def load_checkpoint(checkpoint_dir: str | Path, *, later: Later | None = None) -> None:
     """Return to a checkpoint: rows that were cleared after it are there again.
 
     Call it in the driver, right after `init`. Trajectories whose prompt is gone are cleared: they
@@ -52,14 +61,20 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Literal["keep", "drop"
 
     Args:
         later: Rows that were put after the checkpoint: "keep", so that finished trajectories are
-            trained, or "drop", as TransferQueue does. Those of verl's partition `val` are dropped.
+            trained, or "drop", as TransferQueue does. verl's data loader returns to the checkpoint,
+            too, and gives the prompts of rows that are kept once more. Default: the variable
+            REDRB_TRANSFER_QUEUE_LATER, or "keep". Those of verl's partition `val` are dropped.
 
     Raises:
         FileNotFoundError: There is no checkpoint in this folder.
         ConfigError: TransferQueue has written it; or it is older than the newest two, and its rows
-            are gone.
+            are gone; or `later` is neither.
     """
-    for name, partition in load(opened(), checkpoint_dir, later).items():
+    chosen = environment.variable(LATER, "keep") if later is None else later
+    check_choice(LATER if later is None else "later", chosen, ("keep", "drop"))
+    loaded = load(opened(), checkpoint_dir, cast("Later", chosen), exact=[_VALIDATION])
+    for name, (partition, restored) in loaded.items():
+        _say_later(name, partition, restored)
         orphans = _orphans(partition)
         if orphans:
             partition.table.clear(orphans)
@@ -86,9 +101,13 @@ def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) 
 
 
 def load(
-    queue: Queue, checkpoint_dir: str | Path, later: Literal["keep", "drop"]
-) -> dict[str, Partition]:
-    """Return all partitions to the mark that the file names; returns them."""
+    queue: Queue, checkpoint_dir: str | Path, later: Later, *, exact: Collection[str] = ()
+) -> dict[str, tuple[Partition, Restored]]:
+    """Return all partitions to the mark that the file names; returns them, and what was done.
+
+    Args:
+        exact: Partitions whose later rows are dropped in any case.
+    """
     path = Path(checkpoint_dir) / _FILE
     if not path.exists():
         if (path.parent / "controller_state.pkl").exists():
@@ -109,17 +128,17 @@ def load(
                 f"and this one is of namespace {content['namespace']!r}. Resume from a newer one, "
                 "or delete the file to resume without its rows."
             )
-    loaded = {}
+    loaded: dict[str, tuple[Partition, Restored]] = {}
     for name in sorted(names):
         mark = content["mark"] if name in content["partitions"] else CREATED
         if mark not in marks[name]:  # it is of a run without checkpoints, and stays empty
             continue
-        kept: Literal["keep", "drop"] = "drop" if name == _VALIDATION else later
-        loaded[name] = queue.partition(name)
-        restored = loaded[name].table.restore(mark, kept)
+        partition = queue.partition(name)
+        restored = partition.table.restore(mark, "drop" if name in exact else later)
+        loaded[name] = partition, restored
         if max(marks[name].values()) > marks[name][mark]:
             # verl did not note the newest checkpoint: this one must outlive it, and the next save
-            loaded[name].table.mark(mark)
+            partition.table.mark(mark)
         _log.warning(
             "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
             name,
@@ -129,12 +148,40 @@ def load(
     return loaded
 
 
+def _say_later(name: str, partition: Partition, restored: Restored) -> None:
+    """Log how many prompts are trained twice, as their rows are kept, and what dropping costs."""
+    rows = partition.rows()
+    prompts = [key for key, tags in rows.items() if tags.get("is_prompt")]
+    numbers = zip(prompts, partition.table.numbers(prompts), strict=True)
+    later = {key for key, number in numbers if number is not None and number > restored.newest}
+    if later:
+        made = sum(_prompt_of(key) in later for key in rows)
+        _log.warning(
+            "partition %s: %d prompts that were put after the checkpoint stay, with %d "
+            "trajectories. verl's data loader gives these prompts once more, so they are trained "
+            "twice. %s=drop drops them instead: then these trajectories are generated again",
+            name,
+            len(later),
+            made,
+            LATER,
+        )
+
+
 def _orphans(partition: Partition) -> list[str]:
-    """Return verl's trajectories, whose keys begin with that of their prompt, without a prompt."""
+    """Return verl's trajectories without a prompt. Rows of other frameworks have no prompts."""
     rows = partition.rows()
     prompts = {key for key, tags in rows.items() if tags.get("is_prompt")}
     return [
         key
         for key, tags in rows.items()
-        if prompts and not tags.get("is_prompt") and key.partition("_")[0] not in prompts
+        if not tags.get("is_prompt")
+        and (prompts or "seq_len" in tags)
+        and (prompt := _prompt_of(key)) is not None
+        and prompt not in prompts
     ]
+
+
+def _prompt_of(key: str) -> str | None:
+    """Return the key of the prompt of a trajectory of verl; None for another row."""
+    found = _TRAJECTORY.fullmatch(key)
+    return None if found is None else found[1]

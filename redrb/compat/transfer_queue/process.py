@@ -13,6 +13,9 @@ from redrb.errors import ConfigError
 
 NAME = "transfer_queue"
 SWITCH = "REDRB_TRANSFER_QUEUE"
+LATER = "REDRB_TRANSFER_QUEUE_LATER"
+"""Variable: what becomes of rows that were put after a checkpoint that is loaded: keep, drop."""
+
 MARK = "redrb_takes_its_place"
 """Attribute of the module that redrb puts in the place of `transfer_queue`."""
 

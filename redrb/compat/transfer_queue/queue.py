@@ -18,7 +18,7 @@ from redrb.table.index import MOST_CELLS, MOST_ROWS
 RUNS = "partitions"
 """The table that names the current run and its partitions; no partition can have this name."""
 
-_RUN, _PARTITION, _CHECKPOINTS = "run", "partition:", "checkpoints"
+_RUN, _PARTITION, _CHECKPOINTS, _TASKS = "run", "partition:", "checkpoints", "tasks"
 
 CREATED = "created"
 """Mark of a partition's beginning, for checkpoints that are older than the partition."""
@@ -178,6 +178,16 @@ class Queue:
                         table.mark(CREATED)
                 self._partitions[name] = Partition(table)
             return self._partitions[name]
+
+    def declare(self, name: str, tasks: Sequence[str]) -> None:
+        """Make a partition, and name the tasks that claim its rows."""
+        self.partition(name)
+        self._runs.table.put([_PARTITION + name], tags=[{_TASKS: list(tasks)}])
+
+    def tasks(self, name: str) -> list[str] | None:
+        """Return the tasks that were declared for a partition; None if none ever were."""
+        tags = self._runs.rows().get(_PARTITION + name, {})
+        return list(tags[_TASKS]) if _TASKS in tags else None
 
     def known(self, name: str) -> Partition | None:
         """Return a partition, or None if it is missing."""

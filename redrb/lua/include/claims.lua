@@ -8,7 +8,7 @@
 -- rows of it are missing. parts:<name>: number of a group -> how many of its rows are complete.
 -- consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g are those
 -- with the numbers g * size + 1 to (g + 1) * size.
---@include task table facts pools restore_area arrival
+--@include task table records facts pools restore_area arrival
 
 local function claims()
   local found, all = redis.call('HGETALL', table_prefix .. 'claims'), {} -- bound: PAGE.claims
@@ -22,14 +22,25 @@ local function claim_key(kind, name)
   return table_prefix .. kind .. ':' .. name
 end
 
--- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows.
+-- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows. Tasks that claim
+-- rows one by one have the same groups.
+local lone = {}
 local function encoded(claim, row_keys)
+  local frame, key_of_it = claim.front .. claim.back, #row_keys == 1 and row_keys[1]
+  lone[frame] = lone[frame] or {}
+  if lone[frame][key_of_it] then
+    return lone[frame][key_of_it]
+  end
   local extras = cmsgpack.pack({{rows = row_keys}})
   local size, length = #extras, {}
   for i = 1, 4 do -- bound: four bytes
     length[i], size = size % 256, math.floor(size / 256)
   end
-  return claim.front .. string.char(unpack(length)) .. claim.back .. extras
+  local group = claim.front .. string.char(unpack(length)) .. claim.back .. extras
+  if key_of_it then
+    lone[frame][key_of_it] = group
+  end
+  return group
 end
 
 -- Add encoded groups to a task that claims; `at` holds the numbers of the rows of each. Returns their seqs.
@@ -108,29 +119,18 @@ local function arrive(name, claim, numbered, row_keys)
   in_parts('HSET', claim_key('claimed', name), noted)
 end
 
--- The columns that each record has, as the second value of `bytes_of_row`.
-local function columns_of(records)
-  local all = {}
-  for i, record in ipairs(records) do
-    local _, has = bytes_of_row(record or {0})
-    all[i] = has
-  end
-  return all
-end
-
 -- Those of the rows that have all columns that a task needs: their numbers and keys. `all` holds their
 -- columns.
 local function complete_for(claim, ids, numbered, row_keys, all)
-  local found, found_keys, needed = {}, {}, {}
-  for i, column in ipairs(claim.columns) do
-    needed[i] = ids[column] or -1
-  end
-  for i, has in ipairs(all) do
-    local whole = row_keys[i]
-    for _, column in ipairs(needed) do
-      whole = whole and has[column]
+  local found, found_keys, whole = {}, {}, {} -- whole: of columns, whether they are all
+  for i, had in ipairs(all) do
+    if whole[had] == nil then
+      whole[had] = true
+      for _, column in ipairs(claim.columns) do
+        whole[had] = whole[had] and ids[column] and has_column(had, ids[column]) or false
+      end
     end
-    if whole then
+    if whole[had] and row_keys[i] then
       found[#found + 1], found_keys[#found_keys + 1] = numbered[i], row_keys[i]
     end
   end
@@ -138,8 +138,7 @@ local function complete_for(claim, ids, numbered, row_keys, all)
 end
 
 -- Rows have columns that they had not: let them arrive where they are complete.
-local function arrive_everywhere(ids, numbered, row_keys, records)
-  local all = columns_of(records)
+local function arrive_everywhere(ids, numbered, row_keys, all)
   for name, claim in pairs(claims()) do
     local found, found_keys = complete_for(claim, ids, numbered, row_keys, all)
     if #found > 0 then

@@ -4,23 +4,25 @@
 -- The hash task holds settings and counters, the hash puts the last operation of each writer.
 --
 -- A row has a number, which it got at its first put, and which no other row ever gets. keys: key -> number.
--- rows: number -> record, {change of the first put, segment, ...}. tags: number -> {'' = key, name = value},
+-- rows: number -> record, {head, segment, ...}. tags: number -> {'' = key, name = value},
 -- each value as the client has packed it. columns: name -> id. changes: numbers by their last change.
 -- gone: keys that were removed, by change; only the newest, as `gone_until` says. trash: keys of values that
 -- are to be deleted. In a table that retains cleared rows, cleared: numbers of these, by change.
 -- marks: name -> "<change> <last number>".
 --
--- A segment is what one put has stored of a row: {token, place, bucket, change, id, bytes, ...}. Its value is
--- the string <owner>:<bucket>}:<token>:<place>, perhaps on another node: the columns follow each other in it.
--- The id of a column that another put has replaced is 0.
---@include task
+-- Where the hash task has `left` and no `number`, there is no table, but values may be there: of one that is
+-- being deleted or resumed, or was, by a process that died. `left` names who does so; a table that is created
+-- ends it. Records: include/records.lua.
+--@include task records
 
 local keys, rows, tags, changes = key('keys'), key('rows'), key('tags'), key('changes')
 local columns, gone, trash, cleared = key('columns'), key('gone'), key('trash'), key('cleared')
 local marks, table_prefix = key('marks'), prefix
 local owner = string.sub(prefix, 1, -3)
 
-local FIRST = 5 -- place of the first column in a segment
+local function has_table()
+  return redis.call('HEXISTS', task, 'number') == 1
+end
 
 -- Take so many numbers of changes. Returns the one before the first of them. They follow the server's time in
 -- microseconds, so that they go on counting up where a failover or the loss of all data took the newest ones.
@@ -51,6 +53,25 @@ local function of_rows(hash, numbered)
   return replies_of('HMGET', hash, fields)
 end
 
+-- Keys of rows by number, '' where their tags are lost.
+local function keys_of(numbered)
+  local found = of_rows(tags, numbered)
+  for i, packed in ipairs(found) do
+    found[i] = packed and cmsgpack.unpack(packed)[''] or ''
+  end
+  return found
+end
+
+-- The columns of rows by number, '' where there is no record.
+local function columns_of(numbered)
+  local all = of_rows(rows, numbered)
+  for i, packed in ipairs(all) do
+    local _, had = parts_of_head(packed and divided(packed) or '0 ')
+    all[i] = had
+  end
+  return all
+end
+
 -- Records of rows by number, false where there is none.
 local function records_of(numbered)
   local all = of_rows(rows, numbered)
@@ -60,30 +81,36 @@ local function records_of(numbered)
   return all
 end
 
-local function discard(segment)
-  redis.call('SADD', trash, string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2]))
+-- The key of the value of a segment.
+local function value_of(segment)
+  return string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2])
 end
 
--- Bytes of a record, and whether a column of each id is there.
+local function discard(segment)
+  redis.call('SADD', trash, value_of(segment))
+end
+
+-- Bytes of a record.
 local function bytes_of_row(record)
-  local bytes, has = 0, {}
+  local bytes = 0
   for i = 2, #record do
     local segment = record[i]
-    for at = FIRST, #segment, 2 do
-      has[segment[at]] = true
-      bytes = bytes + segment[at + 1]
+    for at = FIRST + 1, #segment, 2 do
+      bytes = bytes + segment[at]
     end
   end
-  return bytes, has
+  return bytes
 end
 
 -- Delete rows for good, by number: their values go into the trash.
 local function delete_rows(numbered, records)
+  local values = {}
   for _, record in ipairs(records) do
     for at = 2, record and #record or 0 do -- bound: puts of a row
-      discard(record[at])
+      values[#values + 1] = value_of(record[at])
     end
   end
+  in_parts('SADD', trash, values)
   in_parts('HDEL', rows, numbered)
   in_parts('HDEL', tags, numbered)
 end

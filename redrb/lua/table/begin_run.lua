@@ -7,7 +7,7 @@
 
 check_permissions(gone)
 begin_writing()
-if not exists() then
+if not has_table() then
   return cmsgpack.pack(0)
 end
 local ask = cmsgpack.unpack(ARGV[1])

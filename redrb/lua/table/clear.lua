@@ -16,9 +16,7 @@ local numbered, row_keys, more = {}, {}, false
 if ask.all_until >= 0 then
   numbered = redis.call('ZRANGEBYSCORE', changes, '-inf', string.format('%d', ask.all_until), 'LIMIT', 0,
     PAGE.table_rows)
-  for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
-    row_keys[i] = packed and cmsgpack.unpack(packed)[''] or ''
-  end
+  row_keys = keys_of(numbered)
   more = #numbered == PAGE.table_rows
 else
   for i, found in ipairs(replies_of('HMGET', keys, ask.keys)) do

@@ -1,16 +1,27 @@
--- Delete the table, a page of rows at a time; what tasks have claimed was deleted before.
+-- Delete the table, a page of rows at a time; what tasks have claimed was deleted before. Then its mark
+-- `left` stays, until its values are deleted: include/table.lua.
 -- KEYS[1] stream
+-- ARGV    the call `Delete` of redrb/table/calls.py
 -- Returns the page
 --@include task table permissions
 
 check_permissions(gone)
 begin_writing()
-local found = 0
+local ask, found = cmsgpack.unpack(ARGV[1]), 0
 for _, sorted in ipairs({changes, cleared}) do
-  local numbered = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1)
-  delete_rows(numbered, records_of(numbered))
+  local numbered, bytes = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1), 0
+  local records = records_of(numbered)
+  for _, record in ipairs(records) do
+    bytes = bytes + bytes_of_row(record or {0})
+  end
+  if sorted == changes then
+    found = #numbered
+    in_parts('HDEL', keys, keys_of(numbered))
+    add(task, 'cleared', found)
+  end
+  delete_rows(numbered, records)
   in_parts('ZREM', sorted, numbered)
-  found = found + (sorted == changes and #numbered or 0)
+  add(task, sorted == changes and 'bytes' or 'retained_bytes', -bytes)
   if #numbered > 0 then
     return cmsgpack.pack({more = true, found = found})
   end
@@ -23,10 +34,15 @@ for _, queue in ipairs({'#room', '#watch'}) do
   end
   names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
 end
-for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.claims
+local claiming = redis.call('HKEYS', key('claims')) -- bound: PAGE.claims
+for name in string.gmatch(redis.call('HGET', task, 'resumed') or '', ' (%S+)') do -- bound: PAGE.claims
+  claiming[#claiming + 1] = name -- not registered yet
+end
+for _, name in ipairs(claiming) do
   for _, kind in ipairs({'claimed', 'parts', 'consumed', 'spent'}) do
     names[#names + 1] = key(kind, name)
   end
 end
 redis.call('UNLINK', unpack(names))
+redis.call('HSET', task, 'left', ask.token)
 return cmsgpack.pack({more = false, found = 0})

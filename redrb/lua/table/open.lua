@@ -6,7 +6,7 @@
 --@include task table producers permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
-local created = not redis.call('HGET', task, 'number')
+local created = not has_table()
 if created and not ask.create then
   return cmsgpack.pack({outcome = 'unknown'})
 end
@@ -28,6 +28,7 @@ if next(differing) then
   return cmsgpack.pack({outcome = 'differs', settings = differing})
 end
 if created then
+  redis.call('HDEL', task, 'left')
   redis.call('HSET', task, 'incarnation', ask.incarnation, 'number', '0')
   redis.call('HSET', task, 'gone_until', string.format('%.0f', next_changes(1) + 1))
   for name, value in pairs(ask.given) do

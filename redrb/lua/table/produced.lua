@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Produced` of redrb/table/calls.py
 -- Returns the page
---@include table
+--@include table records
 
 local ask, found, ids = cmsgpack.unpack(ARGV[1]), 0, column_ids()
 local page = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after), '+inf', 'WITHSCORES',
@@ -11,11 +11,10 @@ local numbered = {}
 for i = 1, #page, 2 do
   numbered[#numbered + 1] = page[i]
 end
-for _, record in ipairs(records_of(numbered)) do
-  local _, has = bytes_of_row(record or {0})
+for _, had in ipairs(columns_of(numbered)) do
   local whole = true
   for _, column in ipairs(ask.columns) do
-    whole = whole and ids[column] and has[ids[column]]
+    whole = whole and ids[column] and has_column(had, ids[column])
   end
   found = found + (whole and 1 or 0)
 end

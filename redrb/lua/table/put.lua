@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Put` of redrb/table/calls.py; then, with tags, the packed tags of each row
 -- Returns its reply. Repeated, it changes nothing more.
---@include task table writes
+--@include task table records writes
 
 local ask = cmsgpack.unpack(ARGV[1])
 local answer = answer_without(ask)
@@ -56,12 +56,25 @@ end
 local count, width = #ask.keys, #ask.columns
 local change = next_changes(count)
 local last = number(task, 'number')
-local stored_keys, stored_rows, stored_tags, changed = {}, {}, {}, {}
-local records = records_of(numbered)
+local stored_keys, stored_rows, stored_tags, changed, replaced = {}, {}, {}, {}, {}
+local packed_rows = width > 0 and of_rows(rows, numbered) or {}
 local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or {}
-local written = {}
+local written, all = {}, {}
 for i = 1, width do -- bound: PAGE.columns
-  written[ids[ask.columns[i]]] = true
+  all[i] = ids[ask.columns[i]]
+  written[all[i]] = true
+end
+
+-- Columns with those of this put, and whether one of these is there already.
+local joined, replacing = {}, {}
+local function joined_with(had)
+  if not joined[had] then
+    joined[had], replacing[had] = with_columns(had, all), false
+    for _, id in ipairs(all) do
+      replacing[had] = replacing[had] or has_column(had, id)
+    end
+  end
+  return joined[had], replacing[had]
 end
 
 -- Mark the columns of a record as replaced that this put writes.
@@ -78,31 +91,52 @@ local function replace(record)
       for field = FIRST + 1, #segment, 2 do
         ask.nbytes = ask.nbytes - segment[field]
       end
-      discard(segment)
+      replaced[#replaced + 1] = value_of(segment)
       table.remove(record, at)
     end
   end
 end
 
+-- Add a segment to a packed record. Returns the record, and the columns that it has.
+local function append(packed, segment)
+  local head, elements, behind = divided(packed)
+  local first, had = parts_of_head(head)
+  local has, replaces = joined_with(had)
+  if replaces then
+    local record = cmsgpack.unpack(packed)
+    replace(record)
+    record[1], record[#record + 1] = first .. has, segment
+    return cmsgpack.pack(record), has
+  end
+  return array_of(elements + 1) .. cmsgpack.pack(first .. has) .. string.sub(packed, behind)
+    .. cmsgpack.pack(segment), has
+end
+
+local having, mine = {}, with_columns('', all) -- the columns that each row has now; those of a new one
 for i, name in ipairs(ask.keys) do
-  local record, is_new = records[i], not numbered[i]
+  local is_new, packed = not numbered[i], packed_rows[i]
   if is_new then
     last = last + 1
-    numbered[i], record = last, {change + i}
+    numbered[i] = last
     stored_keys[#stored_keys + 1], stored_keys[#stored_keys + 2] = name, last
-  elseif width > 0 then
-    replace(record)
   end
-  if width > 0 then
-    local segment = {ask.token, i - 1, ask.buckets[i], change + i}
-    for field = 1, width do -- bound: PAGE.columns
-      segment[FIRST + 2 * field - 2] = ids[ask.columns[field]]
-      segment[FIRST + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
+  if is_new or width > 0 then
+    local segment
+    if width > 0 then
+      segment = {ask.token, i - 1, ask.buckets[i], change + i}
+      for field = 1, width do -- bound: PAGE.columns
+        segment[FIRST + 2 * field - 2] = all[field]
+        segment[FIRST + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
+      end
     end
-    record[#record + 1] = segment
+    if packed then
+      packed, having[i] = append(packed, segment)
+    else
+      packed = cmsgpack.pack({string.format('%.0f ', change + i) .. mine, segment})
+      having[i] = mine
+    end
+    stored_rows[#stored_rows + 1], stored_rows[#stored_rows + 2] = numbered[i], packed
   end
-  records[i] = record
-  stored_rows[2 * i - 1], stored_rows[2 * i] = numbered[i], cmsgpack.pack(record)
   changed[2 * i - 1], changed[2 * i] = change + i, numbered[i]
   local given = ARGV[1 + i]
   if given and packed_tags[i] then
@@ -118,6 +152,7 @@ for i, name in ipairs(ask.keys) do
     stored_tags[#stored_tags + 1], stored_tags[#stored_tags + 2] = numbered[i], given
   end
 end
+in_parts('SADD', trash, replaced)
 in_parts('HSET', columns, new)
 in_parts('HSET', keys, stored_keys)
 in_parts('HSET', rows, stored_rows)
@@ -129,7 +164,7 @@ add(task, 'bytes', ask.nbytes)
 note_done(ask, change + count, count)
 if width > 0 and redis.call('EXISTS', key('claims')) == 1 then
   --@include claims
-  arrive_everywhere(ids, numbered, ask.keys, records)
+  arrive_everywhere(ids, numbered, ask.keys, having)
 end
 wake_table(false)
 return cmsgpack.pack({outcome = 'ok', change = change + count, count = count,

@@ -38,8 +38,7 @@ if not known.full then
   for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
     row_keys[i] = packed and cmsgpack.unpack(packed)['']
   end
-  local complete, complete_keys = complete_for(known, column_ids(), numbered, row_keys,
-    columns_of(records_of(numbered)))
+  local complete, complete_keys = complete_for(known, column_ids(), numbered, row_keys, columns_of(numbered))
   if #complete > 0 then
     arrive(ask.task, known, complete, complete_keys)
   end

@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Restore` of redrb/table/calls.py
 -- Returns its reply. Repeated, it goes on.
---@include task table runs claims claim_ends permissions
+--@include task table records runs claims claim_ends permissions
 
 check_permissions(gone)
 begin_writing()
@@ -12,12 +12,21 @@ local answer = refusal(ask)
 if answer then
   return cmsgpack.pack(answer)
 end
-local mark, last = string.match(redis.call('HGET', marks, ask.name) or '', '^(%d+) (%d+)$')
-if not mark then
+local change_of_it, number_of_it = string.match(redis.call('HGET', marks, ask.name) or '', '^(%d+) (%d+)$')
+if not change_of_it then
   return cmsgpack.pack({outcome = 'unknown', names = redis.call('HKEYS', marks)}) -- bound: three marks
 end
-local drops = ask.later == 'drop'
-mark, last = tonumber(mark), tonumber(last)
+local drops, mark, last = ask.later == 'drop', tonumber(change_of_it), tonumber(number_of_it)
+
+-- Add rows to those that this call of the client has brought back and dropped, as a reply may be lost.
+local function note(back, dropped)
+  local token, first, second = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
+  if token == ask.token then
+    back, dropped = first + back, second + dropped
+  end
+  redis.call('HSET', task, 'restored', string.format('%s %d %d', ask.token, back, dropped))
+  return back, dropped
+end
 
 -- Remove from a record the columns that were put after the mark; those that they have replaced are gone.
 -- Returns the bytes that are gone, nil if none are.
@@ -30,15 +39,10 @@ local function strip(record)
       table.remove(record, at)
     end
   end
-  return bytes
-end
-
-local function keys_of(numbered)
-  local found = {}
-  for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
-    found[i] = packed and cmsgpack.unpack(packed)[''] or ''
+  if bytes then
+    set_head(record)
   end
-  return found
+  return bytes
 end
 
 -- Tasks have acknowledged rows before the mark that come back: the rows do not arrive again.
@@ -65,7 +69,7 @@ local function bring_back(numbered, records)
   local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
   for i, record in ipairs(records) do
     bytes = bytes + bytes_of_row(record or {0})
-    if not record or taken[i] or named[found[i]] or drops and record[1] > mark then
+    if not record or taken[i] or named[found[i]] or drops and tonumber((parts_of_head(record[1]))) > mark then
       over[#over + 1], old[#old + 1] = numbered[i], record
     else
       back[#back + 1], named[found[i]] = numbered[i], true
@@ -127,8 +131,8 @@ local function drop_later(numbered, records)
   return #over
 end
 
-local reply = {outcome = 'ok', step = ask.step, after = ask.after, until_change = ask.until_change, back = 0,
-  dropped = 0, more = true}
+local reply, back, dropped = {outcome = 'ok', step = ask.step, after = ask.after,
+  until_change = ask.until_change, more = true, newest = last}, 0, 0
 if ask.step == '' then
   local found = redis.call('HGETALL', marks) -- bound: three marks
   for i = 1, #found, 2 do
@@ -145,7 +149,7 @@ elseif ask.step == 'later' then
     numbered[#numbered + 1] = found[i]
   end
   if #numbered > 0 then
-    reply.after, reply.dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
+    reply.after, dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
   else
     reply.step = 'back'
   end
@@ -153,7 +157,7 @@ elseif ask.step == 'back' then
   local numbered = redis.call('ZRANGEBYSCORE', cleared, string.format('%d', mark), '+inf', 'LIMIT', 0,
     PAGE.table_rows)
   if #numbered > 0 then
-    reply.back, reply.dropped = bring_back(numbered, records_of(numbered))
+    back, dropped = bring_back(numbered, records_of(numbered))
   else
     reply.step = 'claims'
   end
@@ -171,5 +175,6 @@ else
   end
   reply.more = false
 end
+reply.back, reply.dropped = note(back, dropped)
 wake_table(true)
 return cmsgpack.pack(reply)

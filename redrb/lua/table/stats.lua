@@ -23,4 +23,4 @@ return cmsgpack.pack({rows = redis.call('HLEN', keys), retained = redis.call('ZC
   cleared = counted[6], dropped = counted[7], limit = counted[8], max_bytes = counted[9],
   retain = redis.call('HGET', task, 'retain') or '', trash = redis.call('SCARD', trash),
   columns = redis.call('HKEYS', columns), marks = next(marked) and marked,
-  claims = next(registered) and registered}) -- bound: PAGE.columns
+  claims = next(registered) and registered, left = not has_table()}) -- bound: PAGE.columns

@@ -15,6 +15,7 @@ from redrb.codec import (
     check_and_encode_groups,
 )
 from redrb.codec.metadata import with_trace
+from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of, padded_rows
@@ -268,6 +269,9 @@ class Preparer:
             alike="fields" in self._checks,
             first=first,
         )
+        for place, one in zip(places, encoded, strict=True):
+            if one.nbytes > SURE_BYTES:
+                self._task.store.client.check_size(one.nbytes, f"group {place} of this put")
         needs_versions = "versions" in self._checks and options.policy_version is None
         if needs_versions and description.staleness.any:
             for place, group in zip(places, groups, strict=True):

@@ -15,11 +15,11 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.keys import TableKeys
 from redrb.table.payload import Wanted, by_node, exchange, read, unlink
+from redrb.table.removal import PAGE, empty_trash, stored_values
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack
 from redrb.watch.state.findings.wording import finding_of, listed, redrb_command, shown
 from redrb.watch.state.model import Finding, State
-from redrb.watch.values import PAGE, stored_values
 from redrb.words import counted
 
 OLD_S: Final = 900
@@ -45,6 +45,8 @@ class TableExamination:
         differences: Where parts of the index contradict each other.
         trash: Values of cleared or replaced rows that nobody deletes.
         whole: Whether all values were looked at.
+        left: Whether there are only values, of a table that was not deleted, or resumed, to the
+            end, or is just now.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TableExamination:
     differences: tuple[str, ...] = ()
     trash: int = 0
     whole: bool = True
+    left: bool = False
 
     @property
     def subject(self) -> str:
@@ -64,6 +67,8 @@ def examine_table(client: Client, namespace: str, name: str) -> TableExamination
     """Examine a table; a search of its values that takes too long is left out."""
     keys = TableKeys.of(namespace, name)
     node = client.at(keys.stream)
+    if node.execute("HGET", keys.task, "left"):
+        return TableExamination(name, left=True)
     differences = _differences(node, keys) and _differences(node, keys)  # rows change meanwhile
     trash = _trash(node, keys)
     stored: dict[str, bool] = {}  # whether a row has the value
@@ -156,6 +161,10 @@ def _gone(client: Client, node: Client, keys: TableKeys, numbers: Sequence[bytes
 def find(state: State, table: TableExamination) -> Iterator[Finding]:
     """Yield the findings about an examined table."""
     repair = redrb_command(state, "doctor", table.name, "--repair")
+    if table.left:
+        text = "It was not deleted, or resumed, to the end: some of its values are left."
+        command = redrb_command(state, "rm", table.name)
+        yield finding_of("unfinished-table", table.subject, text, command)
     for text in table.differences:
         command = redrb_command(state, "stats", table.name)
         yield finding_of("different-storage", table.subject, text, command)
@@ -185,7 +194,5 @@ def delete_orphans(client: Client, namespace: str, table: TableExamination) -> t
 
 def delete_trash(client: Client, namespace: str, table: TableExamination) -> tuple[str, bool]:
     """Delete the values of cleared and replaced rows."""
-    from redrb.table import Table
-
-    Table(client, table.name, namespace=namespace, create=False).clear([])
+    empty_trash(client, TableKeys.of(namespace, table.name))
     return f"deleted {counted(table.trash, 'value')} of cleared or replaced rows", True

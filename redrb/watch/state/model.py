@@ -180,6 +180,7 @@ class TableState:
         trash: Values of cleared or replaced rows that are still to be deleted.
         columns: Names of columns that any row has had.
         marks: Change of each mark.
+        left: Whether there are only values of it, as it was not deleted, or resumed, to the end.
     """
 
     name: str
@@ -201,6 +202,7 @@ class TableState:
     columns: tuple[str, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     claims: tuple[ClaimState, ...] = ()
+    left: bool = False
 
     @property
     def changed_s(self) -> float:

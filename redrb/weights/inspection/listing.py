@@ -140,10 +140,11 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         more = page.more
         # the reply to a repeated request lacks what the first one has deleted
         deleted.update(page.entries)
+    # first: if the process dies, the trash says that there is more to do
+    Registry(client, namespace).remove("weights", name)
     stored_keys.clean(client, keys)
     for primary in client.primaries():
         stored_keys.delete(client, _uploaded(primary, keys, page.token))
-    Registry(client, namespace).remove("weights", name)
     versions = {int(entry.partition("-")[0]) for entry in deleted}
     return RemovedWeights(name, tuple(sorted(versions)), nbytes)
 

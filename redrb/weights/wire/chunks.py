@@ -109,6 +109,7 @@ def upload(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None
 
     Raises:
         KeyUsedError: A key existed when its value was sent for the first time.
+        EncodeError: A value is larger than the server takes.
         StoreError: Redis refused a value, or stayed away.
     """
     remaining = iter(values)
@@ -170,6 +171,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
             for value in sent:
                 _send(connection, _command(value, tail, len))
             for value in coming:
+                client.check_size(value.nbytes, value.key)
                 sent.append(value)
                 parts = _command(value, tail, value.seen)
                 try:
