@@ -241,7 +241,7 @@ class Run:
             times = f", {values['deaths']} times in a row," if values["deaths"] > 1 else ""
             self._complain(f"{name} {why}{times} and was given up")
             self._say(reason or "It printed no error.")
-            self._say(f"To start {name} again, end this run with Ctrl-C and repeat its command.")
+            self._say(f"To start {name} again, repeat the command of this run when it has ended.")
 
     def _lost_records(self, text: str) -> None:
         """Say once that lines of logs or metrics are dropped; several files share a disk."""
