@@ -41,6 +41,8 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import InitVar, dataclass, field
 
+from redrb.words import agreeing, counted
+
 
 class RedrbError(Exception):
     """The root of every error that redrb raises on purpose.
@@ -291,15 +293,19 @@ _FATES = {
     "expired": "expired as too stale",
     "filtered": "were filtered at put",
     "evicted": "were evicted",
-    "dead": "are dead letters",
+    "dead": "are in the dead letters",
 }
+
+
+def _fate(fates: abc.Mapping[str, int], name: str, counter: str = "") -> str:
+    """Return what became of so many groups, such as "1 is acknowledged"."""
+    number, (verb, _, rest) = fates[counter or name], _FATES[name].partition(" ")
+    return f"{number} {verb if verb == 'expired' else agreeing(number, verb)} {rest}"
+
+
 _ENDS = {
     "filtered": "Filters drop most groups: check the filters and the rewards.",
-    "expired": (
-        "Most groups become too stale. `redrb doctor` says whether makers cannot load the newest "
-        "weights; if they can, raise max_staleness, publish weights less often, or make groups "
-        "faster."
-    ),
+    "expired": "",  # by the versions that are known
     "evicted": "Most groups are evicted: raise capacity, or take faster.",
     "dead": "Most groups are dead letters: stream.dead_letters() has the reasons.",
 }
@@ -327,9 +333,12 @@ class BatchTimeout(RedrbError, TimeoutError):
             `put` is the sum of `available`, `unmatched` (they do not match the query),
             `other_status`, `leased_here` (by the consumer of this take), `leased_elsewhere` (for
             ranks: `leased_by_ranks`), `acked`, `expired`, `filtered`, `evicted` and `dead`;
-            `put_ever` and `filtered_ever` count the groups of all producers, also those before the
-            consumer group joined. If makers wait for the right to begin groups, `makers_waiting`
+            `put_ever`, `filtered_ever` and `expired_ever` count the groups of all producers, also
+            those before the consumer group joined, of the latter those that were too stale on
+            arrival. If makers wait for the right to begin groups, `makers_waiting`
             is their number, and `rights_known` 0 if the task does not know how many it may give.
+            `rights_held`: rights that makers hold. `stale_version`: weight version of the last
+            group that was too stale on arrival, and `version` the newest one.
             Empty if ranks are missing, or several tasks of a mixture had too few groups.
         missing_partitions: Partitions of the task that could not be reached: their groups are not
             counted.
@@ -366,21 +375,28 @@ class BatchTimeout(RedrbError, TimeoutError):
         )
         super().__init__(
             f"task {self.task!r} of namespace {self.namespace!r}: {self.available} of "
-            f"{self.wanted} groups were waiting after {self.waited_s:.1f} s. None was "
-            f"taken.{self._counted()} "
-            f"{self._advice()}{more}"
+            f"{counted(self.wanted, 'group', 'were')} waiting after {self.waited_s:.1f} s. "
+            f"None was taken.{self._counted()} {self._advice()}{more}"
         )
 
     def _counted(self) -> str:
         """Return a sentence that counts the groups that were put and could not be taken."""
         fates = self.fates
         if fates.get("put_ever") and not fates["put"]:
+            lost = [
+                _fate(fates, name, f"{name}_ever")
+                for name in ("filtered", "expired")
+                if fates.get(f"{name}_ever")
+            ]
+            which = f", of which {' and '.join(lost)}" if lost else ""
             return (
-                f" No group was put since this consumer group joined; {fates['put_ever']} were put "
-                f"before, of which {fates['filtered_ever']} were filtered."
+                " No group was put since this consumer group joined; "
+                f"{fates['put_ever']} {agreeing(fates['put_ever'], 'were')} put before{which}."
             )
-        counted = [f"{fates[name]} {text}" for name, text in _FATES.items() if fates.get(name)]
-        return f" Of {fates['put']} groups put: {', '.join(counted)}." if counted else ""
+        found = [_fate(fates, name) for name in _FATES if fates.get(name)]
+        if not found:
+            return ""
+        return f" Of {counted(fates['put'], 'group')} put: {', '.join(found)}."
 
     def _advice(self) -> str:
         """Return what to do, by the cause that explains the most."""
@@ -401,6 +417,12 @@ class BatchTimeout(RedrbError, TimeoutError):
             return "The task's rate holds reads back until makers have put more."
         if fates.get("makers_waiting") and not fates["put_ever"]:
             return self._advice_on_rights()
+        if fates.get("rights_held") and not fates["put_ever"]:
+            return (
+                f"Makers hold {counted(fates['rights_held'], 'right')} to begin groups, and have "
+                "put nothing yet: they generate their first groups, or hang. Wait longer, or look "
+                f"at them ({self._look()})."
+            )
         if fates and not fates["put_ever"]:
             listed = ", ".join(map(repr, self.similar))
             return (
@@ -409,11 +431,8 @@ class BatchTimeout(RedrbError, TimeoutError):
                 + (f" Tasks of this namespace with groups: {listed}." if listed else "")
             )
         if self.expired:
-            return (
-                f"{self.expired} groups became too stale meanwhile. `redrb doctor` says whether "
-                "makers cannot load the newest weights; if they can, raise max_staleness, publish "
-                "weights less often, or make groups faster."
-            )
+            expired = counted(self.expired, "group")
+            return f"{expired} became too stale meanwhile. {self._advice_on_age()}"
         if fates.get("leased_here", 0) >= missing:
             return "Acknowledge or release the leases of this consumer first, or ask for fewer."
         if fates.get("makers_waiting"):
@@ -433,9 +452,24 @@ class BatchTimeout(RedrbError, TimeoutError):
             return _ENDS["filtered"]
         for name, advice in _ENDS.items():
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
-                return advice
-        look = f"`redrb top --namespace {self.namespace}`"
-        return f"Check that makers are alive ({look}), or ask for fewer."
+                return advice or f"Most groups become too stale. {self._advice_on_age()}"
+        return f"Check that makers are alive ({self._look()}), or ask for fewer."
+
+    def _look(self) -> str:
+        return f"`redrb top --namespace {self.namespace}`"
+
+    def _advice_on_age(self) -> str:
+        advice = (
+            "`redrb doctor` says whether makers cannot load the newest weights; if they can, raise "
+            "max_staleness, publish weights less often, or make groups faster."
+        )
+        if "stale_version" not in self.fates:
+            return advice
+        return (
+            f"The last group that was too stale on arrival has version "
+            f"{self.fates['stale_version']}, and the newest version is {self.fates['version']}: "
+            f"do makers load new weights before they begin groups? {advice}"
+        )
 
     def _advice_on_rows(self) -> str:
         missing, fates = self.wanted - self.available, self.fates
@@ -460,7 +494,8 @@ class BatchTimeout(RedrbError, TimeoutError):
         return f"{counted}: check that the processes run that put these columns, or ask for fewer."
 
     def _advice_on_rights(self) -> str:
-        waiting = f"{self.fates['makers_waiting']} makers wait for the right to begin groups: "
+        makers = counted(self.fates["makers_waiting"], "maker", "wait")
+        waiting = f"{makers} for the right to begin groups: "
         if self.fates["rights_known"]:
             return (
                 waiting + "as many are begun and not yet trained as max_staleness allows. "
@@ -503,7 +538,7 @@ class AdmissionTimeout(RedrbError, TimeoutError):
 
     def __post_init__(self) -> None:
         super().__init__(
-            f"task {self.task!r}: no right to begin {self.wanted} groups after "
+            f"task {self.task!r}: no right to begin {counted(self.wanted, 'group')} after "
             f"{self.waited_s:.1f} s. {self._cause()}"
         )
 
@@ -514,13 +549,14 @@ class AdmissionTimeout(RedrbError, TimeoutError):
                 "No process has given groups_per_version yet: start the trainer, or open the "
                 "stream with groups_per_version=, the groups that it trains for each version."
             )
-        held = f"{self.held} rights are held"
+        held = f"{counted(self.held, 'right', 'are')} held"
         if self.held:
             held += f" (the oldest for {self.oldest_s:.0f} s, by maker {self.oldest_maker})"
         since = "" if self.version is None else f" since version {self.version}"
         return (
-            f"At most {self.most} groups may be begun and not yet trained: {held}, {self.stored} "
-            f"groups are stored, and {max(self.trained, 0)} were trained{since}. Check that "
+            f"At most {counted(self.most, 'group')} may be begun and not yet trained: {held}, "
+            f"{counted(self.stored, 'group', 'are')} stored, and "
+            f"{counted(max(self.trained, 0), 'group', 'were')} trained{since}. Check that "
             "trainers take, acknowledge and publish, and that makers put what they began; or raise "
             "max_staleness."
         )
@@ -566,7 +602,7 @@ class LeaseLost(RedrbError):
         self.task = task
         self.ids = ids
         self.why = why
-        super().__init__(f"task {task!r}: the lease on {len(ids)} groups is lost: {why}")
+        super().__init__(f"task {task!r}: the lease on {counted(len(ids), 'group')} is lost: {why}")
 
 
 class CheckpointFailed(RedrbError):

@@ -43,6 +43,27 @@ REFERENCE = DOCS / "reference"
 
 MADE = "<!-- Made by `python -m tests.reference_pages` from the texts of the code. -->\n"
 
+ALSO = {
+    "errors": " [Cause and remedy of each](../errors.md).",
+    "experience": """
+
+A batch is padded with zeros on the left, so that all answers end in the last column:
+
+![Two samples of 7 and 4 tokens in one batch of shape 2 by 7; masks are 0 at the padding](\
+../../pictures/padding.svg)""",
+}
+"""What the page of a module says beside its purpose."""
+
+STREAM = {
+    "Put": "put put_many put_part writer discard_filtered discard_expired store_forwarded",
+    "Wait for the right to begin groups": "admit bounded expect advance",
+    "Take": "take leases is_fresh join_group consumer dismiss",
+    "Look": "count counts stats staleness read history dead_letters settings incarnation",
+    "Change what is stored": "move update_priority expire requeue drop_dead_letters settle clear",
+    "Settings, files and the end": "configure save resume drop_group close",
+}
+"""The methods of `ExperienceStream`, as its page lists them."""
+
 API = {
     "connect": ("Connect", "Reach a Redis, from any process."),
     "experience": ("Samples and batches", "What makers put and trainers get."),
@@ -129,6 +150,19 @@ def _is_documented(name: str) -> bool:
     return inspect.isclass(value) or inspect.isfunction(value)
 
 
+def _methods() -> str:
+    """Return tables of the methods of `ExperienceStream`, each with the first line of its text."""
+    tables = []
+    for title, listed in STREAM.items():
+        rows = []
+        for name in listed.split():
+            text = inspect.getdoc(getattr(ExperienceStream, name)) or ""
+            link = f"[`{name}`][redrb.ExperienceStream.{name}]"
+            rows.append(f"| {link} | {text.splitlines()[0].rstrip('.')} |\n")
+        tables.append(f"| {title} | |\n|---|---|\n{''.join(rows)}")
+    return "\n".join(tables).rstrip()
+
+
 def _api() -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     rows = []
@@ -136,9 +170,9 @@ def _api() -> Iterator[tuple[str, str]]:
         names = [name for name in names_of(page) if name not in seen]
         seen |= set(names)
         listed = "\n".join(f"::: {name}\n" for name in names)
-        also = ""
-        if page == "errors":
-            also = " [Cause and remedy of each](../errors.md)."
+        also = ALSO.get(page, "")
+        if page == "stream":
+            also = f"\n\n{_methods()}"
         yield page, f"# {title}\n\n{MADE}\n{text}{also}\n\n{listed}"
         short = (f"[`{name.rpartition('.')[2]}`]({page}.md#{name})" for name in names)
         rows.append(f"**[{title}]({page}.md).** {text}\n\n{', '.join(short)}\n\n")

@@ -130,6 +130,9 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "dead-worker": lambda: with_worker("maker", life="dead", seen_s=31.0),
     "hanging-trainer": lambda: with_worker("trainer", leased=32, step_s=90.0, usual_step_s=2.0),
     "equal-rewards": lambda: with_worker("trainer", metrics={"reward": 0.0, "equal_rewards": 20.0}),
+    "filters-all": lambda: with_worker(
+        "maker", filtered=16, fault="the reward raised KeyError: 'x'"
+    ),
     "silent-worker": lambda: with_worker("trainer", life="silent", seen_s=9.0),
     "maker-behind": lambda: with_worker("maker", weight_version=37, behind=5),
     "waits-for-weights": lambda: with_worker("maker", waits_for="weights", waits_s=61.0),

@@ -91,7 +91,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
     from redrb.stream.arguments import checked_ids, checked_letters
     from redrb.stream.task.dead_letters import change_letters, drop_letters, find_letters, requeue
     from redrb.stream.task.reach import Reach
-    from redrb.watch.state.findings.wording import counted
+    from redrb.words import counted
 
     with _stores(options) as stores:
         text, drops = options.reason or "", verb == "dropped"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from redrb.cli.output import age, printable, printable_lines, size
-from redrb.watch.state.findings.wording import counted
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.watch.groups import GroupView, LeaseView, SampleView, TokensView

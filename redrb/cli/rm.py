@@ -70,7 +70,7 @@ def _record(use: TaskUse | TableUse) -> dict[str, object]:
 
 def _lines(use: TaskUse | TableUse) -> Iterator[str]:
     from redrb.watch.state.alive import TableUse
-    from redrb.watch.state.findings.wording import counted
+    from redrb.words import counted
 
     others = ("consumer_groups", "workers", "users")
     shown = {name: value for name, value in _record(use).items() if name not in others}

@@ -15,6 +15,7 @@ _log = logging.getLogger("redrb")
 _PACKAGE = Path(__file__).parents[1]
 _RECIPES = _PACKAGE / "recipe" / "examples"
 _ASYNCIO = Path(traceback.__file__).parent / "asyncio"
+_newest: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,15 @@ def log_filtered(fault: Fault, message: str, *values: object, groups: int = 1) -
     _log.warning(message, *values, extra=fault_extra(fault, groups))
 
 
+def newest_fault() -> Fault | None:
+    """Return the last fault that was logged in this process."""
+    return _newest
+
+
 def fault_extra(fault: Fault, groups: int = 1) -> Mapping[str, object]:
     """Return `extra` for a log call by which groups are counted in `faults_reported`."""
+    global _newest
+    _newest = fault
     return {"redrb_fault": fault, "redrb_groups": groups}
 
 

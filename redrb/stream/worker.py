@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
+from redrb.experience.faults import newest_fault
 from redrb.forks import in_child
 from redrb.processes import process_name
 from redrb.stream.heartbeat import Heartbeat, period_s
@@ -37,14 +38,15 @@ WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights", "engine"]
 inference server that is away."""
 
 _log = logging.getLogger("redrb")
-MOST_BYTES = 1024
-"""Most bytes of an announcement; metrics are left out of a larger one."""
+MOST_BYTES = 2048
+"""Most bytes of an announcement; metrics, then the fault, are left out of a larger one."""
 
 MOST_METRICS = 16
 EQUAL_REWARDS = "equal_rewards"
 """Metric of trainers: steps until now in each of which all samples had the same reward."""
 
 _MOST_NAME = 64
+_MOST_FAULT = 200
 _LARGEST = sys.float_info.max
 
 Name: TypeAlias = Annotated[str, Meta(max_length=128)]
@@ -67,6 +69,8 @@ class Announcement:
         lease_s: Seconds without one after which its leases are taken over.
         weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
         groups: Groups that it has put, or acknowledged, since it began.
+        filtered: Groups that it has filtered since the last one that it has put.
+        fault: Why the last group was filtered; "": not known, as by a filter of the user.
         leased: Groups that it leases.
         rights: Rights to begin groups that it holds.
         waits_s: Seconds for which it has waited.
@@ -92,6 +96,8 @@ class Announcement:
     weight_version: Count = 0
     groups: Count = 0
     samples: Count = 0
+    filtered: Count = 0
+    fault: Annotated[str, Meta(max_length=_MOST_FAULT)] = ""
     leased: Count = 0
     rights: Count = 0
     waits_for: WaitsFor = ""
@@ -161,7 +167,7 @@ class Worker:
         self.end = WorkerEnd(self._task, self.name)
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._groups = self._samples = 0
+        self._groups = self._samples = self._filtered = 0
         self.steps = Steps(self.steps.limit_s)
         self._takes = False
         self._waits: dict[int, tuple[WaitsFor, float]] = {}
@@ -210,11 +216,12 @@ class Worker:
         else:  # the heartbeat of its consumer announces it from now on
             self.beat()
 
-    def count(self, groups: int, samples: int) -> None:
-        """Note groups that were put or acknowledged."""
+    def count(self, groups: int, samples: int, filtered: int = 0) -> None:
+        """Note groups that were put or acknowledged, and those of the same put that were not."""
         with self._lock:
             self._groups += groups
             self._samples += samples
+            self._filtered = 0 if groups else self._filtered + filtered
 
     @contextmanager
     def waiting(self, what: WaitsFor) -> Iterator[None]:
@@ -271,7 +278,8 @@ class Worker:
         if away_s > 0:
             waits = "engine", now - away_s
         with self._lock:
-            groups, samples = self._groups, self._samples
+            groups, samples, filtered = self._groups, self._samples, self._filtered
+        fault = newest_fault() if filtered else None
         return Announcement(
             role=whole.role or ("trainer" if self._takes else "maker"),
             label=whole.label[:_MOST_NAME],
@@ -286,6 +294,8 @@ class Worker:
             weight_version=max(whole.weight_version, 0),
             groups=groups,
             samples=samples,
+            filtered=filtered,
+            fault=str(fault or "")[:_MOST_FAULT],
             leased=_held(self._leases),
             rights=_held(self._rights),
             waits_for=waits[0] if waits else "",
@@ -341,8 +351,12 @@ def end_unended() -> None:
 
 
 def _packed(said: Announcement) -> bytes:
-    packed = msgspec.msgpack.encode(said)
-    return packed if len(packed) <= MOST_BYTES else _packed(replace(said, metrics={}))
+    smaller: dict[str, Any]
+    for smaller in ({}, {"metrics": {}}, {"metrics": {}, "fault": ""}):
+        packed = msgspec.msgpack.encode(replace(said, **smaller))
+        if len(packed) <= MOST_BYTES:
+            break
+    return packed
 
 
 def _program() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from redrb.errors import ConfigError, StoreUnavailable, UnknownTask
 from redrb.stream.task.entries import entry_id, member_of
 from redrb.watch.groups import Browser, Choice, Follower, GroupView, Page, as_json
 from redrb.watch.groups.choice import LIMITS
+from redrb.watch.groups.walk import Walk
 from tests.conftest import Opener
 from tests.samples import numbered
 from tests.servers import Server, programs
@@ -98,12 +99,31 @@ def test_reward_staleness_and_query_choose_the_groups(
     assert [view.id for view in ranked.groups] == [5, 4]
     assert ranked.notes == (
         "only the first 3 of 6 groups were ranked",
-        "1 groups without a reward are left out",
+        "1 group without a reward is left out",
     )
     looked = browser.look(Choice(where={"level": 1}, looks=1))
     assert looked.groups == () or looked.looked >= 1
     with pytest.raises(ConfigError, match="declares the tags source, level"):
         browser.look(Choice(where={"colour": "red"}))
+
+
+def test_groups_that_are_trained_during_a_look_have_no_missing_reward(
+    open_stream: Opener, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_stream()
+    stream.put_many([[numbered(each)] for each in range(5)])
+    read = Walk.payloads
+
+    def late(self: Walk, views: Iterable[GroupView], most: int) -> Any:
+        views = list(views)
+        if len(views) == 5:
+            stream.take(4, timeout=0).ack()
+        return read(self, views, most)
+
+    monkeypatch.setattr(Walk, "payloads", late)
+    ranked = browser.look(Choice(rank="best"))
+    assert [view.reward for view in ranked.groups] == [4.0]
+    assert ranked.notes == ("4 groups were trained or removed during this look",)
 
 
 def test_statuses_before_and_after_a_consumer_group_joins(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch import nn
 
 import redrb
 from redrb import ExperienceStream
+from redrb.algorithms.completions import Completions
+from redrb.algorithms.reward import scores_of
 from redrb.connection import Client
 from redrb.keys import WeightKeys
 from redrb.stream.task.settings import NO_BOUND
@@ -73,6 +76,39 @@ def test_a_trainer_without_makers_and_with_slow_ones(
         maker.put(numbered(2))
         taking.result().ack()
         until(reader, "slow-makers", gone=True)
+
+
+@pytest.mark.parametrize("result", [float("nan"), None, "raises"])
+def test_a_maker_whose_groups_are_all_filtered(
+    owner: Client, namespace: str, reader: StateReader, result: float | str | None
+) -> None:
+    def verdict(completions: Any) -> Any:
+        if result == "raises":
+            raise LookupError("no verdict")
+        return [result] * 2
+
+    tokens, mask = torch.ones(2, 3, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)
+    completions = Completions(tokens, tokens, mask, torch.zeros(2, 2))
+    options = {"namespace": namespace, "lease_ms": LEASE_MS, "on_bad_group": "drop"}
+    with ExperienceStream(owner, "math", **options) as maker:
+        maker.put(numbered(0))
+        rewarded = 0
+        while rewarded < workers.ALL_FILTERED:
+            assert "filters-all" not in codes(reader)
+            rewards = scores_of(verdict, completions, group_size=2)
+            assert rewards.isnan().all()
+            maker.put([replace(numbered(1), reward=each) for each in rewards])
+            rewarded += 1
+        until(reader, "filters-all")
+        [found] = [each for each in findings_of(reader.look()) if each.code == "filters-all"]
+        assert (
+            "All of its last 16 groups were filtered; the newest fault: the reward" in found.summary
+        )
+        assert ("LookupError: no verdict (test_state_findings.py, line" in found.summary) == (
+            result == "raises"
+        )
+        maker.put(numbered(2))
+        until(reader, "filters-all", gone=True)
 
 
 class Hangs(redrb.DetachedTrainer):

@@ -39,6 +39,28 @@ def odd(group: Sequence[BufferItem]) -> bool:
     return int(group[0].reward) % 2 == 1
 
 
+def test_a_take_says_what_makers_do_that_have_rights_or_old_weights(client, namespace):
+    options = {"namespace": namespace, "max_staleness": 1, "groups_per_version": 4}
+    with (
+        ExperienceStream(client, "math", **options) as making,
+        ExperienceStream(client, "math", **options) as training,
+    ):
+        training.join_group()
+        training.advance(1)
+        with making.admit(1) as right:
+            error = str(refused(training))
+            assert "Makers hold 1 right to begin groups, and have put nothing yet" in error
+            training.advance(4)
+            making.put(numbered(1, policy_version=1), admission=right)
+        for count in (1, 3):
+            error = str(refused(training))
+            assert f"Of {count} group" in error
+            assert "on arrival has version 1, and the newest version is 4: do makers load" in error
+            making.put_many([[numbered(each, policy_version=1)] for each in range(3 - count)])
+        with ExperienceStream(client, "math", group="late", **options) as late:
+            assert "; 3 were put before, of which 3 expired as too stale." in str(refused(late))
+
+
 def test_every_fate_is_counted(client, namespace):
     options = {"namespace": namespace, "max_staleness": 3, "tags": ["level"], "max_deliveries": 1}
     stream = ExperienceStream(client, "math", filters=[odd], **options)
@@ -46,10 +68,10 @@ def test_every_fate_is_counted(client, namespace):
     with stream, other:
         stream.put(numbered(2, policy_version=9))
         late = str(refused(stream))
-        assert "since this consumer group joined; 1 were put before, of which 1 were" in late
+        assert "since this consumer group joined; 1 was put before, of which 1 was" in late
         assert "check the filters" in late
         stream.put(numbered(4, policy_version=9))
-        assert "Of 1 groups put: 1 were filtered at put. Filters drop" in str(refused(stream))
+        assert "Of 1 group put: 1 was filtered at put. Filters drop" in str(refused(stream))
         stream.put_many([[numbered(n, policy_version=9)] for n in (1, 3, 5, 7, 9, 11)])
         mine = stream.take(3, timeout=0)
         stream.take(1, timeout=0).ack()
@@ -61,15 +83,15 @@ def test_every_fate_is_counted(client, namespace):
         stream.advance(9)
         error = refused(stream, where={"level": 2})
         assert error.fates == {
-            "put_ever": 11, "filtered_ever": 2, "put": 10, "available": 0, "unmatched": 1,
-            "other_status": 1,
+            "put_ever": 11, "filtered_ever": 2, "expired_ever": 0, "put": 10, "available": 0,
+            "unmatched": 1, "other_status": 1,
             "leased_here": 3, "leased_elsewhere": 1, "acked": 1, "expired": 1, "filtered": 1,
             "evicted": 0, "dead": 1,
         }  # fmt: skip
         for part in (
-            "1 do not match the query, 1 have another status, 3 are leased by this consumer",
-            "1 are leased by other consumers, 1 are acknowledged, 1 expired as too stale",
-            "1 were filtered at put, 1 are dead letters.",
+            "1 does not match the query, 1 has another status, 3 are leased by this consumer",
+            "1 is leased by other consumers, 1 is acknowledged, 1 expired as too stale",
+            "1 was filtered at put, 1 is in the dead letters.",
         ):
             assert part in str(error)
         assert "release the leases of this consumer" in str(refused(stream, 3))
@@ -109,7 +131,7 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
             return error
 
         assert "stream.expect(groups)" in admitted(
-            "1 makers wait for the right to begin groups: nobody has said"
+            "1 maker waits for the right to begin groups: nobody has said"
         )
         assert stream.settings().values["groups_per_version"] == "1"
         assert "raise max_staleness" in admitted("as many are begun and not yet trained")

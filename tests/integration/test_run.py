@@ -256,7 +256,8 @@ def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(
     runs.append(run)
     assert run.end() == 1
     assert "ended with status 1; restart in 1 s: ValueError: maker-1 cannot count" in run.output
-    assert "maker-1 ended with status 1 and was given up" in run.output
+    assert "maker-1 ended with status 1, 2 times in a row, and was given up" in run.output
+    assert "To start maker-1 again, repeat the command" in run.output
     assert "in prompts" in run.output  # the trace of the recipe's code
     assert "all makers were given up" in run.output
 

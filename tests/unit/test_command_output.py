@@ -15,7 +15,7 @@ from rich.text import Text
 from redrb.cli import output
 from redrb.cli.output import age, percent, show, size, table
 from redrb.cli.watching import _folded
-from redrb.watch.state.findings.wording import counted
+from redrb.words import counted
 
 
 def lines_of(*parts: Any, **options: Any) -> list[str]:

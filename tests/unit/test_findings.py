@@ -268,8 +268,15 @@ def test_weights_that_began_anew_are_told_from_slow_makers() -> None:
 def test_only_programs_of_redrb_are_started_by_its_commands() -> None:
     state = TROUBLES["blocked-makers"]()
     [task] = state.tasks
-    for program, command in (("redrb-maker", "redrb-trainer RECIPE"), ("maker.py", "redrb stats")):
-        workers = tuple(replace(each, program=program) for each in task.workers)
+    for ended, command in (
+        ("", "redrb-trainer RECIPE --task math"),
+        ("redrb-trainer", "redrb-trainer RECIPE --task math"),
+        ("train.py", "python train.py"),
+        ("jobs.train", "python -m jobs.train"),
+    ):
+        makers = [replace(each, program="maker.py") for each in task.workers]
+        trainer = replace(makers[0], role="trainer", life="ended", program=ended, waits_for="")
+        workers = (*makers, trainer) if ended else tuple(makers)
         [found] = findings_of(replace(state, tasks=(replace(task, workers=workers),)))
         assert found.command.startswith(command)
 

@@ -159,7 +159,7 @@ def test_a_loss_is_raised_by_the_call_that_ends_the_last_groups(lease, holders, 
     holders[0].away, holders[1].loss = 2, "its heartbeat stopped"
     with pytest.raises(StoreUnavailable) as caught:
         lease.ack()
-    assert "the lease on 1 groups is lost" in "".join(caught.value.__notes__)
+    assert "the lease on 1 group is lost" in "".join(caught.value.__notes__)
     with pytest.raises(LeaseLost) as lost:
         lease.ack()
     assert lost.value.ids == (2,)

@@ -11,10 +11,11 @@ import pytest
 import redrb
 from redrb import errors
 from redrb.connection import url
+from redrb.stream import ExperienceStream
 from tests import reference_pages
 from tests.documents import ROOT
 from tests.public_names import GOLDEN
-from tests.reference_pages import REFERENCE, VARIABLES, names_of
+from tests.reference_pages import REFERENCE, STREAM, VARIABLES, names_of
 
 for optional in ("trl", "torchrl"):
     pytest.importorskip(optional)
@@ -136,3 +137,11 @@ def test_the_page_of_keys_has_each_key_of_the_scripts():
     listed = {name for cell in cells for name in re.findall(r"`(?:redrb:\{[^}]*\}:)?(\w+)", cell)}
     assert used - listed == set()
     assert len(used) > 50
+
+
+def test_the_tables_of_the_stream_have_each_method_once() -> None:
+    public = {name for name in dir(ExperienceStream) if not name.startswith("_")}
+    listed = " ".join(STREAM.values()).split()
+    assert sorted(listed) == sorted(
+        name for name in public if inspect.getdoc(getattr(ExperienceStream, name))
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
 
 from redrb.cli.output import show
+from redrb.cli.top.heading import command_lines
 from redrb.cli.top.pages import picture, task_page
 from redrb.cli.top.tables import (
     staleness_table,
@@ -184,3 +186,21 @@ def test_a_narrow_table_uses_the_whole_width(width: int) -> None:
     shown = fitted(columns, [row], width)[1].plain
     assert len(shown) == width
     assert shown.endswith("b" * 13 if width >= 8 + 14 + 13 + 6 else "…")
+
+
+@pytest.mark.parametrize("width", range(1, 140))
+def test_a_command_that_is_too_wide_is_one_command_in_several_lines(width: int) -> None:
+    words = [
+        "redrb-maker",
+        "RECIPE",
+        "--task",
+        "a b",
+        "--url",
+        "redis://user@a.host:6379/0",
+        "--x=1",
+    ]
+    command = shlex.join(words)
+    lines = command_lines(command, width)
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == words  # as a shell reads it
+    assert max(map(len, lines)) <= width or lines == [command]
+    assert width < 40 or max(map(len, lines)) <= width

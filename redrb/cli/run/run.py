@@ -238,8 +238,10 @@ class Run:
                 f"{name} {why}; restart in {values['restart_in_s']:g} s{values['brief']}"
             )
         else:
-            self._complain(f"{name} {why} and was given up")
-            self._say(reason)
+            times = f", {values['deaths']} times in a row," if values["deaths"] > 1 else ""
+            self._complain(f"{name} {why}{times} and was given up")
+            self._say(reason or "It printed no error.")
+            self._say(f"To start {name} again, repeat the command of this run when it has ended.")
 
     def _lost_records(self, text: str) -> None:
         """Say once that lines of logs or metrics are dropped; several files share a disk."""

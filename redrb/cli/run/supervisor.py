@@ -206,7 +206,7 @@ class Supervisor:
         told = {"worker": part.name, "status": death.status, "why": death.why}
         if delay is None:
             part.state = ProcessState.GIVEN_UP
-            self.report("given_up", **told, reason=death.detail)
+            self.report("given_up", **told, reason=death.detail, deaths=part.deaths)
         else:
             part.state, part.due = ProcessState.WAITING, time.monotonic() + delay
             self.report("death", **told, reason=death.detail, brief=death.brief, restart_in_s=delay)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 
 from rich.text import Text
 
@@ -39,8 +41,23 @@ def finding_lines(finding: Finding, width: int | None) -> list[Text]:
     made = [line((label, STYLES[finding.severity]), first)]
     made += [line(" " * len(label), row) for row in rest]
     if finding.command:
-        made.append(line(" " * len(label), ("do: ", HEAD), (finding.command, GOOD)))
+        rows = command_lines(finding.command, (width or _WIDE) - len(label) - len("do: "))
+        for name, row in zip(("do: ", *repeat("    ", len(rows) - 1)), rows, strict=True):
+            made.append(line(" " * len(label), (name, HEAD), (row, GOOD)))
     return made
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """Return a command in lines that a shell takes for one; in one line if a word is too long."""
+    lines = [""]
+    for word in shlex.split(command):
+        word = shlex.quote(word)
+        if lines[-1] and len(lines[-1]) + 3 + len(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    if max(map(len, lines)) + 2 > width:
+        return [command]
+    return [f"{row} \\" for row in lines[:-1]] + lines[-1:]
 
 
 def finding_page(finding: Finding | None, width: int | None) -> list[Text]:

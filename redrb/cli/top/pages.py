@@ -30,10 +30,10 @@ from redrb.cli.top.text import (
     time_of,
     wrapped,
 )
-from redrb.watch.state.findings.wording import counted
 from redrb.watch.state.history import History
 from redrb.watch.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.watch.state.observer import View
+from redrb.words import counted
 
 _CURVES = {
     "put": "put/s",
@@ -196,7 +196,7 @@ def _rights(task: TaskState) -> str:
         return ""
     return (
         f"{amount(rights.held)} held of {amount(rights.most)}; "
-        f"{counted(rights.waiting, 'request')} wait; "
+        f"{counted(rights.waiting, 'request', 'wait')}; "
         f"{amount(rights.lost)} taken back from dead makers"
     )
 

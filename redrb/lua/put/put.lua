@@ -53,7 +53,7 @@ if rule.keeps then
 end
 
 -- Groups by the status in which they will wait; groups that are too stale expire at once.
-local pools, discarded, stored, notes, stale = {}, {}, {}, {}, 0
+local pools, discarded, stored, notes, stale, stale_version = {}, {}, {}, {}, 0, nil
 local current = rule.version and cmsgpack.pack(rule.version) or ''
 
 local function sort_in(status, member, facts, packed)
@@ -80,7 +80,7 @@ else
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
     else
-      stale = stale + 1
+      stale, stale_version = stale + 1, facts.version or facts.newest
       if rule.keep then
         facts.status, facts.current = 'expired', rule.version
         notes[member] = expiry_note(rule.version, rule.max_staleness, rule.max_token_staleness)
@@ -113,6 +113,9 @@ local function store()
     --@include stale_arrivals
     drop_stale(discarded, notes)
     count_dropped(1)
+    if stale_version then -- for those who wonder why nothing arrives
+      redis.call('HSET', task, 'stale_version', string.format('%d', stale_version))
+    end
   end
   add(task, 'bytes', rule.max_bytes > 0 and bytes or 0)
   if ask.kind ~= '' then

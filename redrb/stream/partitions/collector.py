@@ -106,6 +106,10 @@ class Collection:
         if total:
             total["available"] += len(self)
             total["leased_here"] -= len(self)
+        for name in ("stale_version", "version"):  # the newest, no sum
+            known = [reply.fates[name] for reply in self.short.values() if name in reply.fates]
+            if known:
+                total[name] = max(known)
         return total
 
 

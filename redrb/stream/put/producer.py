@@ -202,7 +202,8 @@ class Producer:
                         f"{len(ids)} of {len(pending.batch.groups)} groups were stored before this."
                     )
             raise
-        self._worker.count(len(ids), sum([group.samples for group in pending.batch.groups]))
+        batch = pending.batch
+        self._worker.count(len(ids), sum([each.samples for each in batch.groups]), batch.filtered)
         return tuple(ids)
 
     def abandon(self, pending: PendingPut) -> None:

@@ -20,7 +20,7 @@ from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
-_RIGHTS = ("makers_waiting", "rights_known")
+_IF_THERE = ("makers_waiting", "rights_known", "rights_held", "stale_version", "version")
 
 
 def fates_seen_by(
@@ -34,7 +34,7 @@ def fates_seen_by(
     """
     if not counts:
         return {}
-    fates = {name: counts[name] for name in ("put_ever", "filtered_ever", "put")}
+    fates = {name: counts[name] for name in ("put_ever", "filtered_ever", "expired_ever", "put")}
     fates["available"] = available
     fates["unmatched"] = max(0, counts["pool"] - available)
     fates["other_status"] = max(0, counts["waiting"] - counts["pool"])
@@ -44,7 +44,7 @@ def fates_seen_by(
     else:
         fates["leased_here"] = min(leased_here, leased)
         fates["leased_elsewhere"] = leased - fates["leased_here"]
-    fates |= {name: counts[name] for name in _RIGHTS if name in counts}
+    fates |= {name: counts[name] for name in _IF_THERE if name in counts}
     return fates | {name: counts[name] for name in _ENDED}
 
 

@@ -23,10 +23,11 @@ from redrb.watch.doctor.calls import RebuildPuts, RebuildSettings, RemoveOrphans
 from redrb.watch.doctor.examination import Examination, ExaminedGroup
 from redrb.watch.doctor.registry_names import LeftName, remove_name
 from redrb.watch.doctor.takeover import take_over_consumers, take_rights_back
-from redrb.watch.state.findings.wording import counted, shown
+from redrb.watch.state.findings.wording import shown
 from redrb.watch.state.model import State
 from redrb.watch.state.weights import read_weights
 from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.watch.doctor.tables import TableExamination

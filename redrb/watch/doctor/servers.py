@@ -10,7 +10,6 @@ from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
 from redrb.watch.state.findings.wording import (
-    counted,
     finding_of,
     listed,
     place_of,
@@ -19,6 +18,7 @@ from redrb.watch.state.findings.wording import (
 )
 from redrb.watch.state.model import Finding, ServerState
 from redrb.watch.state.reader import figure_of, info_fields, server_state
+from redrb.words import counted
 
 LONG_FORK_US = 500_000
 FRAGMENTED = 1.8

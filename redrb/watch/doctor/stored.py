@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redrb.watch.doctor.examination import Examination, ExaminedGroup
-from redrb.watch.state.findings.wording import counted, finding_of, listed, redrb_command, shown
+from redrb.watch.state.findings.wording import finding_of, listed, redrb_command, shown
 from redrb.watch.state.model import Finding, State
+from redrb.words import counted
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:

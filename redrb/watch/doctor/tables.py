@@ -18,8 +18,9 @@ from redrb.table.payload import Wanted, by_node, exchange, read, unlink
 from redrb.table.removal import PAGE, empty_trash, stored_values
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack
-from redrb.watch.state.findings.wording import counted, finding_of, listed, redrb_command, shown
+from redrb.watch.state.findings.wording import finding_of, listed, redrb_command, shown
 from redrb.watch.state.model import Finding, State
+from redrb.words import counted
 
 OLD_S: Final = 900
 """Seconds without a use after which a value that no row has is an orphan: no put takes so long."""

@@ -21,7 +21,8 @@ from redrb.watch.doctor.examination import (
     deadlines_over,
     examine,
 )
-from redrb.watch.state.findings.wording import counted, shown
+from redrb.watch.state.findings.wording import shown
+from redrb.words import counted
 
 MOST_WAIT_S = 60.0
 """Longest time for which a repair waits for the deadlines of the dead."""

@@ -25,6 +25,7 @@ from redrb.watch.groups.samples import Samples
 from redrb.watch.groups.tokens import Tokenizer
 from redrb.watch.groups.values import mean_of
 from redrb.watch.groups.walk import Walk
+from redrb.words import agreeing, counted
 
 RANKED_BYTES: Final = 256 << 20
 """Bytes of groups that are read to rank them by reward, at most."""
@@ -175,15 +176,21 @@ class Browser:
                 break
             read.append(view)
         ranked: list[tuple[float, GroupView]] = []
+        gone = 0
         for view, blob in walk.payloads(read, most):
+            gone += blob is None and view.size <= most and not view.damaged
             mean = mean_of(_rewards(blob))
             if mean is not None:
                 ranked.append((sign * mean, view))
         ranked.sort(key=lambda pair: pair[0])
         if len(read) < walk.total:
             notes.append(f"only the first {len(read):,} of {walk.total:,} groups were ranked")
-        if len(ranked) < len(read):
-            notes.append(f"{len(read) - len(ranked):,} groups without a reward are left out")
+        if gone:
+            notes.append(f"{counted(gone, 'group', 'were')} trained or removed during this look")
+        without = len(read) - len(ranked) - gone
+        if without:
+            are = agreeing(without, "are")
+            notes.append(f"{counted(without, 'group')} without a reward {are} left out")
         return self._read(walk, [view for _, view in ranked[: choice.count]], full=full)
 
     def _read(self, walk: Walk, chosen: Iterable[GroupView], *, full: bool) -> list[GroupView]:

@@ -64,7 +64,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     )
 
 
-_TEXTS = ("label", "host", "program", "redrb", "weights_name")
+_TEXTS = ("label", "host", "program", "redrb", "weights_name", "fault")
 _MOST_NAME = 128
 
 

@@ -1,6 +1,7 @@
 // Small charts: curves over time, histograms, bars.
 import { element, shape } from "./dom.js";
 
+const GAP_S = 20; // without a value; a curve goes on over it
 const WIDTH = 320, HEIGHT = 96, LEFT = 44, BOTTOM = 16, TOP = 6, RIGHT = 6;
 
 // A rounded number at or above `value`, for the top of an axis.
@@ -35,15 +36,16 @@ export function curves(title, seconds, series, format) {
       series.map((one) => shape("path", { class: `curve ${one.style}`, d: path(one.values, seconds, x, y) }))));
 }
 
+// A line through the points; one that lasts over short gaps, such as moments in which no group waits.
 function path(values, seconds, x, y) {
-  let text = "", drawing = false;
-  values.forEach((value, at) => {
-    if (value === null) { drawing = false; return; }
-    text += `${drawing ? "L" : "M"}${x(seconds[at]).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (!drawing && (values[at + 1] ?? null) === null) text += "h0.1"; // a point between gaps is a dot
-    drawing = true;
-  });
-  return text;
+  const known = values.map((value, at) => at).filter((at) => values[at] !== null);
+  const joined = (one, other) => Math.abs(seconds[known[one]] - seconds[known[other]]) <= GAP_S;
+  return known.map((at, place) => {
+    const begins = place === 0 || !joined(place - 1, place);
+    const ends = place === known.length - 1 || !joined(place, place + 1);
+    const point = `${begins ? "M" : "L"}${x(seconds[at]).toFixed(1)} ${y(values[at]).toFixed(1)}`;
+    return begins && ends ? `${point}h0.1` : point; // a point between gaps is a dot
+  }).join("");
 }
 
 // The newest value, and beside it a line without axes of those before.

@@ -5,6 +5,11 @@ import { sample } from "./sample.js";
 
 const ORDERS = { newest: "newest", stalest: "stalest", best: "best reward", worst: "worst reward", ids: "ids" };
 const STATES = { "": "any stored", leased: "leased", dead: "dead letters", archived: "acknowledged, kept" };
+const NONE = {
+  ids: "No group with these ids is stored: trained groups are deleted.",
+  "": "No group is stored now: trained groups are deleted. To keep some, read them with a second consumer group, or save the task.",
+  leased: "No group is leased now.", dead: "There is no dead letter.", archived: "No trained group is kept: the task has no keep= setting.",
+};
 const known = { task: "", order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
 
 export function rollouts(task) {
@@ -56,7 +61,7 @@ function render() {
     if (!known.page) return null;
     const { groups, notes } = known.page;
     return [
-      element("p", { role: "status", class: "note" }, groups.length ? notes.join("; ") : ["There is no such group.", ...notes].join(" ")),
+      element("p", { role: "status", class: "note" }, groups.length ? notes.join("; ") : [NONE[known.order] ?? NONE[known.status] ?? `No ${known.status} group waits now.`, ...notes].join(" ")),
       groups.map(group)];
   });
 }

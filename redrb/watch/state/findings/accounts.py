@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
-from redrb.watch.state.findings.wording import counted, finding_of, redrb_command, task_finding
+from redrb.watch.state.findings.wording import finding_of, redrb_command, task_finding
 from redrb.watch.state.model import Finding, State, TaskState
+from redrb.words import counted
 
 
 def find(state: State) -> Iterator[Finding]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from redrb.connection.server_program import OLDEST_SERVER
 from redrb.watch.state.findings.wording import (
-    counted,
     finding_of,
     server_command,
     server_finding,
     url_command,
 )
 from redrb.watch.state.model import Finding, ServerState, State
+from redrb.words import counted
 
 NEAR_LIMIT = 0.8
 AT_LIMIT = 0.95

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from redrb.stream.task.ledger import Ledger
 from redrb.stream.task.settings import NO_BOUND
-from redrb.watch.state.findings.wording import counted, task_finding
+from redrb.watch.state.findings.wording import task_finding
 from redrb.watch.state.model import Finding, Staleness, State, TaskState, WeightsState
 from redrb.watch.state.workers import LATE
+from redrb.words import counted
 
 EXPIRED_SHARE = 0.05
 LEAST_EXPIRED = 20

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from redrb.watch.state.findings.wording import (
+    OF_REDRB,
     command_line,
-    counted,
     finding_of,
     listed,
-    of_redrb,
     of_workers,
     programs_of,
     redrb_command,
@@ -23,6 +23,7 @@ from redrb.watch.state.findings.workers import hanging
 from redrb.watch.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.watch.state.reader import MOST_NAMES
 from redrb.watch.state.workers import LATE
+from redrb.words import agreeing, counted
 
 LONG_WITHOUT_MAKER_S = 5.0
 LONG_WITH_MAKERS_S = 120.0
@@ -59,7 +60,8 @@ def find(state: State) -> Iterator[Finding]:
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
         subject = f"namespace {state.namespace}"
-        text = f"{counted(unread, 'task')} of {state.tasks_total:,} were not read."
+        were = agreeing(unread, "were")
+        text = f"{counted(unread, 'task')} of {state.tasks_total:,} {were} not read."
         yield finding_of("unread-tasks", subject, text, redrb_command(state, "ls"))
 
 
@@ -102,14 +104,16 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         if worker.waits_for == "batch" and worker.waits_s >= long_s and worker not in hang
     ]
     waiting = task.main.stats.ledger.waiting if task.main else 0
-    others = f"{counted(len(_alive(task, 'maker')), 'maker')} live" if made else "no maker is live"
+    others = (
+        f"{counted(len(_alive(task, 'maker')), 'maker', 'live')}" if made else "no maker is live"
+    )
     yield from of_workers(
         kind,
         task,
         starved,
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
-            f"{counted(waiting, 'group')} wait in the task, and {others}.{programs_of(task)}"
+            f"{counted(waiting, 'group', 'wait')} in the task, and {others}.{programs_of(task)}"
         ),
         lambda _: worker_command(state, task, "maker"),
     )
@@ -156,7 +160,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         f"Waiting: {counted(puts, 'put')} for room and "
         f"{counted(rights, 'request')} for the right to begin groups"
         + (f", the longest for {seconds(longest)}" if blocked else "")
-        + f"; {counted(stats.stored, 'group')} are stored"
+        + f"; {counted(stats.stored, 'group', 'are')} stored"
         + (f", and the limit is {stats.limit:,}." if stats.limit else ".")
     )
     if not (puts or rights or blocked):
@@ -181,19 +185,25 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     if not waiting or _takers(task, group):
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
-    summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
+    wait = agreeing(waiting, "wait")
+    summary = f"{counted(waiting, 'group')}{name} {wait}, and no consumer is alive."
     summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
     if task.table:
         kind = "unclaimed-rows"
-        summary = f"{counted(waiting, 'group')} of rows{name} wait, and no process claims them."
+        summary = f"{counted(waiting, 'group')} of rows{name} {wait}, and no process claims them."
     yield finding_of(kind, subject_of(task), summary, _taking_command(state, task, group))
 
 
 def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:
-    """Return the command that starts a trainer; figures where redrb-trainer is not the one."""
-    known = [worker for worker in task.workers if worker.program]
-    of_recipes = not known or any(map(of_redrb, known))
-    if group.name == GROUP_OF_TRAINERS and not task.table and of_recipes:
-        return worker_command(state, task, "trainer")
-    return redrb_command(state, "stats", task.name, f"--group={group.name}")
+    """Return the command that starts a trainer; figures where it is not known.
+
+    Of programs of the user, only one that has taken before is known.
+    """
+    if group.name != GROUP_OF_TRAINERS or task.table:
+        return redrb_command(state, "stats", task.name, f"--group={group.name}")
+    taken = [worker.program for worker in task.workers if worker.role == "trainer"]
+    own = next((program for program in taken if program and not program.startswith(OF_REDRB)), "")
+    if own:
+        return shlex.join(("python", own) if own.endswith(".py") else ("python", "-m", own))
+    return worker_command(state, task, "trainer")

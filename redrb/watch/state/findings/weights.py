@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from redrb.watch.state.findings.wording import (
     command_line,
-    counted,
     finding_of,
     redrb_command,
     seconds,
     shown,
 )
 from redrb.watch.state.model import Finding, State
+from redrb.words import counted
 
 LONG_UNUSED_S = 86_400.0
 

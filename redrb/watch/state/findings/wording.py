@@ -15,6 +15,9 @@ from redrb.watch.state.model import Finding, ServerState, State, TaskState, Work
 
 OfWorker: TypeAlias = Callable[[WorkerState], str]
 
+OF_REDRB = ("redrb-", "redrb.cli.processes.", "workers.")
+"""How the programs of redrb's own workers begin."""
+
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
 
@@ -96,11 +99,6 @@ def place_of(where: str) -> str:
     return path if path.startswith("/") else where.partition("/")[0].partition(",")[0]
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as "1 group" or "2,000 groups"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def seconds(amount: float) -> str:
     """Return a time, such as "4.5 s" or "12 min"."""
     if amount < 100:
@@ -137,8 +135,7 @@ def subject_of(task: TaskState) -> str:
 
 def of_redrb(worker: WorkerState) -> bool:
     """Return whether redrb's own commands start such a worker; yes where nothing is known of it."""
-    programs = ("redrb-", "redrb.cli.processes.", "workers.")
-    return worker.program.startswith(programs) or not worker.pid
+    return worker.program.startswith(OF_REDRB) or not worker.pid
 
 
 def of_workers(

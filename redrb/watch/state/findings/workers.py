@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from redrb.stream.worker import EQUAL_REWARDS
 from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
-    counted,
     finding_of,
     of_redrb,
     of_workers,
@@ -18,6 +17,7 @@ from redrb.watch.state.findings.wording import (
     worker_command,
 )
 from redrb.watch.state.model import Finding, State, TaskState, WorkerState
+from redrb.words import counted
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
 BEHIND = 10
@@ -29,6 +29,9 @@ LONGER = 10
 ENGINE_AWAY_S = 20.0
 EQUAL_STEPS = 20
 """Steps without a difference between rewards, after which it is no chance."""
+
+ALL_FILTERED = 16
+"""Groups in a row that a maker filters, after which it is no chance."""
 
 LEAST_HANG_S = 60.0
 """A step does not hang before, unless its owner has given a limit."""
@@ -120,6 +123,17 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
             f"same reward; it is {worker.metrics.get('reward', 0):.3g} now."
         ),
         lambda _: redrb_command(state, "inspect", task.name),
+    )
+
+    yield from of_workers(
+        "filters-all",
+        task,
+        [each for each in task.workers if each.life == "live" and each.filtered >= ALL_FILTERED],
+        lambda worker: (
+            f"All of its last {worker.filtered:,} groups were filtered"
+            + (f"; the newest fault: {worker.fault}." if worker.fault else ".")
+        ),
+        lambda _: redrb_command(state, "stats", task.name),
     )
 
 
