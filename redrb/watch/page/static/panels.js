@@ -114,7 +114,7 @@ export function workers(task) {
     return element("p", {}, "No worker has announced itself lately. Start one: ", element("code", {}, "redrb-maker RECIPE"), ".");
   }
   const rows = table("Workers of the task", [
-    { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note" }, ` ${one.name}`)] : one.name) },
+    { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note below" }, one.name)] : one.name) },
     { name: "Role", cell: (one) => one.role },
     { name: "State", cell: (one) => element("span", { class: `life ${one.life}` },
       one.life === "live" || one.life === "ended" ? LIVES[one.life] : `${LIVES[one.life]} for ${age(one.seen_s)}`) },
