@@ -364,10 +364,11 @@ class BatchTimeout(RedrbError, TimeoutError):
 
     def __post_init__(self) -> None:
         if self.table:
+            rows, task = counted(self.wanted, "row"), self.task.partition(":")[2]
             super().__init__(
-                f"table {self.table!r} of namespace {self.namespace!r}: {self.available} of "
-                f"{self.wanted} rows that task {self.task.partition(':')[2]!r} can claim were "
-                f"there after {self.waited_s:.1f} s. None was claimed. {self._advice_on_rows()}"
+                f"table {self.table!r} of namespace {self.namespace!r}: {self.available} of {rows} "
+                f"that task {task!r} can claim {agreeing(self.wanted, 'were')} there after "
+                f"{self.waited_s:.1f} s. None was claimed. {self._advice_on_rows()}"
             )
             return
         more = (
@@ -439,8 +440,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             return self._advice_on_rights()
         if self.blocked:
             return (
-                f"{self.blocked} producers wait for room: the task is full. Acknowledge leased "
-                "groups, ask for fewer, or raise limit / max_bytes."
+                f"{counted(self.blocked, 'producer', 'wait')} for room: the task is full. "
+                "Acknowledge leased groups, ask for fewer, or raise limit / max_bytes."
             )
         if fates.get("unmatched", 0) >= missing:
             return "Change the query (where=), or ask for fewer."
@@ -477,21 +478,22 @@ class BatchTimeout(RedrbError, TimeoutError):
             return "Acknowledge or release the claims of this process first, or ask for fewer."
         if fates.get("leased_elsewhere", 0) >= missing:
             return "Other processes claim enough rows: wait until they release them."
-        counted = (
-            f"Of {fates.get('put', 0)} rows that have all columns which the task needs, "
-            f"{fates.get('acked', 0)} are acknowledged"
+        rows, acked = counted(fates.get("put", 0), "row"), fates.get("acked", 0)
+        found = (
+            f"Of {rows} with all columns that the task needs, "
+            f"{acked} {agreeing(acked, 'are')} acknowledged"
         )
-        if fates.get("evicted"):
-            counted += (
-                f", {fates['evicted']} were cleared before this task acknowledged them, or are in "
-                "a group with such a row"
+        if cleared := fates.get("evicted"):
+            found += (
+                f", {cleared} {agreeing(cleared, 'were')} cleared before this task acknowledged "
+                f"{'it' if cleared == 1 else 'them'}, or in a group with such a row"
             )
         if fates.get("dead"):
             look = f"`redrb dead ls {self.task} --namespace {self.namespace}`"
-            counted += f", and {fates['dead']} are dead letters ({look} has the reasons)"
+            found += f", and {_fate(fates, 'dead')} ({look} has the reasons)"
         if 0 < fates.get("put", 0) <= 2 * fates.get("evicted", 0):
-            return f"{counted}: clear rows when every task has acknowledged them."
-        return f"{counted}: check that the processes run that put these columns, or ask for fewer."
+            return f"{found}: clear rows when every task has acknowledged them."
+        return f"{found}: check that the processes run that put these columns, or ask for fewer."
 
     def _advice_on_rights(self) -> str:
         makers = counted(self.fates["makers_waiting"], "maker", "wait")

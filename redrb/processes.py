@@ -17,15 +17,17 @@ _PLACE = 8
 def process_name() -> str:
     """Return a new name for something that this process holds.
 
-    It is "<host>-<process id>-<place><random>". All names of a process begin with the same two
-    words, and those of one place with the same eight characters behind them.
+    It is "<host>-<process id>-<place><random>": a place has the same eight characters.
     """
-    return f"{this_process(os.getpid())}{_place()}{uuid.uuid4().hex[:12]}"
+    return f"{this_process(os.getpid())}{uuid.uuid4().hex[:12]}"
 
 
 def this_process(pid: int) -> str:
-    """Return how the names begin of the process with an id, on this machine."""
-    return f"{socket.gethostname()[:_MOST_HOST]}-{pid}-"
+    """Return how the names begin of the process with an id in this place.
+
+    Another machine may have the same name, and a container the same ids.
+    """
+    return f"{socket.gethostname()[:_MOST_HOST]}-{pid}-{_place()}"
 
 
 def has_ended(name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -23,6 +24,9 @@ from redrb.errors import ConfigError
 __all__ = ["RedrbDataBuffer", "RedrbDataSource", "put_groups"]
 
 _log = logging.getLogger("redrb")
+
+_LOOK_AGAIN_S = 1.0
+"""A put that waits for room looks again: groups also leave by other processes."""
 
 
 class RedrbDataSource(GroupDataSource):
@@ -88,7 +92,8 @@ class RedrbDataBuffer:
         async with self._putting:  # the next put counts this one, also if nobody waits for it
             async with self._taken:
                 while await asyncio.to_thread(self._job.finished.count) >= self._capacity:
-                    await self._taken.wait()
+                    with suppress(TimeoutError):  # another process may take, or clear the task
+                        await asyncio.wait_for(self._taken.wait(), _LOOK_AGAIN_S)
             finish = asyncio.to_thread(self._job.generation.finish, [(prompts, packed)])
             await _to_its_end(finish)
 

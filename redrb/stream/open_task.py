@@ -55,6 +55,7 @@ from redrb.stream.task.stored_settings import (
     settings_of_partitions,
 )
 from redrb.weights.wire.calls import Advance
+from redrb.words import counted
 
 T = TypeVar("T")
 
@@ -130,11 +131,11 @@ class OpenTask:
         refused = sum(each.refused for each in settled)
         if refused:
             _log.warning(
-                "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
+                "task %r: %s that a checkpoint has trained cannot be acknowledged, because "
                 "the task was created anew since, or has another number of partitions: their ids "
                 "may be those of other groups now",
                 self.task,
-                refused,
+                counted(refused, "group"),
             )
         return sum(each.acknowledged for each in settled)
 
@@ -321,6 +322,8 @@ class OpenTask:
             sorted(range(count), key=lambda number: stored.get(number, 0), reverse=True),
             lambda each: self._partitions[each].task.configure(divided(changes, each, count)),
         )
+        if changes.keys() & {"max_staleness", "max_token_staleness"}:
+            self._partitions[0].task.log_unbounded()
         return self.settings()
 
     def _stored(self, number: int) -> int:

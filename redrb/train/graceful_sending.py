@@ -12,6 +12,7 @@ from redrb.connection.stop import Stop
 from redrb.errors import SendFailed
 from redrb.stream import Admission
 from redrb.stream.sending import ExperienceSender, GroupedRows
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -69,7 +70,8 @@ class GracefulSender:
             groups = lost + (failure.unsent + failure.dropped if failure else 0)
             cause = failure.__cause__ if failure else None
             why = _NO_ROOM if cause is None else f"which could not be put: {cause}"
-            _log.warning("maker %r ends: %d groups are given up, %s", name, groups, why)
+            given_up = counted(groups, "group", "are")
+            _log.warning("maker %r ends: %s given up, %s", name, given_up, why)
         if failure is not None and (failure.dropped or not self._gave_up):
             raise failure
 
@@ -84,7 +86,9 @@ class GracefulSender:
             self._gave_up = bool(self.stop)
             if last is not failure:
                 failure.dropped += last.dropped
-                failure.add_note(f"{in_hand} groups made last are given up as well: {last}")
+                failure.add_note(
+                    f"{counted(in_hand, 'group')} made last and given up as well: {last}"
+                )
         if failure.dropped or not self.stop:
             raise failure
 

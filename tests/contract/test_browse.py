@@ -304,7 +304,7 @@ def test_groups_that_are_skipped_or_gone_are_counted(
     stream.take(301, timeout=0).ack()
     (page,) = until(follower, lambda page: bool(page.groups))
     assert [view.id for view in page.groups] == [302]
-    assert page.notes[0].startswith("1 groups are not shown")
+    assert page.notes[0].startswith("1 group is not shown")
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)

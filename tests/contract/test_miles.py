@@ -89,6 +89,21 @@ def start(args):
         trainer.source.close()
 
 
+def test_a_put_goes_on_when_another_process_takes(start):
+    trainer = start(async_data_buffer_capacity_factor=1.0)
+
+    async def run():
+        await trainer.make(2)  # full
+        waiting = [asyncio.create_task(trainer.make(1)) for _ in range(2)]
+        done, _ = await asyncio.wait(waiting, timeout=0.2)
+        assert not done
+        trainer.job.finished.take(2, timeout=2).ack()  # no `get` of this process
+        await asyncio.wait_for(asyncio.gather(*waiting), 20)
+        assert await trainer.rollout()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("resumed", [-1, 0, 1])
 def test_groups_are_acknowledged_by_the_save_of_their_rollout(start, resumed):
     trainer = start()

@@ -197,11 +197,11 @@ def test_a_checkpoint_acknowledges_no_groups_that_were_put_after_a_loss(open_str
     maker.put_many([[numbered(number)] for number in range(3)])
     resumed = open_stream()
     assert resumed.settle(trained, incarnation=incarnation) == 0
-    assert "3 groups that a checkpoint has trained are not acknowledged" in caplog.text
+    assert "3 groups that a checkpoint has trained cannot be acknowledged" in caplog.text
     caplog.clear()
     of_partitions = f"{incarnation}.{incarnation}"  # the task had two when the checkpoint was made
     assert resumed.settle(trained, incarnation=of_partitions) == 0
-    assert "3 groups that a checkpoint has trained are not acknowledged" in caplog.text
+    assert "3 groups that a checkpoint has trained cannot be acknowledged" in caplog.text
     assert "or has another number of partitions" in caplog.text
     with pytest.raises(ConfigError, match="id='1'"):
         resumed.settle({"1": 1}, incarnation=incarnation)
@@ -235,7 +235,7 @@ def test_a_restored_task_settles_the_groups_of_its_file_and_no_later_ones(
         stream.put(numbered(7))  # it gets the id of the group that was put after the save
     caplog.clear()
     assert stream.settle(trained[first], incarnation=first) == 3
-    assert "1 groups that a checkpoint has trained are not acknowledged" in caplog.text
+    assert "1 group that a checkpoint has trained cannot be acknowledged" in caplog.text
     with stream.take(2, timeout=0) as lease:
         assert lease.batch().reward.tolist() == [7.0, 7.0]
 

@@ -128,7 +128,7 @@ def test_a_timeout_has_the_time_it_waited(stream):
     with pytest.raises(BatchTimeout) as caught:
         stream.take(1, timeout=0.15)
     assert 0.15 <= caught.value.waited_s < 9
-    assert "0 of 1 groups" in str(caught.value)
+    assert "0 of 1 group was waiting" in str(caught.value)
     assert "'math'" in str(caught.value)
 
 

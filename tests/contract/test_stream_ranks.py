@@ -427,7 +427,7 @@ def test_ranks_and_other_takes_do_not_share_a_consumer_group(open_stream):
     held = other.take(1, timeout=0)
     for error in ask(ranks, 4, 0, timeout=0.1):
         assert isinstance(error, ConfigError)
-        assert "1 groups are leased" in str(error)
+        assert "1 group is leased" in str(error)
         assert "group=" in str(error)
     held.release()
     parts = leases(ranks, 4, 0)

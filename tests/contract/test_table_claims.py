@@ -154,7 +154,7 @@ def test_release_fail_and_dead_letters(open_table):
         assert deliveries < 20
     [letter] = stream.dead_letters()
     look = f"redrb dead ls {stream.task} --namespace {stream.namespace}"
-    with pytest.raises(BatchTimeout, match=f"1 are dead letters .`{look}` has the reasons"):
+    with pytest.raises(BatchTimeout, match=f"1 is in the dead letters .`{look}` has the reasons"):
         table.claim("actor", count=2, timeout=0)
     assert drain(table, "actor") != []
     stream.requeue([letter.id])

@@ -53,9 +53,11 @@ class Damage:
         key = self.prefix + key
         stored = self.client.execute("GET", key)
         assert stored
-        if how == "gone":
+        if how in ("gone", "of another type"):
             self.client.execute("DEL", key)
-        else:
+        if how == "of another type":
+            self.client.execute("LPUSH", key, "a")
+        elif how != "gone":
             new = stored[:-1] + (b"" if how == "cut" else bytes([stored[-1] ^ 1]))
             self.client.execute("SET", key, new)
         return key
@@ -91,6 +93,8 @@ WAYS: dict[str, tuple[int, Callable[[Damage], str]]] = {
         ("anchor's manifest", 1, lambda damage, how=how: damage.manifest(1, how)),
     )
 }
+WAYS["delta of another type"] = (3, lambda damage: damage.value("delta:3:0", "of another type"))
+WAYS["chunk of another type"] = (1, lambda damage: damage.value("chunk:1:2", "of another type"))
 WAYS["anchor's entry"] = (1, lambda damage: damage.entry(1))
 WAYS["delta's entry"] = (3, lambda damage: damage.entry(3))
 """The damaged version of four, of which the first is full; and what returns the damaged key."""
@@ -106,6 +110,19 @@ READERS: dict[str, Callable[[redrb.WeightSubscriber, dict[str, torch.Tensor]], o
 def findings(client: Client, namespace: str) -> list[str]:
     found = findings_of(StateReader(client, namespace).look())
     return [each.summary for each in found if each.code == "damaged-weights"]
+
+
+def test_an_old_version_that_is_damaged_asks_for_nothing(
+    client: Client, namespace: str, damage: Damage
+) -> None:
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=9, anchor_every=2)
+    kinds = [publisher.publish(weights(version)).kind for version in range(6)]
+    assert "full" in kinds[2:]
+    damage.value("delta:2:0", "flipped")
+    with pytest.raises(WeightCorrupt, match=r"no way around it: .* A later version can be loaded"):
+        redrb.WeightSubscriber(client, "actor", namespace=namespace).fetch(2)
+    assert findings(client, namespace) == []
+    assert publisher.republish() is None
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -65,7 +65,7 @@ def test_a_person_uses_it(filled: str, namespace: str) -> None:
         terminal.writes("TASK code")
         terminal.press("\x1b")
         terminal.writes("TASKS (2)")
-        terminal.press("\x1b[<0;5;6M\x1b[<0;5;6m")  # a click on the second task
+        terminal.press("\x1b[<0;5;5M\x1b[<0;5;5m")  # a click on the second task
         terminal.writes("TASK math")
         terminal.press("?")
         terminal.writes("HELP")

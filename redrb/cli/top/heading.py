@@ -13,6 +13,7 @@ from redrb.cli.output import age, size
 from redrb.cli.top.text import BAD, DIM, GOOD, HEAD, NOTE, WARN, amount, line, time_of, wrapped
 from redrb.watch.state.model import SEVERITIES, Finding, ServerState, Severity
 from redrb.watch.state.observer import View
+from redrb.words import counted
 
 STYLES: dict[Severity, str] = {"critical": BAD, "warning": WARN, "info": NOTE}
 
@@ -49,15 +50,16 @@ def finding_lines(finding: Finding, width: int | None) -> list[Text]:
 
 def command_lines(command: str, width: int) -> list[str]:
     """Return a command in lines that a shell takes for one; in one line if a word is too long."""
-    lines = [""]
-    for word in shlex.split(command):
-        word = shlex.quote(word)
-        if lines[-1] and len(lines[-1]) + 3 + len(word) > width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    if max(map(len, lines)) + 2 > width:
-        return [command]
-    return [f"{row} \\" for row in lines[:-1]] + lines[-1:]
+    words = [shlex.quote(word) for word in shlex.split(command)]
+    lines = words[:1]
+    for at, word in enumerate(words[1:], 2):
+        more = " \\" if at < len(words) else ""
+        if len(f"{lines[-1]} {word}{more}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    lines[:-1] = [f"{row} \\" for row in lines[:-1]]
+    return lines if max(map(len, lines)) <= width else [command]
 
 
 def finding_page(finding: Finding | None, width: int | None) -> list[Text]:
@@ -123,7 +125,7 @@ def _server(server: ServerState, width: int | None, *, lone: bool) -> Text:
     parts = [
         line((name if lone else f"{server.address} {name}", HEAD)),
         _memory(server.used_memory, server.maxmemory),
-        line(f"{server.clients:,} clients, {server.blocked_clients:,} wait"),
+        line(f"{counted(server.clients, 'client')}, {server.blocked_clients:,} wait"),
         line(f"{server.latency_s * 1000:.1f} ms"),
         line(f"{amount(server.commands_per_s)} commands/s"),
     ]

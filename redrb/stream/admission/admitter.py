@@ -13,6 +13,7 @@ from redrb.stream.admission.calls import Admit, AdmitReply
 from redrb.stream.admission.maker import Maker
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.words import counted
 
 HOLD_S = 3600.0
 """Default of `hold_s`."""
@@ -60,11 +61,11 @@ class Admitter:
             raise
         if reply.released:
             _log.warning(
-                "task %r: %d groups are begun beyond the bound of staleness, because nothing went "
+                "task %r: %s begun beyond the bound of staleness, because nothing went "
                 "on: takes need more groups for a version than groups_per_version says, or the "
                 "trainer does not publish",
                 self._task.name,
-                reply.released,
+                counted(reply.released, "group", "are"),
             )
         return admission
 
@@ -111,9 +112,14 @@ class Admitter:
             missing = "no process has given groups_per_version: start the trainer, or open the "
             missing += "stream with groups_per_version=, the groups that it trains for each version"
         else:
-            missing = f"{reply.held} rights are held and {reply.stored} groups are stored"
+            held, stored = (
+                counted(reply.held, "right", "are"),
+                counted(reply.stored, "group", "are"),
+            )
+            missing = f"{held} held and {stored} stored"
         name = self._task.name
-        here().log(f"task {name!r}: a maker waits for the right to begin {least} groups; {missing}")
+        groups = counted(least, "group")
+        here().log(f"task {name!r}: a maker waits for the right to begin {groups}; {missing}")
 
     def _refuse(self, reply: AdmitReply, least: int) -> None:
         """Raise the error of a request that no waiting can help."""
@@ -125,10 +131,10 @@ class Admitter:
                 "with max_staleness= and groups_per_version=, or put without admission."
             )
         if reply.outcome == "never":
+            most, never = counted(reply.most, "group"), counted(least, "right", "are")
             raise ConfigError(
-                f"task {task!r}: at most {reply.most} groups may be begun and not yet trained, so "
-                f"{least} rights are never given: ask for fewer, give least=, or raise "
-                "max_staleness or groups_per_version."
+                f"task {task!r}: at most {most} may be begun and not yet trained, so {never} never "
+                "given: ask for fewer, give least=, or raise max_staleness or groups_per_version."
             )
 
     def _timeout(self, reply: AdmitReply, least: int) -> AdmissionTimeout:

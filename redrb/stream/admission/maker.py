@@ -15,6 +15,7 @@ from redrb.stream.admission.calls import BeatMaker, GiveBack
 from redrb.stream.heartbeat import Heartbeat, Silences, do_each
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -108,7 +109,8 @@ class Maker:
                 self.lease_ms,
             )
         if pulse.taken_back:
-            _log.warning("task %r: took back %d rights to begin groups", name, pulse.taken_back)
+            taken = counted(pulse.taken_back, "right")
+            _log.warning("task %r: took back %s to begin groups", name, taken)
         self.end_dead(pulse.makers)
         if pulse.more:
             self._nudge()
@@ -124,10 +126,10 @@ class Maker:
             left = self._task.store.pages(GiveBack(holder=maker, died=True))
             if rights := sum(page.found for page in left):
                 _log.warning(
-                    "task %r: the process of maker %s has died: took back %d rights",
+                    "task %r: the process of maker %s has died: took back %s",
                     self._task.name,
                     maker,
-                    rights,
+                    counted(rights, "right"),
                 )
         return len(dead)
 

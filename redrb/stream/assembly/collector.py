@@ -41,6 +41,7 @@ from redrb.stream.put.writer import Puts
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
+from redrb.words import counted
 
 GRACE_MS = 10_000
 """Time after which another process puts a group whose parts are all there: its maker has died."""
@@ -113,9 +114,9 @@ class PartCollector:
             dropped, parts = found.dropped, found.parts
             if dropped:
                 _log.warning(
-                    "task %r: %d groups are dropped: too few of their parts came in time",
+                    "task %r: dropped %s: too few of their parts came in time",
                     self._task.name,
-                    dropped,
+                    counted(dropped, "group"),
                 )
             if parts is None:
                 return dropped > 0

@@ -42,6 +42,7 @@ from redrb.stream.task.never_full import never_full
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
+from redrb.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +228,8 @@ def _refusal(request: PartRequest, reply: RankReply) -> str:
             "group=."
         )
     return (
-        f"{reply.number} groups are leased by takes without a rank: ranks cannot share their "
-        "consumer group, use another group=."
+        f"{counted(reply.number, 'group', 'are')} leased by takes without a rank: ranks "
+        "cannot share their consumer group, use another group=."
     )
 
 

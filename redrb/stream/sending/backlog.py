@@ -16,6 +16,7 @@ from redrb.experience import BufferItem, Experience
 from redrb.experience.records import batch_size, named_tensors
 from redrb.experience.rows import select_rows, with_tensors
 from redrb.stream.put.preparer import GroupedRows, Items, as_list
+from redrb.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Backlog:
         """Keep an error, because of which groups were dropped, for the next call."""
         with self.changed:
             self._failures.append((error, dropped))
-        what = f"drops {dropped} groups" if dropped else "cannot put"
+        what = f"drops {counted(dropped, 'group')}" if dropped else "cannot put"
         _log.error("a sender %s: %s", what, error)  # in case no call follows
 
     def note_outage(self, sender: object, error: StoreError | None) -> None:
@@ -181,9 +182,9 @@ class Backlog:
             failures, self._failures = self._failures, []
         if failures:
             first, dropped = failures[0][0], sum(count for _, count in failures)
-            more = f", and {len(failures) - 1} more errors" if len(failures) > 1 else ""
+            more = f", and {counted(len(failures) - 1, 'more error')}" if len(failures) > 1 else ""
             raise SendFailed(
-                f"{dropped} groups that were sent before are given up: {first}{more}",
+                f"given up, of those sent before: {counted(dropped, 'group')}: {first}{more}",
                 dropped=dropped,
             ) from first
 
@@ -192,7 +193,7 @@ class Backlog:
         outage = next(iter(list(self._outages.values())), None)
         behind = "trainers may be behind (`redrb top --namespace NAMESPACE`)"
         why = behind if outage is None else str(outage)
-        failure = SendFailed(f"{unsent} groups {problem}: {why}", unsent=unsent)
+        failure = SendFailed(f"{counted(unsent, 'group')} {problem}: {why}", unsent=unsent)
         failure.__cause__ = outage
         return failure
 

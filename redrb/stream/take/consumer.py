@@ -23,6 +23,7 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.stream.take.in_flight import InFlightTake
@@ -286,7 +287,8 @@ class Consumer:
         if pulse.more:
             self.nudge()
         elif self._taken_over:
-            _log.warning("task %r: took %d groups over from dead consumers", name, self._taken_over)
+            taken = counted(self._taken_over, "group")
+            _log.warning("task %r: took %s over from dead consumers", name, taken)
             self._taken_over = 0
         self._end_dead(pulse)
         self._release_unread()
@@ -300,10 +302,10 @@ class Consumer:
         for name in filter(has_ended, pulse.consumers):
             if groups := self.leave(name, died=True):
                 _log.warning(
-                    "task %r: the process of consumer %s has died: took over %d groups",
+                    "task %r: the process of consumer %s has died: took over %s",
                     self._task.name,
                     name,
-                    groups,
+                    counted(groups, "group"),
                 )
         if pulse.makers and self._end_makers is not None:
             self._end_makers(pulse.makers)
@@ -314,9 +316,9 @@ class Consumer:
             returned = sum(page.found for page in self._task.store.pages(drop))
             if returned:
                 _log.warning(
-                    "task %r: %d groups of a take whose reply was lost are requeued",
+                    "task %r: requeued %s of a take whose reply was lost",
                     self._task.name,
-                    returned,
+                    counted(returned, "group"),
                 )
 
         do_each(self.given_up, requeue)
@@ -324,10 +326,9 @@ class Consumer:
     def _release_abandoned(self, lease: tuple[Slot, tuple[int, ...]]) -> None:
         slot, ids = lease
         _log.warning(
-            "task %r: a lease on %d groups was dropped without ack, release or reject; "
-            "its groups are requeued",
+            "task %r: a lease on %s was dropped without ack, release or reject, and is requeued",
             self._task.name,
-            len(ids),
+            counted(len(ids), "group"),
         )
         slot.release(ids)
 

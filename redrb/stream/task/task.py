@@ -257,11 +257,11 @@ class Task:
             )
 
     def log_unbounded(self) -> None:
-        """Log a bound of staleness that was given here, if nothing says what is current."""
+        """Log the task's bound of staleness, if nothing says what is current."""
         bounds = [
             f"{name}={bound}"
             for name in ("max_staleness", "max_token_staleness")
-            if (bound := getattr(self._settings, name)) is not None and bound < NO_BOUND
+            if (bound := getattr(self.description.staleness, name)) is not None and bound < NO_BOUND
         ]
         if bounds and not (self._versions or self.version):
             _log.warning(

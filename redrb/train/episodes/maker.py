@@ -26,6 +26,7 @@ from redrb.train.episodes.groups import (
 )
 from redrb.train.episodes.running import run_and_end
 from redrb.train.episodes.sink import Sink
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -280,7 +281,8 @@ class EpisodeMaker:
             await asyncio.wait_for(self._engine.abort(), self._drain_s)
         _, left = await asyncio.wait(self._running, timeout=self._drain_s)
         if left:
-            _log.warning("a maker ends: %d groups did not end in time and are given up", len(left))
+            groups = counted(len(left), "group")
+            _log.warning("a maker ends and gives up %s, which did not end in time", groups)
             sink.give_up()
             for task in left:
                 task.cancel()

@@ -12,6 +12,7 @@ from redrb.watch.groups.browser import Browser
 from redrb.watch.groups.choice import MOST_LOOKED
 from redrb.watch.groups.records import GroupView, Page
 from redrb.watch.groups.walk import Walk
+from redrb.words import counted
 
 NEWEST: Final = 64
 """Groups of each partition that `next` returns, at most; older ones are skipped."""
@@ -57,8 +58,8 @@ class Follower(Browser):
             views = self._read(walk, found, full=full)
         if passed > len(views):
             notes.append(
-                f"{passed - len(views):,} groups are not shown: they came faster than they are "
-                "read, or were gone before"
+                f"{counted(passed - len(views), 'group', 'are')} not shown: they came faster than "
+                "they are read, or were gone before"
             )
         return self._page(walk, views, notes)
 

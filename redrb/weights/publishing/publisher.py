@@ -210,8 +210,8 @@ class WeightPublisher(Closing):
         with new weights. It publishes what it keeps for deltas, once at most for each `publish`.
 
         Returns:
-            The version; None: no reader asks, no copy is kept (`deltas=False`), the last version is
-            an adapter, or its number was given.
+            The version; None: no reader asks, no copy is kept (`deltas=False`, or the last publish
+            failed), the last version is an adapter, or its number was given.
 
         Raises:
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.

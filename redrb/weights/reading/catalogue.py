@@ -272,8 +272,10 @@ class Pin(Entered):
         )
         try:
             with Deadline(repeat_s=0.0):
-                run(catalogue.client, catalogue.keys, Ask(self.version, key))
+                is_asked = run(catalogue.client, catalogue.keys, Ask(self.version, key))
             asked = "The publisher's next version is a full one, which can be loaded."
+            if not is_asked:
+                asked = "A later version can be loaded."
         except StoreError as error:
             asked = f"The publisher could not be asked for a full version: {error}"
         message = (

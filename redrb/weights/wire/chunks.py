@@ -266,6 +266,9 @@ def _receive(connection: Any, value: Incoming) -> None:
     try:
         length = read_into(connection, segments, value.nbytes, seen=checksum.update)
     except ResponseError as error:
+        if str(error).startswith("WRONGTYPE"):
+            problem = f"{value.key} has another type than redrb writes: {error}"
+            raise WeightCorrupt(problem, key=value.key) from error
         name_request(error, b"GET", value.key.encode())
         raise
     if length <= 0 < value.nbytes:

@@ -114,7 +114,7 @@ export function workers(task) {
     return element("p", {}, "No worker has announced itself lately. Start one: ", element("code", {}, "redrb-maker RECIPE"), ".");
   }
   const rows = table("Workers of the task", [
-    { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note" }, ` ${one.name}`)] : one.name) },
+    { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note below" }, one.name)] : one.name) },
     { name: "Role", cell: (one) => one.role },
     { name: "State", cell: (one) => element("span", { class: `life ${one.life}` },
       one.life === "live" || one.life === "ended" ? LIVES[one.life] : `${LIVES[one.life]} for ${age(one.seen_s)}`) },
@@ -126,9 +126,7 @@ export function workers(task) {
       ? `${one.weights_name} ${one.weight_version}${one.behind > 0 ? ` (${one.behind} behind)` : ""}`.trim() : "–") },
     { name: "Holds", cell: (one) => [one.leased ? plural(one.leased, "group") : "", one.rights ? plural(one.rights, "right") : ""].filter((text) => text).join(", ") },
     { name: "Figures", cell: (one) => element("span", { class: "wraps" }, Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ")) },
-    { name: "Host", cell: (one) => `${one.host} (${one.pid})` },
-    { name: "Runs for", numeric: true, cell: (one) => age(one.uptime_s) },
-    { name: "redrb", cell: (one) => one.redrb },
+    { name: "Process", cell: (one) => element("span", { class: "wraps" }, `${one.pid} on ${one.host}, for ${age(one.uptime_s)}, redrb ${one.redrb}`) },
   ], task.workers, (one) => ({ class: `worker-${one.life}` }));
   const hidden = task.workers_total - task.workers.length;
   return [rows, hidden > 0 ? element("p", { class: "note" }, `and ${count(hidden)} more`) : null];
