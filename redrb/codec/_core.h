@@ -76,9 +76,8 @@ typedef struct { uint64_t count, rank; uint32_t sizes[MAX_RANK]; } Shape; /* unu
 
 /* Load what `collect` and `encode` need, at import; -1 with an error. */
 int prepare_encoding(PyObject *errors);
-/* collect(samples, tables, names, keys, rules, types, exchange) -> (columns, sound, even, oldest version);
- *     None where
- *     a field is not plain. The names beyond the rules are those of further tensors, in the tables. */
+/* collect(samples, tables, names, keys, rules, types, exchange) -> (columns, sound, even, oldest version,
+ *     newest version); None where a field is not plain. The names beyond the rules are those of further tensors, in the tables. */
 PyObject *collect(PyObject *module, PyObject *args);
 /* encode(samples, columns, tails, tail, extras) -> (blob, whether the numbers to check are finite) */
 PyObject *encode(PyObject *module, PyObject *args);

@@ -6,7 +6,7 @@
 #include "_core.h"
 #include <structmember.h>
 
-#define INTERFACE 7 /* of these functions; Python uses a core with the same number alone */
+#define INTERFACE 8 /* of these functions; Python uses a core with the same number alone */
 
 static PyObject *DecodeError;
 

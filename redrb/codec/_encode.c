@@ -53,6 +53,23 @@ typedef struct { uint64_t any, magnitude; } Range;
         range->any |= any;                                                                    \
         range->magnitude |= magnitude;                                                        \
     }                                                                                         \
+    /* The least and the most of integers, of those from 0 to INT64_MAX. */                   \
+    FAST static void bounds_##N(const void *from, uint64_t count, bool sign, uint64_t *least, int64_t *most) { \
+        const U *at = from;                                                                   \
+        U low = (U)-1, high = 0;                                                              \
+        I top = -1;                                                                           \
+        for (uint64_t i = 0; i < count; i++) {                                                \
+            const U value = at[i];                                                            \
+            low = value < low ? value : low;                                                  \
+            high = value > high ? value : high;                                               \
+            top = (I)value > top ? (I)value : top;                                            \
+        }                                                                                     \
+        bool half = sign || N == 64; /* the upper half of the values does not count */        \
+        int64_t found = half ? (int64_t)top : (int64_t)high;                                  \
+        if (!count || found < 0) return;                                                      \
+        if (low < *least) *least = low;                                                       \
+        if (found > *most) *most = found;                                                     \
+    }                                                                                         \
     /* Copy elements; returns whether none has all bits of `exponent`. */                     \
     FAST static bool copy_##N(const U *restrict from, U *restrict to, uint64_t count, uint64_t exponent) { \
         const U bits = (U)exponent;                                                           \
@@ -176,7 +193,8 @@ typedef struct {
     Py_ssize_t samples, count;
     EncodedColumn *columns;
     Shape *shapes;
-    uint64_t shape_count, oldest; /* oldest: token version >= 0, UINT64_MAX where there is none */
+    uint64_t shape_count, oldest; /* oldest and newest: token versions >= 0; */
+    int64_t newest;               /* newest is -1 where there is none */
     uint32_t *slots, mask;        /* places of shapes by hash, counted from 1 */
     bool sound, even, is_encoded; /* even: each sample has all fields but masks */
 } Columns; /* one piece of memory with its columns, cells, shapes and slots */
@@ -191,7 +209,7 @@ static Columns *columns_new(Py_ssize_t samples, Py_ssize_t count) {
                                        cells * (sizeof(Cell) + sizeof(Shape)) + slots * sizeof(uint32_t));
     if (!all) return PyErr_NoMemory(), NULL;
     *all = (Columns){.samples = samples, .count = count, .columns = (EncodedColumn *)(all + 1),
-                     .mask = (uint32_t)slots - 1, .oldest = UINT64_MAX, .sound = true, .even = true};
+                     .mask = (uint32_t)slots - 1, .oldest = UINT64_MAX, .newest = -1, .sound = true, .even = true};
     Cell *first = (Cell *)(all->columns + count);
     all->shapes = (Shape *)(first + cells);
     all->slots = (uint32_t *)(all->shapes + cells);
@@ -339,12 +357,10 @@ static bool keeps_rule(const Rule *rule, const EncodedColumn *column, const Cell
     return true;
 }
 
-/* Note the oldest version of a sample's tokens; values below 0 stand for unknown ones. */
+/* Note the oldest and the newest version of a sample's tokens; values below 0 stand for unknown ones. */
 static void note_versions(Columns *all, const EncodedColumn *column, const Cell *cell) {
-    for (uint64_t i = 0; i < cell->count; i++) {
-        uint64_t version = value_of(cell->at, column->code, i);
-        if (version <= INT64_MAX && version < all->oldest) all->oldest = version;
-    }
+    BY_SIZE(DTYPES[column->code].size, bounds, cell->at, cell->count, DTYPES[column->code].kind == SIGNED, &all->oldest,
+            &all->newest);
 }
 
 /* Return whether elements are what DLPack says, or -1 with an error: it describes integers smaller than bytes as
@@ -455,8 +471,10 @@ PyObject *collect(PyObject *module, PyObject *args) {
         columns_free(all);
         return found ? NULL : Py_NewRef(Py_None);
     }
-    PyObject *oldest = all->oldest > INT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(all->oldest);
-    return Py_BuildValue("NOON", columns, all->sound ? Py_True : Py_False, all->even ? Py_True : Py_False, oldest);
+    PyObject *oldest = all->newest < 0 ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(all->oldest);
+    PyObject *newest = all->newest < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(all->newest);
+    return Py_BuildValue("NOONN", columns, all->sound ? Py_True : Py_False, all->even ? Py_True : Py_False, oldest,
+                         newest);
 }
 
 /* ---------------------------------------------------------------------------------------------

@@ -53,12 +53,13 @@ class Collected(NamedTuple):
 
     Attributes:
         held: The tensors whose memory the columns name.
-        oldest: The oldest version >= 0 in `token_versions`.
+        oldest, newest: The oldest and the newest version >= 0 in `token_versions`.
     """
 
     columns: object
     held: list[Tensor]
     oldest: int | None
+    newest: int | None
 
 
 class Collector:
@@ -90,7 +91,7 @@ class Collector:
         names = (*TENSOR_FIELDS, *further_names(name for row in named for name in row))
         columns: list[EncodedColumn] = []
         held: list[Tensor] = []
-        oldest: int | None = None
+        oldest = newest = None
         for name in names:
             plain = [
                 None if tensor is None else plain_memory(name, tensor)
@@ -105,7 +106,7 @@ class Collector:
                 raise dtypes_differ(name, plain)
             dtype = dtype_of(name, dtypes.pop())
             if name == "token_versions":
-                oldest = oldest_version(present)
+                oldest, newest = known_versions(present)
             cells: list[Cell | None] = []
             for tensor in plain:
                 if tensor is not None:
@@ -114,7 +115,7 @@ class Collector:
             columns.append((key_of(name), dtype.code, -1, cells, name in self._checked))
         if len(columns) > MAX_COLUMNS:
             raise EncodeError(f"{len(columns)} tensors a sample are more than {MAX_COLUMNS}.")
-        return Collected(columns, held, oldest)
+        return Collected(columns, held, oldest, newest)
 
 
 def plain_memory(name: str, tensor: Tensor) -> Tensor:
@@ -193,18 +194,21 @@ def check_shapes(columns: Sequence[EncodedColumn]) -> None:
                 check_shape(TENSOR_FIELDS[name] if isinstance(name, int) else name, cell[1])
 
 
-def oldest_version(tokens: Sequence[Tensor]) -> int | None:
-    """Return the oldest version >= 0 of tokens, or raise EncodeError where they are no integers."""
-    oldest: int | None = None
+def known_versions(tokens: Sequence[Tensor]) -> tuple[int, int] | tuple[None, None]:
+    """Return the oldest and the newest version >= 0 of tokens; None for both if there is none.
+
+    Raises:
+        EncodeError: They are no integers.
+    """
+    found: list[int] = []
     for each in tokens:
         if each.dtype.is_floating_point or each.dtype is torch.bool:
             raise EncodeError(f"token_versions is {each.dtype}: versions are integers.")
         known = each.to(torch.int64)
         known = known[known >= 0]
         if known.numel():
-            version = int(known.min())
-            oldest = version if oldest is None else min(version, oldest)
-    return oldest
+            found += (int(known.min()), int(known.max()))
+    return (min(found), max(found)) if found else (None, None)
 
 
 @lru_cache(maxsize=1024)

@@ -84,15 +84,14 @@ def decode_batch(
         raise RecordError("a batch needs at least one sample.")
     columns = _columns(layouts)
     shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
-    made = {}
+    size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
+    made = []
     for mask, marked in MARKED.items():
         described = next((name for name in marked if len(shapes.get(name, ())) > 1), "")
         if described and mask not in columns:
-            made[mask] = columns[described].lengths()
-    size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
-    size += sum(
-        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize for mask, lengths in made.items()
-    )
+            rows, longest, *_ = shapes[described]
+            made.append((mask, columns[described], longest))
+            size += rows * longest * MASK_DTYPES[mask].itemsize
     limit = batch_limit(sum(layout.nbytes for layout in layouts))
     if size > limit:
         raise RecordError(
@@ -101,8 +100,8 @@ def decode_batch(
         )
     pin = pin and torch.accelerator.is_available()
     padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
-    for mask, lengths in made.items():
-        padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
+    for mask, column, longest in made:
+        padded[mask] = column.mask(longest, side, MASK_DTYPES[mask], pin=pin)
     ragged = {name: columns[name].lengths() for name in _ragged(columns, shapes)}
     batch = assemble_experience(padded, _metadata(layouts), side, ragged)
     sizes = [layout.samples for layout in layouts]
@@ -153,6 +152,12 @@ class _Column:
         if self.alike:
             return [self.longest] * self.rows
         return [shape[0] if shape else 0 for shape in self.shapes()]
+
+    def mask(self, longest: int, side: Side, dtype: torch.dtype, *, pin: bool) -> Tensor:
+        """Return the mask of the rows' entries among `longest`."""
+        if self.alike:
+            return torch.ones(self.rows, longest, dtype=dtype, pin_memory=pin)
+        return lengths_mask(self.lengths(), longest, side, dtype, pin=pin)
 
     def shapes(self) -> list[Shape | None]:
         """Return the shape of each row's sample; None where it has none."""

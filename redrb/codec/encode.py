@@ -26,6 +26,7 @@ class EncodedGroup(NamedTuple):
         policy_version: The oldest of the samples' policy versions and of their token versions
             >= 0; None where there is none at all.
         status: The group's status, derived from its samples'.
+        newest: The newest of all these versions; None where there is none at all.
         finite: False if its values were checked, and one is nan or infinite.
     """
 
@@ -33,6 +34,7 @@ class EncodedGroup(NamedTuple):
     samples: int
     policy_version: int | None
     status: Status
+    newest: int | None = None
     finite: bool = True
 
     @property
@@ -116,7 +118,9 @@ def _encode_all(
     metadata = metadata_of_items(groups, policy_version)
     return [
         _encode(
-            collector.any(group) if found is None else Collected(found.memory, [], found.oldest),
+            collector.any(group)
+            if found is None
+            else Collected(found.memory, [], found.oldest, found.newest),
             meta,
         )
         for group, found, meta in zip(groups, plain, metadata, strict=True)
@@ -134,7 +138,9 @@ def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:
         if isinstance(columns, list):
             check_shapes(columns)
         raise
-    version, oldest = meta.policy_version, collected.oldest
-    if oldest is not None and (version is None or oldest < version):
-        version = oldest
-    return EncodedGroup(blob, meta.samples, version, meta.status, finite)
+    version, newest = meta.policy_version, meta.newest
+    if collected.oldest is not None and (version is None or collected.oldest < version):
+        version = collected.oldest
+    if collected.newest is not None and (newest is None or collected.newest > newest):
+        newest = collected.newest
+    return EncodedGroup(blob, meta.samples, version, meta.status, newest, finite)

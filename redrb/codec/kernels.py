@@ -28,13 +28,14 @@ class Columns(NamedTuple):
         sound: Whether the kernel found that the samples are as `check_groups` wants them; what it
             does not know, `check_groups` does.
         even: Whether each sample has all fields that any sample has, masks aside.
-        oldest: The oldest version >= 0 in `token_versions`.
+        oldest, newest: The oldest and the newest version >= 0 in `token_versions`.
     """
 
     memory: object
     sound: bool
     even: bool
     oldest: int | None
+    newest: int | None
 
 
 class Group(Protocol):
@@ -65,7 +66,7 @@ class Group(Protocol):
 NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
-INTERFACE: Final = 7
+INTERFACE: Final = 8
 """Number of the functions' signatures: a core that an older version compiled is not used."""
 
 

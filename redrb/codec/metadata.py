@@ -113,6 +113,7 @@ class Metadata:
 
     Attributes:
         policy_version: The oldest of the samples' policy versions.
+        newest: The newest of them.
         tails: How many elements the header has after the columns, without trailing defaults.
         tail: These elements, packed.
         extras: The packed extras; empty where no sample has any.
@@ -120,6 +121,7 @@ class Metadata:
 
     samples: int
     policy_version: int | None
+    newest: int | None
     status: Status
     tails: int
     tail: bytes
@@ -155,8 +157,8 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
     if group_id is not None:
         _checked_id(group_id)
     tail = _tail(one_or_all(versions), one_or_all(codes), group_id, _tags(tags))
-    oldest = min(known) if known else None
-    return Metadata(len(rows), oldest, status, len(tail), _packed(tail), _extras(extras))
+    oldest, newest = (min(known), max(known)) if known else (None, None)
+    return Metadata(len(rows), oldest, newest, status, len(tail), _packed(tail), _extras(extras))
 
 
 def _lone_metadata(row: Row, default: int | None) -> Metadata:
@@ -172,14 +174,16 @@ def _lone_metadata(row: Row, default: int | None) -> Metadata:
     if group_id is not None:
         _checked_id(group_id)
     tail = _tail(version, code, group_id, _tags([tags]))
-    return Metadata(1, version, STATUSES[code], len(tail), _packed(tail), _extras([extras]))
+    return Metadata(
+        1, version, version, STATUSES[code], len(tail), _packed(tail), _extras([extras])
+    )
 
 
 @lru_cache(maxsize=256)
 def _short_metadata(version: int | None, code: int, group_id: str | None) -> Metadata:
     """Return the metadata of one sample without tags and extras; few are different."""
     tail = _tail(version, code, group_id, None)
-    return Metadata(1, version, STATUSES[code], len(tail), _packed(tail), b"")
+    return Metadata(1, version, version, STATUSES[code], len(tail), _packed(tail), b"")
 
 
 def _packed(tail: tuple[Any, ...]) -> bytes:

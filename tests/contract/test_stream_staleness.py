@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from redrb.stream.task.settings import NO_BOUND
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64]
+INTEGERS += [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 PAGE = PAGES["counted_versions"]
 
 
@@ -168,8 +171,35 @@ def test_a_version_that_is_not_published_is_refused(
                     put_by(stream, how, way, newest, version)
                 assert f"'actor' that is published is {newest}" in str(caught.value)
                 assert caught.value.field == "policy_version"
+                sample = 0 if way == "of the put" or how == "put_part" else 1
+                assert (caught.value.group, caught.value.sample) == (0, sample)
+                assert f"sample {sample} of group 0 has policy_version {version}" in str(
+                    caught.value
+                )
             put_by(stream, how, way, newest, newest)
         assert stream.stats().ledger.put == 2
+
+
+def test_token_versions_of_any_integers_are_compared_with_what_is_published(
+    client: Client, namespace: str
+) -> None:
+    publisher = WeightPublisher(client, "actor", namespace=namespace)
+    for _ in range(3):
+        publisher.publish({"w": torch.zeros(3)})
+    with stream_of(client, namespace, weights="actor", checks=["versions"]) as stream:
+        for dtype in INTEGERS:
+            fine, bad = (torch.tensor(each, dtype=dtype) for each in ([2, 3], [4, 1]))
+            groups = [
+                [numbered(4 * group + place, token_versions=fine) for place in range(4)]
+                for group in range(3)
+            ]
+            groups[1][2] = replace(groups[1][2], token_versions=bad)
+            before = stream.stats().ledger.put
+            with pytest.raises(RecordError, match="sample 2 of group 1 has policy_version 4") as at:
+                stream.put_many(groups)
+            assert (at.value.group, at.value.sample, at.value.bad_groups) == (1, 2, (1,))
+            stream.put_many(groups[::2])
+            assert stream.stats().ledger.put - before == 2
 
 
 def test_a_version_counts_as_published_before_its_task_learns_of_it(

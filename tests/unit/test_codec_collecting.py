@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from redrb.codec import (
@@ -108,6 +110,34 @@ def test_malformed_samples_are_refused_as_check_groups_does(changes):
 def test_what_is_no_sample_is_refused(group):
     with pytest.raises(RecordError, match=r"redrb\.BufferItem"):
         check_and_encode_groups([group])
+
+
+INTEGERS = [dtype for dtype in BY_TORCH if not dtype.is_floating_point and dtype != torch.bool]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(INTEGERS), default=st.none() | st.integers(0, 300))
+def test_the_oldest_and_the_newest_version_are_those_of_samples_and_tokens(data, dtype, default):
+    bounds = torch.iinfo(dtype)
+    near = st.sampled_from([bounds.min, bounds.max, min(bounds.max, 2**63 - 1), 0])
+    version = near | st.integers(max(bounds.min, -3), min(bounds.max, 300))
+    tokens = data.draw(st.lists(st.none() | st.lists(version, max_size=40), min_size=1, max_size=4))
+    own = data.draw(st.lists(st.none() | st.integers(0, 300), min_size=4, max_size=4))
+    group = [
+        BufferItem(
+            None,
+            None,
+            token_versions=None if each is None else torch.tensor(each, dtype=dtype),
+            policy_version=policy,
+        )
+        for each, policy in zip(tokens, own, strict=False)
+    ]
+    policies = [default if item.policy_version is None else item.policy_version for item in group]
+    known = [each for each in policies if each is not None]
+    known += [each for row in tokens for each in row or () if 0 <= each < 2**63]
+    (found,) = encode_groups([group], policy_version=default)
+    assert found.policy_version == min(known, default=None)
+    assert found.newest == max(known, default=None)
 
 
 def test_the_version_of_the_oldest_token_counts():

@@ -33,7 +33,6 @@ from redrb.stream.put.refusals import (
     log_dropped,
     misfit_errors,
     name_row,
-    newest_version,
     unpublished_error,
 )
 from redrb.stream.task.description import TaskDescription
@@ -280,13 +279,13 @@ class Preparer:
 
     def _unpublished(self, found: _Sorted, default: int | None) -> dict[int, RecordError]:
         """Return the error for each group of weights that are not published yet, by its place."""
-        newest = [newest_version(group, default) for group in found.samples]
-        if self._task.is_published(max(newest, default=-1)):
-            return {}
+        newest = [-1 if group.newest is None else group.newest for group in found.encoded]
         task = self._task
+        if task.is_published(max(newest, default=-1)):
+            return {}
         return {
-            place: unpublished_error(version, task.newest, task.weights, place)
-            for place, version in zip(found.places, newest, strict=True)
+            place: unpublished_error(group, default, task.newest, task.weights, place)
+            for place, group, version in zip(found.places, found.samples, newest, strict=True)
             if version > task.newest
         }
 

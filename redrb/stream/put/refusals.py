@@ -12,11 +12,12 @@ from redrb.codec import (
     EncodedGroup,
     decode_items,
     difference,
+    encode_groups,
     kind_of,
     of_other_kinds,
     parse_group,
 )
-from redrb.codec.collecting import oldest_version
+from redrb.codec.collecting import known_versions
 from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import BufferItem, Status
 from redrb.experience.faults import Fault, fault_extra
@@ -61,7 +62,7 @@ def check_versions(group: Sequence[BufferItem], at: int) -> None:
         return
     for place, item in enumerate(group):
         if item.policy_version is None and (
-            item.token_versions is None or oldest_version([item.token_versions]) is None
+            item.token_versions is None or known_versions([item.token_versions])[0] is None
         ):
             raise RecordError(
                 f"sample {place} of group {at} has no policy_version, and the task has a bound of "
@@ -73,28 +74,23 @@ def check_versions(group: Sequence[BufferItem], at: int) -> None:
             )
 
 
-def newest_version(group: Sequence[BufferItem], default: int | None) -> int:
-    """Return the newest version that made tokens of a group; -1: none is known."""
-    newest = -1
-    for item in group:
-        version = default if item.policy_version is None else item.policy_version
-        newest = newest if version is None else max(newest, version)
-        if item.token_versions is not None and item.token_versions.numel():
-            newest = max(newest, int(item.token_versions.max()))
-    return newest
-
-
-def unpublished_error(version: int, newest: int, weights: str, at: int) -> RecordError:
+def unpublished_error(
+    group: Sequence[BufferItem], default: int | None, newest: int, weights: str, at: int
+) -> RecordError:
     """Return the error for a group of weights that are not published: it would expire too late."""
+    samples = encode_groups([[item] for item in group], policy_version=default)
+    versions = [-1 if sample.newest is None else sample.newest for sample in samples]
+    version = max(versions)
+    place = versions.index(version)
     return RecordError(
-        f"group {at} has policy_version {version}, and the newest version of weights {weights!r} "
-        f"that is published is {newest}: give the version of the weights that made the samples, "
-        "which is `version` of the WeightSubscriber that loaded them, or of what publish returned. "
-        "The number of an optimizer step is another one, and by it the group would not expire. Or "
-        'open the stream without the check "versions".',
+        f"sample {place} of group {at} has policy_version {version}, and the newest version of "
+        f"weights {weights!r} that is published is {newest}: give the version of the weights that "
+        "made the samples, which is `version` of the WeightSubscriber that loaded them, or of what "
+        "publish returned. The number of an optimizer step is another one, and by it the group "
+        'would not expire. Or open the stream without the check "versions".',
         field="policy_version",
         group=at,
-        sample=0,
+        sample=place,
     )
 
 
