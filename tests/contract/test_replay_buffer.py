@@ -798,7 +798,9 @@ def test_a_buffer_that_redis_has_lost_leaves_the_earlier_save(
             for _ in range(2):
                 with pytest.raises(StoreError, match="Redis has lost all tasks") as raised:
                     await buffer.save(tmp_path)
-                assert [name for name in names if repr(name) in str(raised.value)] == names[deleted:]
+                assert [name for name in names if repr(name) in str(raised.value)] == names[
+                    deleted:
+                ]
                 assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         async with ReplayBuffer(client, namespace=namespace, partitions=parts) as again:
             await again.resume(tmp_path)

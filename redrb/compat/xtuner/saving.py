@@ -10,7 +10,6 @@ from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
 from redrb.stream.saving.saving import save_tasks
 
-
 _log = logging.getLogger("redrb")
 
 
@@ -36,7 +35,8 @@ def save(tasks: Tasks, directory: Path) -> None:
                 "or, if they were deleted on purpose, save a new one."
             )
         _log.warning(
-            "tasks that Redis has lost are not in the save in %s, which replaces an earlier one: %s",
+            "tasks that Redis has lost are not in the save in %s, which replaces an earlier one: "
+            "%s",
             directory,
             listed,
         )
